@@ -166,4 +166,5 @@ def _triton_runs_on(device_type: str) -> bool:
 
 @functools.cache
 def _triton_is_installed() -> bool:
+    # looked for and not imported: only a kernel that runs needs it
     return importlib.util.find_spec("triton") is not None

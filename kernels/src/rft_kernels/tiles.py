@@ -49,7 +49,7 @@ HOPPER = (
     # few rows
     Tiles(64, 256, 64, num_warps=4, num_stages=3, programs_per_sm=1),
 )
-"""16-bit inputs on compute capability 9.0, to choose from by `triton_fused.measure`; the order is no measurement."""
+"""16-bit inputs on compute capability 9.0, to choose from by `fused_logprobs.measure`; the order is no measurement."""
 
 OLDER = Tiles(64, 128, 64, num_warps=4, num_stages=3, programs_per_sm=2)
 """16-bit inputs elsewhere: 72 KB in 3 stages."""
@@ -88,6 +88,7 @@ def default_splits(num_rows: int, vocab_size: int, tiles: Tiles, num_sms: int) -
         tiles: tiles.
         num_sms: multiprocessors of the device.
     """
+    # programs that run at the same time
     slots = num_sms * tiles.programs_per_sm
     num_row_tiles, num_vocab_tiles = num_parts(num_rows, tiles.rows), num_parts(vocab_size, tiles.vocab)
 

@@ -45,6 +45,7 @@ def forward(logits_TV: Tensor, targets_T: Tensor, temperature: float) -> tuple[T
     """
     scaled_TV = _scaled(logits_TV, temperature)
     lse_T = scaled_TV.logsumexp(dim=-1)
+    # in place only in a tensor that `_scaled` made: the caller's logits are kept for the backward pass
     log_probs_TV = scaled_TV.sub_(lse_T[:, None]) if scaled_TV is not logits_TV else scaled_TV - lse_T[:, None]
     logprobs_T = log_probs_TV.gather(-1, targets_T[:, None])[:, 0]
     entropy_T = -(log_probs_TV.exp() * _finite(log_probs_TV)).sum(dim=-1)
@@ -80,6 +81,7 @@ def backward(
         [T, V] in the type of the logits.
     """
     log_probs_TV = _scaled(logits_TV, temperature) - lse_T[:, None]
+    # `_finite` copies: what follows works in that copy, and at last in the log-probs themselves
     slope_TV = _finite(log_probs_TV).add_(entropy_T[:, None]).mul_(-grad_entropy_T[:, None])
     slope_TV.add_((grad_lse_T - grad_logprobs_T)[:, None]).mul_(log_probs_TV.exp_())
     slope_TV.scatter_add_(-1, targets_T[:, None], grad_logprobs_T[:, None])

@@ -48,6 +48,7 @@ def slab_sums(
     moment_R = (_finite(relative_RC) * mass_RC).sum(1)
     inside_R, column_R1 = _own_column(targets_R, start, logits_RC.shape[1])
     target_R = torch.where(inside_R, logits_RC.gather(1, column_R1)[:, 0], -torch.inf)
+    # after the line above, which made -inf of it: +inf must win the maximum over parts
     target_R = target_R.masked_fill(targets_R == IGNORED, torch.inf)
     return SlabSums(highest_R, mass_RC.sum(1), moment_R, target_R, best_R + start)
 
@@ -69,6 +70,7 @@ def join_sums(parts: SlabSums | list[SlabSums]) -> SlabSums:
         (parts_SR.total * shrink_SR).sum(0),
         ((parts_SR.moment + parts_SR.total * moved_SR) * shrink_SR).sum(0),
         parts_SR.target.amax(0),
+        # the lowest id of the parts that share the highest logit, in whatever order the parts come
         parts_SR.argmax.masked_fill(~unbeaten_SR, highest_id).amin(0),
     )
 
@@ -81,6 +83,7 @@ def merge_sums(parts: SlabSums | list[SlabSums]) -> RowSums:
     """
     joined = join_sums(parts)
     log_total_R = joined.total.log()
+    # not target - normalizer: of two large numbers the small difference is taken first, and keeps its digits
     logprob_R = (joined.target - joined.highest) - log_total_R
     return RowSums(
         joined.highest + log_total_R,
@@ -126,11 +129,14 @@ def slab_gradients(
     log_probs_RC = logits_RC - normalizer_R[:, None]
     slope_RC = grad_R[:, None].expand_as(logits_RC)
     if entropy_grad_R is not None:
+        # not in place: until here it is a view of one column
         slope_RC = slope_RC + entropy_grad_R[:, None] * (_finite(log_probs_RC) + entropy_R[:, None])
     gradient_RC = -log_probs_RC.exp() * slope_RC
     inside_R, column_R1 = _own_column(targets_R, start, logits_RC.shape[1])
+    # a row whose target is in another slab adds 0 to column 0
     gradient_RC.scatter_add_(1, column_R1, (grad_R.to(gradient_RC.dtype) * inside_R)[:, None])
     if softcap is not None:
+        # tanh is read back from the logit, which is c tanh / temperature, so the product is not needed again
         gradient_RC *= 1 - (logits_RC * (temperature / softcap)).square()
     gradient_RC = (gradient_RC / temperature).masked_fill((targets_R == IGNORED)[:, None], 0.0)
     return products_RC.copy_(gradient_RC)
@@ -166,6 +172,7 @@ def fused_sums(
     """
     vocab_size = weight_VD.shape[0]
     width = num_parts(vocab_size, splits or num_parts(vocab_size, _SPLIT))
+    # converted before the product, so that sums are those of the kernel: never rounded to the inputs' type
     hidden_RD = hidden_RD.to(_sum_dtype(hidden_RD))
     parts = []
     for first in range(0, vocab_size, width):

@@ -1,7 +1,7 @@
 """Triton kernel that forms products h W^T itself and keeps of them five numbers a row and part of the vocabulary.
 
 A program holds one tile of rows and goes through the vocabulary tiles of one part. A product stays in
-registers: each tile is added to the rows' running sums (`triton_tiles.join_tile`) and forgotten. Programs
+registers: each tile is added to the rows' running sums (`tile_loads.join_tile`) and forgotten. Programs
 that run at the same time share row tiles and a part, so both matrices come from the L2 cache. No sum
 crosses programs, so equal inputs give equal bits.
 
@@ -63,6 +63,7 @@ def fused_sums(
     num_tiles = num_parts(vocab_size, tiles.vocab)
     splits = splits or default_splits(max(1, num_rows), vocab_size, tiles, _num_sms(hidden_RD))
     tiles_per_split = num_parts(num_tiles, min(splits, num_tiles))
+    # counted again: with whole tiles in each, fewer parts may cover the vocabulary
     splits = num_parts(num_tiles, tiles_per_split)
     sums = empty_sums((splits, num_rows), hidden_RD.device)
     if num_rows == 0:
@@ -183,6 +184,7 @@ def _load(
         rows = first_row + tl.arange(0, ROWS)
         columns = first_column + tl.arange(0, COLUMNS)
         inside = (rows < num_rows)[:, None]
+        # the last step reaches beyond the width only where HIDDEN does not divide it
         if not WHOLE_STEPS:
             inside = inside & (columns < num_columns)[None, :]
         tile = tl.load(matrix + (rows.to(tl.int64) * row_stride)[:, None] + columns[None, :], mask=inside, other=0.0)
@@ -204,6 +206,7 @@ def _products(
         )
         if WIDEN:
             left, right = left.to(tl.float32), right.to(tl.float32)
+        # not TF32, which would round float32 inputs to 10 bits of mantissa
         products = tl.dot(left, right.T, products, input_precision="ieee")
     return products
 
@@ -268,6 +271,7 @@ def _fused_tiles(
         logits = logits_of(products, bias, softcap, inverse_temperature, HAS_SOFTCAP)
         logits = tl.where(column_inside[None, :], logits, -float("inf"))
         is_own = columns[None, :] == own_column[:, None]
+        # compared in every tile: the product is in registers alone, so it cannot be loaded afterwards
         own = tl.maximum(own, tl.max(tl.where(is_own, logits, -float("inf")), axis=1))
         highest, total, moment, best = join_tile(highest, total, moment, best, logits, columns)
     store_sums(

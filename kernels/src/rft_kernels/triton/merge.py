@@ -83,8 +83,10 @@ def _merge_rows(
         own = tl.maximum(own, tl.load(parts_target_ptr + offsets, mask=inside, other=-float("inf")))
     total = tl.zeros([ROWS], tl.float32)
     moment = tl.zeros([ROWS], tl.float32)
+    # a second pass, when the highest logit of the row is known: each part is moved to it once
     for split in range(num_splits):
         offsets = split * num_rows + rows
+        # 0 and not -inf for rows that are not there: -inf - -inf would be NaN
         part = tl.load(parts_highest_ptr + offsets, mask=inside, other=0.0)
         part_total = tl.load(parts_total_ptr + offsets, mask=inside, other=0.0)
         part_moment = tl.load(parts_moment_ptr + offsets, mask=inside, other=0.0)

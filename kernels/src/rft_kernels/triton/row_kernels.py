@@ -53,6 +53,7 @@ class _SelectedLogprobAndEntropy(torch.autograd.Function):
         logprobs_T, entropy_T, lse_T = (
             torch.empty(num_rows, dtype=torch.float32, device=logits_TV.device) for _ in range(3)
         )
+        # a grid of no programs cannot be launched
         if num_rows > 0:
             tile, kernel = _tile(vocab_size), cast(Any, _forward_row)  # a launch is no call of the function
             kernel[(num_rows,)](
@@ -140,6 +141,7 @@ def _forward_row(
     chosen = tl.load(logits_ptr + target).to(tl.float32) / temperature
     log_total = tl.log(total)
     tl.store(lse_ptr + row, largest + log_total)
+    # not chosen - lse: of two large numbers the small difference is taken first, and keeps its digits
     tl.store(logprobs_ptr + row, (chosen - largest) - log_total)
     tl.store(entropy_ptr + row, log_total - weighted / total)
 

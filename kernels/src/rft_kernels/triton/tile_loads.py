@@ -35,8 +35,8 @@ def logits_of(products, bias, softcap, inverse_temperature, HAS_SOFTCAP: tl.cons
 def own_columns(targets, start, num_columns, IGNORED: tl.constexpr):
     """int32 column of each row's target in a slab from `start` on, -1 where it does not hold it."""
     columns = targets - start
-    held = (columns >= 0) & (columns < num_columns) & (targets != IGNORED)
-    return tl.where(held, columns, -1).to(tl.int32)
+    in_slab = (columns >= 0) & (columns < num_columns) & (targets != IGNORED)
+    return tl.where(in_slab, columns, -1).to(tl.int32)
 
 
 @triton.jit

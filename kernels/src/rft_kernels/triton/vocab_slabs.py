@@ -47,6 +47,7 @@ def slab_sums(
         with torch.cuda.device_of(products_RC):
             kernel[(num_parts(num_rows, rows),)](
                 products_RC,
+                # any pointer will do without a bias: HAS_BIAS takes the loads out of the kernel
                 products_RC if bias_C is None else bias_C.contiguous(),
                 targets_R.contiguous(),
                 *sums,
@@ -86,6 +87,7 @@ def slab_gradients(
     if num_rows > 0:
         rows, tile = _tile_shape(num_rows, num_columns)
         kernel = cast(Any, _slab_gradient_tile)
+        # the second `grad_R` is only a pointer to fill the place: HAS_ENTROPY_GRAD is false then
         row_numbers = (normalizer_R, entropy_R, grad_R, grad_R if entropy_grad_R is None else entropy_grad_R)
         with torch.cuda.device_of(products_RC):
             kernel[(num_parts(num_rows, rows), num_parts(num_columns, tile))](
@@ -131,6 +133,7 @@ def _num_warps(elements: int) -> int:
     return max(1, min(8, elements // 512))
 
 
+# `start` is another one in every slab: no variant of the kernel is compiled for 1 or for multiples of 16
 @triton.jit(do_not_specialize=["start"])
 def _slab_sums_rows(
     products_ptr,
@@ -169,17 +172,20 @@ def _slab_sums_rows(
         if HAS_BIAS:
             bias = tl.load(bias_ptr + columns, mask=column_inside, other=0.0).to(tl.float32)[None, :]
         logits = logits_of(products, bias, softcap, inverse_temperature, HAS_SOFTCAP)
+        # here and not in the load above: the softcap would make -c of -inf
         logits = tl.where(inside, logits, -float("inf"))
         highest, total, moment, best = join_tile(highest, total, moment, best, logits, columns)
     targets = tl.load(targets_ptr + rows, mask=row_inside, other=IGNORED)
     own_column = own_columns(targets, start, num_columns, IGNORED)
-    held = own_column >= 0
+    in_slab = own_column >= 0
     own_bias = 0.0
     if HAS_BIAS:
-        own_bias = tl.load(bias_ptr + own_column, mask=held, other=0.0).to(tl.float32)
-    own_product = tl.load(row_ptr + own_column, mask=held, other=0.0)
+        own_bias = tl.load(bias_ptr + own_column, mask=in_slab, other=0.0).to(tl.float32)
+    # one more load a row, in place of a comparison with every column of every tile
+    own_product = tl.load(row_ptr + own_column, mask=in_slab, other=0.0)
+    # by the same function as the tile's logits, so that it is rounded alike
     own = logits_of(own_product, own_bias, softcap, inverse_temperature, HAS_SOFTCAP)
-    own = tl.where(held, own, tl.where(targets == IGNORED, float("inf"), -float("inf")))
+    own = tl.where(in_slab, own, tl.where(targets == IGNORED, float("inf"), -float("inf")))
     store_sums(
         highest_ptr,
         total_ptr,
@@ -244,6 +250,7 @@ def _slab_gradient_tile(
     own = columns[None, :] == own_columns(targets, start, num_columns, IGNORED)[:, None]
     gradient = tl.where(own, grad[:, None], 0.0) - probs * slope
     if HAS_SOFTCAP:
+        # tanh, read back from the logit in place of the product
         share = logits / (softcap * inverse_temperature)
         gradient *= 1.0 - share * share
     gradient = tl.where((targets != IGNORED)[:, None], gradient * inverse_temperature, 0.0)

@@ -39,6 +39,7 @@ def mean_interval(values: Sequence[float], *, level: float = 0.95) -> Interval:
     """
     num = len(values)
     assert num >= 1, "an interval needs at least one observation"
+    # fsum is exact, so the order of the scores does not matter
     mean = math.fsum(values) / num
     if num == 1:
         return Interval(mean, -math.inf, math.inf, num)
@@ -84,6 +85,7 @@ def wilson_interval(successes: int, num: int, *, level: float = 0.95) -> Interva
     share, shrink = successes / num, 1.0 + z * z / num
     centre = (share + z * z / (2 * num)) / shrink
     half = z / shrink * math.sqrt(share * (1 - share) / num + z * z / (4 * num * num))
+    # exact at both ends, where the formula leaves a rounding error
     low = 0.0 if successes == 0 else max(0.0, centre - half)
     high = 1.0 if successes == num else min(1.0, centre + half)
     return Interval(share, low, high, num)
@@ -109,8 +111,10 @@ def student_quantile(probability: float, degrees: int) -> float:
     if degrees > 200:
         return _student_quantile_near_normal(NormalDist().inv_cdf(probability), degrees)
     low, high = 0.0, 1.0
+    # doubled until the quantile is inside, which may be far out with one degree of freedom
     while _student_within(high, degrees) < 2 * probability - 1:
         low, high = high, 2 * high
+    # until no floating-point number lies between the two
     while (middle := (low + high) / 2) not in (low, high):
         if _student_within(middle, degrees) < 2 * probability - 1:
             low = middle

@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -41,9 +42,11 @@ def main(argv: list[str] | None = None) -> int:
     from rft_cli.diagnostics import problems
 
     as_json = problems.wants_json(words)
+    # for errors that pass all blocks below; their traceback goes into a file
     sys.excepthook = _last_resort(words, as_json=as_json)
     try:
-        code = _run(words)
+        with _lasting(words[0], for_good=argv is None):
+            code = _run(words)
         # here, so that a closed pipe raises inside this block and not at the exit
         sys.stdout.flush()
         return code
@@ -59,6 +62,15 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
 
+def _lasting(name: str, *, for_good: bool) -> AbstractContextManager[None]:
+    """A command that trains goes on without its terminal; any other ends when nobody reads what it prints."""
+    if name not in COMMANDS or not COMMANDS[name].trains:
+        return nullcontext()
+    from rft.process.detached import outliving_terminal
+
+    return outliving_terminal(for_good=for_good)
+
+
 def overview() -> str:
     """The page of `rft-train --help`."""
     lines = ["usage: rft-train COMMAND [OPTIONS]", "", "Reinforcement fine-tuning of language models.", "", "commands:"]
@@ -69,11 +81,10 @@ def overview() -> str:
 
 def _run(words: list[str]) -> int:
     name, *argv = words
-    if not name:
-        raise _unknown(name)
     command = COMMANDS.get(name)
     if command is None:
         raise _unknown(name)
+    # before torch is imported, because some of these variables are read only then
     if debug_mode.asked(argv):
         debug_mode.switch_on(os.environ)
     if command.settings and any(word in _HELP for word in argv):
@@ -84,6 +95,7 @@ def _run(words: list[str]) -> int:
     if command.settings and any(word in _PRINT_CONFIG for word in argv):
         return _print_config(command, argv)
     if command.settings:
+        # a process that starts ranks imports no torch itself
         code = _started_as_ranks(name, argv, _refuse_early(command, argv))
         if code is not None:
             return code
@@ -98,6 +110,7 @@ def _refuse_early(command: Command, argv: list[str]) -> Resolved[Any]:
     """Resolve the settings before the command's own module is imported, which takes seconds for torch."""
     from rft_cli.config.resolve import resolve
 
+    # the run stands in the place of the model; its own settings are read later
     return resolve(command.settings, ["--pretrain", *argv] if _starts_with_run(command, argv) else argv)
 
 
@@ -105,9 +118,13 @@ def _started_as_ranks(name: str, argv: list[str], resolved: Resolved[Any]) -> in
     """Return the exit code of the ranks that `--nproc` asks for; None where this process is the run or a rank."""
     if not resolved.values.get("nproc"):
         return None
+    from rft.process.detached import run_has_begun
     from rft.process.launching import spawned
 
-    return spawned(resolved, [sys.executable, "-m", "rft_cli.main", name, *argv])
+    code = spawned(resolved, [sys.executable, "-m", "rft_cli.main", name, *argv])
+    if code is not None:
+        run_has_begun()  # and has ended: a further signal must not change the exit code
+    return code
 
 
 def _starts_with_run(command: Command, argv: list[str]) -> bool:
@@ -178,6 +195,7 @@ def _unexpected(error: BaseException, words: list[str]) -> Problem:
 
     path = bundle.write(error, words)
     frames = traceback.extract_tb(error.__traceback__)
+    # the whole message is in the file
     message = str(error).partition("\n")[0]
     return Problem(
         code="program.unexpected",

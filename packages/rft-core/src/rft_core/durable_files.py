@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import math
 import os
 from collections.abc import Generator, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import Any, cast
 from rft_core.errors import StorageError
 from rft_core.fault_points import declare, fault_point
 
+_LOG = logging.getLogger(__name__)
 _APPEND = declare("run.append", "before a line is appended to a file of the run directory")
 _APPENDED = declare("run.appended", "after a line was written, before it is made durable")
 _REPLACE = declare("run.replace", "before a temporary file is written beside the file it will replace")
@@ -81,6 +83,7 @@ def replace_text(path: Path, text: str) -> None:
 
 def replace_bytes(path: Path, data: bytes) -> None:
     """Write `path` so that a reader or a crash sees the old content or the new one, never a part."""
+    # in the same folder, since a rename replaces at once within one file system only
     staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with storage_errors("write", path):
         try:
@@ -88,6 +91,7 @@ def replace_bytes(path: Path, data: bytes) -> None:
             with staged.open("wb") as stream:
                 stream.write(data)
                 stream.flush()
+                # before the rename: after a crash the name must not stand for content that is not on the disk
                 os.fsync(stream.fileno())
             fault_point(_RENAME)
             os.replace(staged, path)
@@ -183,6 +187,11 @@ class LineAppender:
             self._handle = None
 
     def _open(self) -> int:
+        if self._handle is not None and not _is_at(self._handle, self._path):
+            # what is written to a file without a name is never read again
+            _LOG.warning("%s was removed or replaced; its earlier lines are gone, and it is begun anew", self._path)
+            os.close(self._handle)
+            self._handle, self._unsynced = None, 0
         if self._handle is None:
             is_new = not self._path.exists()
             self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -193,14 +202,22 @@ class LineAppender:
         return self._handle
 
 
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
 def _cut_torn_line(handle: int, block: int = 65536) -> None:
     """Truncate to just after the last line end."""
+    # from the end on: the file may be large, and only its last line can be torn
     end = os.fstat(handle).st_size
     while end:
         start = max(0, end - block)
-        found = os.pread(handle, end - start, start).rfind(b"\n")
-        if found >= 0:
-            end = start + found + 1
+        newline = os.pread(handle, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
             break
         end = start
     os.ftruncate(handle, end)
@@ -223,6 +240,7 @@ def read_records(path: Path) -> Records:
     with storage_errors("read", path):
         raw = path.read_bytes()
     lines = raw.split(b"\n")
+    # what follows the last line end is no whole line yet
     rest = lines.pop()
     rows: list[dict[str, Any]] = []
     num_unreadable = 0
@@ -233,19 +251,6 @@ def read_records(path: Path) -> Records:
         else:
             rows.append(record)
     return Records(tuple(rows), num_unreadable, bool(rest))
-
-
-def last_record(path: Path, *, block: int = 262_144) -> dict[str, Any] | None:
-    """The last whole record, found by reading the end of the file only; None where there is none."""
-    if not path.exists():
-        return None
-    with storage_errors("read", path), path.open("rb") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        stream.seek(max(0, size - block))
-        lines = stream.read().split(b"\n")[:-1]
-    if size > block:
-        lines = lines[1:]
-    return next((record for line in reversed(lines) if (record := _decoded(line)) is not None), None)
 
 
 def _decoded(line: bytes) -> dict[str, Any] | None:

@@ -9,9 +9,10 @@ answer at once.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class ExitCode(IntEnum):
@@ -97,13 +98,24 @@ class RftError(Exception):
         bundle: str = "",
     ) -> None:
         self.problem = Problem(code=code, what=what, where=where, why=why, state=state, do=do, bundle=bundle)
+        self.problems: tuple[Problem, ...] = (self.problem,)
         super().__init__(self.problem.as_text())
+
+    @classmethod
+    def of(cls, problem: Problem) -> Self:
+        """Return the error of this class that has these fields."""
+        return cls(**asdict(problem))
 
     def with_bundle(self, path: str) -> RftError:
         """The same error, naming the diagnostics file that was written for it."""
         return type(self)(**asdict(replace(self.problem, bundle=path)))
 
+    def as_json(self) -> str:
+        """Return one JSON line with the fields of the problem and the exit code."""
+        return self.problem.as_json(int(self.exit_code))
+
     def __reduce__(self) -> tuple[object, tuple[type[RftError], dict[str, str]]]:
+        # exceptions are pickled with positional arguments, and these take keywords only
         return _rebuild, (type(self), asdict(self.problem))
 
 
@@ -115,6 +127,30 @@ class OptionsError(RftError):
     """A flag, a setting or a combination of them that cannot be used."""
 
     exit_code = ExitCode.OPTIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsRefusal:
+    """Settings that cannot be used, as the package that reads them says it.
+
+    The command line adds where each value came from; whoever calls the package itself gets `as_error`.
+    """
+
+    code: str
+    names: tuple[str, ...]
+    """The settings that are refused, or that contradict one another."""
+    why: str
+    do: str
+
+    def as_error(self, values: Mapping[str, object]) -> OptionsError:
+        """Return the error of these settings, with their values."""
+        return OptionsError(
+            code=self.code,
+            what=", ".join(f"{name} = {values[name]}" for name in self.names),
+            where=", ".join(f"--{name}" for name in self.names),
+            why=self.why,
+            do=self.do,
+        )
 
 
 class PreflightError(RftError):

@@ -32,6 +32,7 @@ def derive_key(seed: int, purpose: str, *indices: int) -> int:
 
 def threefry2x32(key_0: Tensor, key_1: Tensor, count_0: Tensor, count_1: Tensor) -> tuple[Tensor, Tensor]:
     """Threefry-2x32-20 (SC 2011, section 3.2): int64 tensors holding 32-bit words, broadcast together."""
+    # words of 32 bits in int64 with a mask, since torch has few operations on uint32
     keys = (key_0, key_1, key_0 ^ key_1 ^ _PARITY)
     x0 = (count_0 + keys[0]) & _MASK
     x1 = (count_1 + keys[1]) & _MASK
@@ -49,6 +50,7 @@ def uniforms(keys: Sequence[int] | Tensor, num: int, start: int = 0) -> Tensor:
     keys_N1 = torch.as_tensor(keys, dtype=torch.int64).reshape(-1, 1)
     counter_1P = torch.arange(start, start + num, dtype=torch.int64).reshape(1, -1)
     high, low = threefry2x32((keys_N1 >> 32) & _MASK, keys_N1 & _MASK, counter_1P >> 32, counter_1P & _MASK)
+    # 32 bits of one word and 21 of the other are the 53 that a float64 holds
     return ((high << 21) | (low >> 11)).to(torch.float64) * 2.0**-53
 
 

@@ -18,6 +18,7 @@ def nearest_names(name: str, known: Iterable[str], *, count: int = 3, cutoff: fl
     `rollout_batch_size`.
     """
     matcher = SequenceMatcher(autojunk=False)
+    # difflib keeps its tables of the second sequence: they are made once for all options
     matcher.set_seq2(_plain(name))
     ranked: list[tuple[float, int, str]] = []
     for option in known:

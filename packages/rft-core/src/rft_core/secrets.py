@@ -35,6 +35,7 @@ def scrub_command(argv: Sequence[str]) -> list[str]:
     for argument in argv:
         flag, equals, _ = argument.partition("=")
         is_secret_flag = flag.startswith("--") and _SECRET_NAME.search(flag) is not None
+        # a secret flag may stand without a value: then another flag follows
         if hide_next and not argument.startswith("--"):
             shown.append(HIDDEN)
         elif is_secret_flag and equals:

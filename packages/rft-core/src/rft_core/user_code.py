@@ -25,7 +25,7 @@ def load_module(file: str | Path, name: str, *, with_neighbours: bool = False) -
     path = Path(file)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"{path}: a name of a Python file ends in .py")
+        raise ValueError(f"{path}: the name of a Python file ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if with_neighbours:

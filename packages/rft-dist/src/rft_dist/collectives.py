@@ -128,6 +128,7 @@ class TorchCollectives:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """A new tensor on the device of `tensor`: the sum over ranks."""
+        # a copy also on the backend's own device: all_reduce writes into what it is given
         moved = self._copy(tensor)
         self._all_reduce("sum", moved, dist.ReduceOp.SUM)
         return moved.to(tensor.device)
@@ -143,6 +144,7 @@ class TorchCollectives:
         assert tensor.is_contiguous(), "an in-place sum needs a contiguous tensor"
         moved = tensor.detach().to(self._device)
         self._all_reduce("sum", moved, dist.ReduceOp.SUM)
+        # `to` copies only from another device; otherwise the sum is where it belongs already
         if moved.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(moved)
 
@@ -159,8 +161,10 @@ class TorchCollectives:
         length = torch.tensor([len(data)], dtype=torch.int64, device=self._device)
         lengths = [int(entry) for entry in torch.cat(self._all_gather(length)).tolist()]
         longest = max(lengths)
+        # every rank has the same lengths, so that all of them leave here or none
         if longest == 0:
             return [b""] * self.world_size
+        # all_gather takes tensors of one shape only
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(data)] = _bytes_to_tensor(data)
         parts = self._all_gather(padded.to(self._device))
@@ -173,6 +177,7 @@ class TorchCollectives:
         length = torch.tensor([len(own)], dtype=torch.int64, device=self._device)
         self._broadcast(length)
         size = int(length.item())
+        # every rank knows the size by now, so that none waits alone in the second broadcast
         if size == 0:
             return b""
         moved = _bytes_to_tensor(own) if self.rank == 0 else torch.empty(size, dtype=torch.uint8)
@@ -214,6 +219,7 @@ class TorchCollectives:
                 state="this step is lost; the last checkpoint is untouched",
                 do="read the first error among logs/rank_*.log, then resume from the last checkpoint",
             ) from error
+        # not in a `finally`: a call that failed stays entered, and reports name it as where this rank is
         self._activity.leave(call)
         fault_point(_AFTER[name])
 
@@ -223,6 +229,7 @@ def _first_line(error: RuntimeError) -> str:
 
 
 def _bytes_to_tensor(data: bytes) -> Tensor:
+    # a bytearray, since torch wants memory that may be written; frombuffer refuses an empty one
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 

@@ -53,5 +53,6 @@ def build_engine(kind: EngineKind, request: EngineBuildRequest) -> Any:
         PreflightError: its package is missing or of another release, or the memory holds not one sequence.
     """
     module, _, function = kind.builder.partition(":")
+    # imported only now: the packages behind the other engines may be absent
     builder: Callable[[EngineBuildRequest], Any] = getattr(importlib.import_module(module), function)
     return builder(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rft_engine.completions import EngineStats
-from rft_engine.lifecycle import EngineState, StateMachine, Transition
+from rft_engine.lifecycle import EngineState, StateMachine
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,6 @@ class EngineBase:
     def weight_version(self) -> int:
         """Version that the next completions carry; 0 until `load_weights`."""
         return self._states.weight_version
-
-    @property
-    def last_transitions(self) -> tuple[Transition, ...]:
-        """The last five requests to change the state, oldest first."""
-        return self._states.history
 
     def stats(self) -> EngineStats:
         """Figures of the last `generate`."""

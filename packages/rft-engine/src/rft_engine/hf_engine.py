@@ -153,6 +153,7 @@ class _Draws:
         assert step == len(self._drawn), f"token {step} asked for, {len(self._drawn)} were drawn"
         drawn = self._draw(logits_BV, self._uniforms_BM[:, step], step)
         self._drawn.append(drawn)
+        # a row that has ended is drawn on with the others; `completions` cuts off what comes after its end
         self._ended_B |= self._is_last(drawn) | (self._budgets_B <= step + 1)
         return drawn[0]
 
@@ -174,6 +175,7 @@ class _Draws:
         """Return the rows as records; tokens drawn after an end or beyond a budget are left out."""
         together = tuple(torch.stack(parts, dim=1) for parts in zip(*self._drawn, strict=True))
         is_last_BN = self._is_last(together)
+        # a row without a stop gets a length above every budget, so that one comparison tells "stop" from "length"
         lengths_B = torch.where(is_last_BN.any(1), is_last_BN.int().argmax(1) + 1, self._options.max_new_tokens + 1)
         stopped_B, lengths_B = lengths_B <= self._budgets_B, lengths_B.minimum(self._budgets_B)
         tokens_BN, logprobs_BN, mass_BN = (column.cpu() for column in together[:3])

@@ -98,7 +98,8 @@ class StateMachine:
             self._record(operation, self.state, "refused")
             raise ServiceError(
                 code="engine.weights.not_newer",
-                what=f"weights of version {version} offered, the engine already serves version {self.weight_version}",
+                what=f"weights of version {version} were offered, but the engine already serves version "
+                f"{self.weight_version}",
                 where="load_weights(version)",
                 why="versions increase, so that no token is labelled with weights that did not sample it",
                 state=f"the engine still serves version {self.weight_version}",
@@ -124,7 +125,7 @@ class StateMachine:
         if not self._has_weights:
             self._record(operation, self.state, "refused")
             remedy = f"load_weights({self.weight_version + 1})"
-            raise self._error(operation, "its weights were given up by sleep(level=2) and not loaded again", remedy)
+            raise self._error(operation, "its weights were dropped by sleep(level=2) and not loaded again", remedy)
 
     def _refuse_if_closed(self, operation: str) -> None:
         if self.state is EngineState.CLOSED:
@@ -133,6 +134,7 @@ class StateMachine:
 
     def _go(self, operation: str, after: EngineState) -> bool:
         changes = self.state is not after
+        # before the change: the entry has the state that was left
         self._record(operation, after, "done" if changes else "ignored")
         self.state = after
         return changes

@@ -99,7 +99,7 @@ class DecodableModel(Protocol[CacheT]):
             token_ids_PL: [P, L] int64, padded on the right with any valid id.
             lengths_P: [P] int64, tokens of each prompt without padding, at least 1.
             copies_P: sequences to be continued from each prompt, at least 1.
-            media: images of each prompt as the model's own codec made them, None where it has none; None: no
+            media: images of each prompt as the model's own tokenizer made them, None where it has none; None: no
                 prompt has any.
 
         Returns:

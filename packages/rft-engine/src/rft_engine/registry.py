@@ -118,29 +118,29 @@ _SGLANG = (  # the full list, with the places in its source: `rft_engine.sglang.
         code="engine.sglang.quantization",
         settings=("engine_fp8", "engine_type"),
         applies=lambda values: bool(values.get("engine_fp8")),
-        why="SGLang rounds matrices when it starts, and not those that are loaded after every step",
+        why="SGLang rounds matrices to 8 bits when it starts, and not those that are loaded after every step",
         remedy="--engine_type vllm",
     ),
     EngineLimit(
         code="engine.sglang.first_token_temperature",
         settings=("use_fire", "engine_type"),
-        applies=lambda values: _draws(values) and bool(values.get("use_fire")),
+        applies=lambda values: bool(values.get("use_fire")),
         why="a request of SGLang has one temperature for all its tokens",
-        remedy="--engine_type vllm",
+        remedy="no --use_fire, or --engine_type vllm",
     ),
     EngineLimit(
         code="engine.sglang.min_p",
         settings=("min_p", "engine_type"),
         applies=lambda values: _draws(values) and values["min_p"] > 0.0,
         why="SGLang's keyed draw is wrong together with min-p, by its own assertion",
-        remedy="--engine_type vllm",
+        remedy="--min_p 0, or --engine_type vllm",
     ),
     EngineLimit(
         code="engine.sglang.top_p",
         settings=("top_p", "top_k", "engine_type"),
         applies=lambda values: _draws(values) and values["top_p"] < 1.0 and values["top_k"] <= 0,
-        why="SGLang does not say how much probability top-p kept; with top-k it can be computed",
-        remedy="--top_k 256",
+        why="SGLang does not report how much probability top-p kept; with top-k it can be computed",
+        remedy="--top_k 256 beside it, or --engine_type vllm",
     ),
 )
 _COPY_SUMMARY = "in its own process, its copy of the weights verified after every update"
@@ -203,4 +203,9 @@ def limits_met(values: Values) -> list[EngineLimit]:
     """Return the limits of the chosen engine that the values of a command are beyond; none without an engine."""
     if "engine_type" not in values:
         return []
-    return [limit for limit in engine_kind(values["engine_type"]).limits if limit.applies(values)]
+    return limits_of(values["engine_type"], values)
+
+
+def limits_of(name: str, values: Values) -> list[EngineLimit]:
+    """Return the limits of the engine `name` that the values are beyond."""
+    return [limit for limit in engine_kind(name).limits if limit.applies(values)]

@@ -21,17 +21,6 @@ def check_media(prompts: Sequence[Sequence[int]], media: Sequence[object | None]
         raise refusal("engine.media", what, "every prompt has its entry, None without images", "one entry a prompt")
 
 
-def refuse_media(media: Sequence[object | None] | None, engine: str) -> None:
-    """Raise `OptionsError` where a prompt has images, for an engine that takes none."""
-    if media is not None and any(one is not None for one in media):
-        raise refusal(
-            "engine.no_images",
-            f"{sum(one is not None for one in media)} of {len(media)} prompts have images",
-            f"{engine} is given token ids only",
-            "--engine_type native",
-        )
-
-
 def check_budgets(
     sample_keys: Sequence[Sequence[int]], budgets: Sequence[Sequence[int]] | None, max_new_tokens: int
 ) -> list[int]:
@@ -71,7 +60,7 @@ def check_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, max_len
 
 def unknown_token(noun: str, subject: str, token: int, vocab_size: int) -> OptionsError:
     """Return the error for a token that the model does not have, in a prompt or in another `noun`."""
-    what = f"{subject} holds token {token}, the model knows 0 to {vocab_size - 1}"
+    what = f"{subject} contains token {token}; the model's tokens are 0 to {vocab_size - 1}"
     why, remedy = f"a {noun} consists of the model's tokens", f"encode the {noun}s with the tokenizer of this model"
     return refusal("engine.unknown_token", what, why, remedy)
 

@@ -54,6 +54,7 @@ def slowest_reason(stats: EngineStats) -> SlowestReason:
     if idle >= _SHARE and stats.tail_ratio >= LONG_TAIL:
         words = f"tail ratio {stats.tail_ratio:.1f}: most rows wait for the longest; a smaller budget, or more samples"
         return SlowestReason("tail", stats.tail_ratio, words)
+    # before idle rows: where the memory held fewer rows, more samples would only wait
     if stats.rows < stats.rows_asked:
         words = f"{stats.rows} rows of {stats.rows_asked} fit: free memory, or a smaller length"
         return SlowestReason("memory", stats.rows / stats.rows_asked, words)

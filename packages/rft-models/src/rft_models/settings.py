@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rft_core.errors import SettingsRefusal
+
 Device = Literal["auto", "cpu", "cuda"]
 CheckpointingMode = Literal["full", "selective"]
 
@@ -62,6 +64,18 @@ class ModelSettings(WeightsSettings):
 
     chunk_size: int = field(default=4096, metadata={"minimum": 1})
     """Rows (tokens) of the head computed at once by `fused_linear_logprob`."""
+
+
+def freezing_refusal(freeze_prefix: str, train_only_tokens_from: int) -> SettingsRefusal | None:
+    """Return the refusal of two ways to freeze beside each other; None where at most one is chosen."""
+    if not freeze_prefix or train_only_tokens_from < 0:
+        return None
+    return SettingsRefusal(
+        code="freezing.two_ways",
+        names=("freeze_prefix", "train_only_tokens_from"),
+        why="where only the rows of some tokens are trained, every other weight is frozen already",
+        do=f"--train_only_tokens_from {train_only_tokens_from} (and leave freeze_prefix out)",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

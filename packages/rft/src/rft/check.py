@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from rft.build.environment import enter_environment
-from rft.build.images import codec_with_images
+from rft.build.images import tokenizer_with_images
 from rft.build.rewards import check_reward
 from rft.build.rl_data import RlData, rl_data
 from rft.settings import RlSettings, SftSettings
@@ -21,7 +21,7 @@ class RlCheck:
     """Data of an RL run, as its start would read them."""
 
     settings: RlSettings
-    codec: HfTokenizer
+    tokenizer: HfTokenizer
     data: RlData
 
     @classmethod
@@ -31,12 +31,13 @@ class RlCheck:
         Raises:
             OptionsError, DataError: as the start would.
         """
-        codec = codec_with_images(settings.model, settings.images)
+        tokenizer = tokenizer_with_images(settings.model, settings.images)
         model_facts(settings.model.pretrain)
+        # before the data are rendered: its tools become part of the prompts
         with ExitStack() as opened:
-            enter_environment(settings.conversation, codec, opened)
-            data = rl_data(settings, codec, world_size)
-        return cls(settings, codec, data)
+            enter_environment(settings.conversation, tokenizer, opened)
+            data = rl_data(settings, tokenizer, world_size)
+        return cls(settings, tokenizer, data)
 
     def check_reward(self) -> None:
         """Try function and servers as the start would; no reward model's weights are loaded."""
@@ -44,14 +45,14 @@ class RlCheck:
 
     def first_prompt(self) -> list[str]:
         """Return the first prompt as the model sees it, token by token."""
-        return [self.codec.decode([token]) for token in self.data.prompts[0].token_ids]
+        return [self.tokenizer.decode([token]) for token in self.data.prompts[0].token_ids]
 
 
 @dataclass(frozen=True, slots=True)
 class SftCheck:
     """Data of a supervised run, as its start would read them."""
 
-    codec: HfTokenizer
+    tokenizer: HfTokenizer
     data: SftData
 
     @classmethod
@@ -61,11 +62,11 @@ class SftCheck:
         Raises:
             OptionsError, DataError: as the start would.
         """
-        codec = codec_with_images(settings.model, settings.images)
-        return cls(codec, sft_data(settings, codec, model_facts(settings.model.pretrain).max_positions))
+        tokenizer = tokenizer_with_images(settings.model, settings.images)
+        return cls(tokenizer, sft_data(settings, tokenizer, model_facts(settings.model.pretrain).max_positions))
 
     def first_sample(self) -> tuple[list[str], list[bool]]:
         """Return the first demonstration token by token, and which of its tokens are learned."""
         sample = self.data.samples[0]
         learned = [bool(mask) for mask in pack([sample]).loss_mask_T]
-        return [self.codec.decode([token]) for token in sample.token_ids], learned
+        return [self.tokenizer.decode([token]) for token in sample.token_ids], learned

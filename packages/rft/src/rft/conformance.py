@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rft.build.engines import choose_engine, make_engine
-from rft.build.models import codec_of
+from rft.build.models import tokenizer_of
 from rft.build.prompt_data import given_prompts, renderer_for
 from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine
@@ -79,7 +79,7 @@ class Comparison:
 
     results: list[EngineResult]
     prompts: PromptSet
-    codec: HfTokenizer
+    tokenizer: HfTokenizer
     policy: CausalPolicy
 
     @property
@@ -172,6 +172,7 @@ def compare(
     for name in names:
         result = _one(name, ways, native, refuse, start, measure)
         results.append(result)
+        # engines that come later are compared with its samples, token by token
         if name == REFERENCE_ENGINE:
             native = {one.draw: one.measured.samples for one in result.draws if one.measured is not None}
     return results
@@ -193,10 +194,12 @@ def _one(
     try:
         engine = start(name)
         try:
+            # in the way that training updates it, whatever it read from the directory at its start
             engine.load_weights(1)
             for draw in ways:
                 results.append(_drawn(engine, draw, native.get(draw), measure))
         finally:
+            # before the next engine starts: two at once may not fit
             engine.close()
     except RftError as error:
         return EngineResult(name, "failed", tuple(results), error.problem)
@@ -243,6 +246,7 @@ def next_token_logits(policy: CausalPolicy) -> NextTokenLogits:
 
     def chunks(tokens: PackedTokens) -> Iterable[Tensor]:
         hidden_TD = policy.hidden_states(tokens)
+        # a row of hidden states predicts the token after it
         for rows_R in torch.split(tokens.targets_T.nonzero()[:, 0] - 1, _ROWS_OF_LOGITS):
             yield policy.head.logits(hidden_TD[rows_R])
 
@@ -294,13 +298,13 @@ def compare_engines(settings: ConformanceSettings, machine: Machine, show_status
         OptionsError: several processes, prompts that leave no room for a completion, or no prompts.
     """
     _refuse_ranks(machine)
-    codec = codec_of(settings.model)
-    prompts = _prompts(settings, codec)
+    tokenizer = tokenizer_of(settings.model)
+    prompts = _prompts(settings, tokenizer)
     policy = load_policy(
-        settings.model.pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device, codec=codec
+        settings.model.pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device, tokenizer=tokenizer
     ).eval()
-    results = _compare(settings, machine, policy, codec.eos_ids, prompts.prompts, show_status)
-    return Comparison(results, prompts, codec, policy)
+    results = _compare(settings, machine, policy, tokenizer.eos_ids, prompts.prompts, show_status)
+    return Comparison(results, prompts, tokenizer, policy)
 
 
 def _refuse_ranks(machine: Machine) -> None:
@@ -314,19 +318,19 @@ def _refuse_ranks(machine: Machine) -> None:
         )
 
 
-def _prompts(settings: ConformanceSettings, codec: HfTokenizer) -> PromptSet:
+def _prompts(settings: ConformanceSettings, tokenizer: HfTokenizer) -> PromptSet:
     """Return the prompts that are given; without any, the built-in ones."""
     data, lengths = settings.data, settings.lengths
     if data.prompt or data.prompt_data:
-        return PromptSet(given_prompts(data, codec, lengths.prompt_max_len), data.prompt_data or "--prompt")
+        return PromptSet(given_prompts(data, tokenizer, lengths.prompt_max_len), data.prompt_data or "--prompt")
     room = max(1, model_facts(settings.model.pretrain).max_positions // 2)
-    return _built_in(settings, codec, min(room, lengths.prompt_max_len))
+    return _built_in(settings, tokenizer, min(room, lengths.prompt_max_len))
 
 
-def _built_in(settings: ConformanceSettings, codec: HfTokenizer, max_tokens: int) -> PromptSet:
+def _built_in(settings: ConformanceSettings, tokenizer: HfTokenizer, max_tokens: int) -> PromptSet:
     """The built-in texts that the tokenizer can write, cut at `max_tokens`; drawn tokens where it can write none."""
     limit = settings.data.max_samples or len(BUILT_IN)
-    renderer, prompts = renderer_for(settings.data, codec), list[Prompt]()
+    renderer, prompts = renderer_for(settings.data, tokenizer), list[Prompt]()
     for number, text in enumerate(BUILT_IN):
         try:
             row = renderer.render(PromptRow(f"text:{number}", text, None, None, None, "text", number))
@@ -338,10 +342,12 @@ def _built_in(settings: ConformanceSettings, codec: HfTokenizer, max_tokens: int
             prompts.append(Prompt(row.prompt_id, row.token_ids[:max_tokens], row.text, None, "text"))
     if prompts:
         return PromptSet(prompts[:limit], "built-in texts (--prompt_data gives your own)")
-    drawn = integers(derive_key(settings.output.seed, "prompts"), _DRAWN_PROMPTS * _DRAWN_TOKENS, 0, codec.vocab_size)
+    drawn = integers(
+        derive_key(settings.output.seed, "prompts"), _DRAWN_PROMPTS * _DRAWN_TOKENS, 0, tokenizer.vocab_size
+    )
     rows = drawn.reshape(_DRAWN_PROMPTS, _DRAWN_TOKENS)[:, :max_tokens]
     ids = [tuple(int(token) for token in row) for row in rows]
-    prompts = [Prompt(f"drawn:{i}", row, codec.decode(row), None, "drawn") for i, row in enumerate(ids)]
+    prompts = [Prompt(f"drawn:{i}", row, tokenizer.decode(row), None, "drawn") for i, row in enumerate(ids)]
     return PromptSet(prompts[:limit], "drawn tokens, since the tokenizer cannot write the built-in texts")
 
 
@@ -358,9 +364,9 @@ def _compare(
     if response < 1:
         raise OptionsError(
             code="conformance.no_room",
-            what=f"the longest prompt has {longest} tokens, and the model places {longest + response}",
+            what=f"the longest prompt has {longest} tokens, and the model has {longest + response} positions",
             where="--prompt_data",
-            why="a completion needs room behind its prompt",
+            why="a completion needs room after its prompt",
             do=f"--prompt_max_len {max(1, longest + response - 1)}, with prompts that are shorter",
         )
     token_ids = [prompt.token_ids for prompt in prompts]

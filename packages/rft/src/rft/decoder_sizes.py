@@ -40,9 +40,11 @@ def model_sizes(directory: str | Path) -> tuple[DecoderSizes, list[str]]:
 
 def _sizes(config: Mapping[str, Any], kind: str, tied: bool, file: Path) -> DecoderSizes:
     width, layers, heads, vocab = (_required(config, name, file) for name in ("hidden", "layers", "heads", "vocab"))
+    # `or` in place of a default, because config.json may hold null
     head_size = int(config.get("head_dim") or width // heads)
     experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
     dense_ffn = int(config.get("intermediate_size") or config.get("n_inner") or 4 * width)
+    # qwen2 has biases on queries, keys and values, which its config.json does not mention
     qwen_bias = kind.startswith("qwen2")
     bias = bool(config.get("attention_bias", qwen_bias)) or qwen_bias
     return DecoderSizes(
@@ -51,6 +53,7 @@ def _sizes(config: Mapping[str, Any], kind: str, tied: bool, file: Path) -> Deco
         layers=layers,
         query_width=heads * head_size,
         kv_width=int(config.get("num_key_value_heads") or heads) * head_size,
+        # a mixture names the width of an expert beside that of a dense layer
         ffn=int(config.get("moe_intermediate_size") or dense_ffn) if experts else dense_ffn,
         tied=tied,
         num_experts=experts,

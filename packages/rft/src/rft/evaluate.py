@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from rft.build.engines import make_engine
 from rft.build.environment import enter_environment
-from rft.build.images import codec_with_images, row_images
+from rft.build.images import row_images, tokenizer_with_images
 from rft.build.prompt_data import as_prompts, read_held_out
 from rft.build.rewards import build_reward
 from rft.build.rl_data import response_limits
@@ -23,8 +23,9 @@ from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_models.policy.load import load_policy
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
+from rft_trainer.protocols import Collectives
 from rft_trainer.records.rollouts import Prompt, Rollout
-from rft_trainer.runs.step_report import rollout_row
+from rft_trainer.runs.step_report import gather_rows, rollout_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,10 @@ class Evaluation:
         """The 95 % interval of the mean reward, of the answers that were scored."""
         return mean_interval([reward for reward in self.result.rewards if reward is not None])
 
-    def rows(self) -> Iterator[dict[str, object]]:
-        """Yield prompt, response and reward of each rollout, as the run directory has them."""
-        for prompt, rollout in zip(self.prompts, self.rollouts, strict=True):
-            yield rollout_row(prompt, rollout)
+    def rows(self, collectives: Collectives) -> list[dict[str, object]]:
+        """Return prompt, response and reward of each rollout, those of all ranks; every rank calls it."""
+        pairs = zip(self.prompts, self.rollouts, strict=True)
+        return gather_rows(collectives, [[rollout_row(prompt, rollout)] for prompt, rollout in pairs])
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +96,9 @@ def evaluate(settings: EvalSettings, machine: Machine) -> Evaluation:
 
 
 def _evaluate(settings: EvalSettings, machine: Machine, opened: ExitStack) -> Evaluation:
-    codec = codec_with_images(settings.model, settings.images)
-    environment = enter_environment(settings.conversation, codec, opened)
-    prompts = _prompts(settings, codec)
+    tokenizer = tokenizer_with_images(settings.model, settings.images)
+    environment = enter_environment(settings.conversation, tokenizer, opened)
+    prompts = _prompts(settings, tokenizer)
     prompts = environment.opened(prompts) if environment else prompts
     policy = load_policy(
         settings.model.pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device
@@ -109,11 +110,11 @@ def _evaluate(settings: EvalSettings, machine: Machine, opened: ExitStack) -> Ev
     try:
         evaluator = Evaluator(
             engine,
-            codec,
+            tokenizer,
             reward,
             machine.collectives,
             prompts,
-            sampling=sampling_options(settings.sampling, response, codec.eos_ids),
+            sampling=sampling_options(settings.sampling, response, tokenizer.eos_ids),
             seed=settings.output.seed,
             conversations=environment.conversations(engine, longest) if environment else None,
         )
@@ -129,16 +130,17 @@ def _evaluate(settings: EvalSettings, machine: Machine, opened: ExitStack) -> Ev
             state="nothing was written",
             do="repair the reward, then the same command",
         )
+    # in the order in which the evaluator shares the prompts out
     return Evaluation(result, prompts[machine.ranks.rank :: machine.ranks.world_size], rollouts)
 
 
-def _prompts(settings: EvalSettings, codec: HfTokenizer) -> list[Prompt]:
+def _prompts(settings: EvalSettings, tokenizer: HfTokenizer) -> list[Prompt]:
     rendered = read_held_out(
         settings.data.eval_data,
         settings.data.eval_split,
         settings.data.max_eval_samples,
         settings.data,
-        codec,
+        tokenizer,
         label_key=settings.data.label_key,
         output_key=None,
         prompt_max_len=settings.sampling.prompt_max_len,

@@ -86,8 +86,8 @@ def _image(plain: Mapping[str, Any], pixel_values: Tensor) -> ImageInputs:
             code="engine.replica.image_damaged",
             what=f"an image has the digest {image.digest[:12]}, {plain['digest'][:12]} was sent",
             where=f"engine replica, {plain['path']}",
-            why="samples would be drawn after another image than the one that is trained on",
-            state="nothing was drawn of this call",
+            why="samples would be generated from another image than the one that is trained on",
+            state="nothing was generated in this call",
             do="--engine_replicas 1 --max_staleness 0: the engine in this process is given the images themselves",
         )
     return image

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rft.decoder_sizes import model_sizes
@@ -14,20 +14,12 @@ from rft.reward_kinds import REWARD_KINDS
 from rft_core.errors import OptionsError
 from rft_dist.planning.memory_estimate import GIB
 from rft_trainer.rewards.http_client import checked_url
-from rft_trainer.settings.rewards import JudgeSettings, RewardModelSettings, RewardSettings
+from rft_trainer.settings.rewards import RewardModelSettings, RewardSettings
+
+if TYPE_CHECKING:
+    from rft.settings import EvalSettings, RlSettings
 
 _NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
-
-
-class NamesRewards(Protocol):
-    """The groups of a command's settings that name rewards."""
-
-    @property
-    def reward(self) -> RewardSettings: ...
-    @property
-    def reward_models(self) -> RewardModelSettings: ...
-    @property
-    def judge(self) -> JudgeSettings: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +27,21 @@ class NamedPlace:
     """A directory or URL, and the name of its part of the reward."""
 
     name: str
-    place: str
+    location: str
 
 
-def function_name(settings: NamesRewards) -> str:
+def function_name(settings: RlSettings | EvalSettings) -> str:
     """Return the name of the reward function: the one set, else "exact", else (beside a model) none: ""."""
     others = any(kind.values(settings) for kind in REWARD_KINDS)
     return settings.reward.reward or ("" if others else "exact")
 
 
-def model_names(settings: NamesRewards) -> list[str]:
+def model_names(settings: RlSettings | EvalSettings) -> list[str]:
     """Return the names of the reward models of this process."""
     return [named.name for named in model_places(settings.reward_models)]
 
 
-def server_names(settings: NamesRewards) -> list[str]:
+def server_names(settings: RlSettings | EvalSettings) -> list[str]:
     """Return the names of the reward servers."""
     return [named.name for named in server_places(settings.reward_models)]
 
@@ -62,8 +54,8 @@ def model_places(settings: RewardModelSettings) -> list[NamedPlace]:
 def named_models(text: str) -> list[NamedPlace]:
     """The directories in the value of `reward_pretrain`."""
     return [
-        NamedPlace(name or _clean(Path(place).absolute().name), place)
-        for name, place in _entries(text, "--reward_pretrain")
+        NamedPlace(name or _clean(Path(directory).absolute().name), directory)
+        for name, directory in _entries(text, "--reward_pretrain")
     ]
 
 
@@ -75,7 +67,7 @@ def server_places(settings: RewardModelSettings) -> list[NamedPlace]:
     ]
 
 
-def heads_of(place: NamedPlace, weights: Mapping[str, float] | None) -> dict[str, float]:
+def heads_of(model: NamedPlace, weights: Mapping[str, float] | None) -> dict[str, float]:
     """The weight of each head of a reward model, read from its files without its weights.
 
     Raises:
@@ -85,16 +77,16 @@ def heads_of(place: NamedPlace, weights: Mapping[str, float] | None) -> dict[str
     from rft_models.files.directories import checked_model_directory
     from rft_models.reward_model.loading import spec_in_files
 
-    spec = spec_in_files(*checked_model_directory(place.place))
+    spec = spec_in_files(*checked_model_directory(model.location))
     if spec.weights is not None:
         return dict(zip(spec.heads, spec.weights, strict=True))
-    named = [f"{place.name}/{head}" for head in spec.heads]
+    named = [f"{model.name}/{head}" for head in spec.heads]
     if weights is None:
         raise OptionsError(
             code="reward.heads_without_weights",
-            what=f"the reward model {place.place} has the heads {', '.join(spec.heads)}",
+            what=f"the reward model {model.location} has the heads {', '.join(spec.heads)}",
             where="--reward_pretrain",
-            why="its files do not say what each counts in the reward",
+            why="its files do not state the weight of each head in the reward",
             do="--reward_weights " + ",".join(f"{part}=1" for part in named),
         )
     return {head: weights.get(part, 0.0) for head, part in zip(spec.heads, named, strict=True)}
@@ -127,7 +119,7 @@ def memory_notes(values: Mapping[str, Any]) -> list[str]:
     when = stay.get(values["reward_offload"], "for its phase, one after another")
     notes: list[str] = []
     for model in named_models(values["reward_pretrain"]):
-        size = model_sizes(model.place)[0].parameters * bytes_each / GIB
+        size = model_sizes(model.location)[0].parameters * bytes_each / GIB
         notes.append(f"reward model {model.name}: {size:.3f} GiB more on every rank, {when}")
     if values["judge_pretrain"]:
         size = model_sizes(values["judge_pretrain"])[0].parameters * bytes_each / GIB
@@ -139,6 +131,7 @@ def _entries(text: str, flag: str) -> list[tuple[str, str]]:
     """(name or "", place) of each entry."""
     entries: list[tuple[str, str]] = []
     for word in filter(None, map(str.strip, text.split(","))):
+        # a name holds neither ":" nor "/", so the "=" in a URL's query separates nothing
         match = _NAMED.fullmatch(word)
         entries.append((match[1], match[2]) if match else ("", word))
     if text and not entries:

@@ -113,6 +113,7 @@ def _report(
     if not all(map(math.isfinite, everything)):
         raise _refused("a score is not finite", "it would be a failed reward in every step")
     span = max(everything) - min(everything)
+    # the same batch again must give the same bits; a pair by itself may differ by rounding
     again = max(map(abs, (a - b for a, b in zip(_scores(scorer, pairs)[0], chosen, strict=True))))
     single = max(abs(_scores(scorer, [pair])[0][0] - score) for pair, score in zip(pairs, chosen, strict=True))
     if span == 0.0:

@@ -23,9 +23,8 @@ from rft.build.algorithm_parts import (
 )
 from rft.build.engines import choose_engine, make_engine
 from rft.build.environment import ChosenEnvironment, enter_environment, opened_data
-from rft.build.images import codec_with_images
+from rft.build.images import tokenizer_with_images
 from rft.build.lora import adapt, weights_directory
-from rft.build.models import head_chunk_size
 from rft.build.replicas import make_replicas, wants_replicas
 from rft.build.rewards import build_reward
 from rft.build.rl_data import RlData, response_limits, rl_data, step_rules
@@ -38,20 +37,19 @@ from rft.build.shared_parts import (
     make_saver,
     micro_batching,
     sampling_options,
-    trainable_policy,
 )
 from rft.checkpoints.ema_weights import averaged_evaluator
 from rft.checkpoints.initial_weights import engine_weights_directory, load_initial_weights
 from rft.checkpoints.parts import CheckpointParts, FullWeights
 from rft.checkpoints.writer import ResumePoint
 from rft.front_end import SILENT, FrontEnd
-from rft.parallel.parallelize import ParallelModel, held_dtype, is_sharded, parallelize
+from rft.parallel.parallelize import ParallelModel, held_dtype, is_sharded, parallelize, trainable_policy
 from rft.parallel.policy_weights import checkpoint_parts, engine_adapters, engine_weights, fused_policy
 from rft.parallel.shardable import ShardablePolicy
-from rft.process.launching import Preflight
+from rft.process.launching import requested_run
 from rft.process.machine import Machine, open_machine
 from rft.resolved import Resolved
-from rft.run_lifecycle import RunStart, TrainedRun, choose_path, execute, make_sinks, metadata, start, trained_run
+from rft.run_lifecycle import RunStart, TrainedRun, execute, start
 from rft.settings import RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.decoding.sampling_options import SamplingOptions
@@ -59,17 +57,16 @@ from rft_dist.strategies.registry import choose_strategy
 from rft_models.lora.adapters import BaseModelView
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_reference
+from rft_models.policy.load_for_training import head_chunk_size
 from rft_models.policy.load_on_meta import load_reference_on_meta
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.async_rollouts.scoring_threads import ThreadSafeReward
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.loops.rl import RlLoop
-from rft_trainer.metrics.sink import Sink
 from rft_trainer.protocols import Engine
 from rft_trainer.records.rollouts import RolloutGroup
 from rft_trainer.records.scores import Reward
 from rft_trainer.runs.checkpointing import Progress
-from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.scoring.advantages import AdvantageEstimator, ComputeAdvantages
@@ -83,6 +80,7 @@ from rft_trainer.update.policy_objective import PolicyObjective
 def _reference(settings: RlSettings, machine: Machine, parallel: ParallelModel[CausalPolicy]) -> LogprobScorer:
     """Make the scorer under the reference model, which is the run's start: with adapters the policy without them."""
     if parallel.model.adapters is not None:
+        # the adapters are turned off for its forward, so no second model is loaded
         started: Any = BaseModelView(parallel.model)
         return annotator(settings, machine, started, parallel.data, collective_forward=parallel.collective_forward)
     load = load_reference_on_meta if settings.strategy.meta_init else load_reference
@@ -93,6 +91,7 @@ def _reference(settings: RlSettings, machine: Machine, parallel: ParallelModel[C
         flash_attn=settings.model.flash_attn,
         head_chunk_size=head_chunk_size(settings.model),
     )
+    # on a resume as well: the reference stays the start of the run, whatever the policy has become
     load_initial_weights(policy, settings.checkpoint, show=False)
     strategy = choose_strategy(settings.strategy).reference(settings.strategy)
     reference = parallelize(ShardablePolicy(policy), strategy, None, machine)
@@ -127,41 +126,39 @@ def _updater(
 
 def build_rl(
     settings: RlSettings,
-    machine: Machine,
-    directory: RunDirectory,
-    codec: HfTokenizer,
+    started: RunStart,
+    tokenizer: HfTokenizer,
     data: RlData,
     reward: Reward,
-    sinks: Sequence[Sink],
     *,
-    metadata: dict[str, object],
-    resume_command: str,
-    restored: ResumePoint | None,
     compute_advantages: ComputeAdvantages | None = None,
     environment: ChosenEnvironment | None = None,
 ) -> RlLoop:
-    """Build the RL run, ready to start; with `restored`, exactly in the state of that checkpoint."""
+    """Build the RL run, ready to begin; where it continues from a checkpoint, exactly in that state."""
+    machine, restored = started.machine, started.restored
     record = algorithm_record(settings)
+    # the scoring thread and the evaluations of the trainer's thread share it
     reward = ThreadSafeReward(reward) if settings.async_rollouts.max_staleness else reward
     require_async_support(settings, record)  # before any model is loaded
-    policy, source = _policy(settings, machine, codec, restored)
+    policy, source = _policy(settings, machine, tokenizer, restored)
     parallel = parallelize(ShardablePolicy(policy), settings.strategy, settings.optimizer, machine, restored)
     longest_response, longest = response_limits(settings, data.longest_prompt)
     longest = environment.room(settings.model.pretrain, longest, longest_response) if environment else longest
-    engine, sleeps = _engine(settings, machine, directory, parallel, source, longest, restored)
+    # after distribution: only full parameters can be shared with an engine
+    engine, sleeps = _engine(settings, started, parallel, source, longest)
     credit = credit_assigner(settings, record, longest_response, compute_advantages)
     critic_rate = learning_rate_schedule(settings.optimizer, settings.critic.critic_learning_rate, data.num_updates)
-    critic = build_critic(settings, machine, record, codec, restored, _cutting(settings), critic_rate)
+    critic = build_critic(settings, machine, record, tokenizer, restored, _cutting(settings), critic_rate)
     progress = Progress()
     timer = machine.phase_timer(progress)
     ledger = _ledger(settings, data)
-    sampling = _sampling(settings, longest_response, codec)
-    parts = RolloutParts(engine, codec, reward, ledger, data, sampling, timer, environment, room=longest)
+    sampling = _sampling(settings, longest_response, tokenizer)
+    parts = RolloutParts(engine, tokenizer, reward, ledger, data, sampling, timer, environment, room=longest)
     rollouts = build_rollouts(settings, machine, record, policy, parts)
     saver = make_saver(
-        directory,
+        started.directory,
         settings.checkpoint,
-        metadata,
+        started.metadata(data.training.data_hash),
         _saved_weights(settings, machine, parallel, critic),
         parallel.optimizer,
         {"progress": progress, "ledger": ledger, "credit": credit, **rollouts.checkpoint_parts},
@@ -173,7 +170,9 @@ def build_rl(
     # a resumed run's engine serves the restored weights under the restored step
     if progress.step:
         source.load_weights(progress.step)
-    evaluator = make_evaluator(source, codec, reward, machine, data.held_out, longest_response, rollouts.conversations)
+    evaluator = make_evaluator(
+        source, tokenizer, reward, machine, data.held_out, longest_response, rollouts.conversations
+    )
     return RlLoop(
         ledger=ledger,
         prompts=data.prompts,
@@ -189,15 +188,15 @@ def build_rl(
         evaluator=evaluator,
         averaged=averaged_evaluator(evaluator, parallel.averages, rollouts.refresh, tells=machine.is_first),
         saver=saver,
-        reporter=_reporter(settings, machine, directory, sinks, data, progress),
+        reporter=_reporter(settings, started, data, progress),
         collectives=machine.collectives,
         rules=step_rules(settings, data, record),
         progress=progress,
         timer=timer,
-        resume_command=resume_command,
+        resume_command=started.resume_command,
         sleep_engine=sleeps,
         check_engine=rollouts.check_engine,
-        gaps=gap_watch(settings, machine, resume_command),
+        gaps=gap_watch(settings, machine, started.resume_command),
     )
 
 
@@ -219,31 +218,31 @@ def _ledger(settings: RlSettings, data: RlData) -> Ledger:
 
 
 def _policy(
-    settings: RlSettings, machine: Machine, codec: HfTokenizer, restored: ResumePoint | None
+    settings: RlSettings, machine: Machine, tokenizer: HfTokenizer, restored: ResumePoint | None
 ) -> tuple[CausalPolicy, str | Path]:
     """Return the policy, unsharded and with its adapters, and the directory from which an engine with a copy starts."""
     source = weights_directory(settings.adapter, settings.model.pretrain, restored)
-    policy = trainable_policy(settings.model, settings.strategy, source, machine, codec, settings.adapter)
+    policy = trainable_policy(settings.model, settings.strategy, source, machine, tokenizer, settings.adapter)
     if restored is None:
         load_initial_weights(policy, settings.checkpoint, show=machine.is_first)
+        # the directory alone; `_engine` asks again for the chosen engine, which may refuse
         source = engine_weights_directory(settings.checkpoint, source, shares_weights=True)
-    adapt(policy, settings.adapter, settings.model, restored, base=source, seed=settings.run.seed)
+    adapt(policy, settings.adapter, restored, base=source, seed=settings.run.seed)
     return policy, source
 
 
 def _engine(
     settings: RlSettings,
-    machine: Machine,
-    directory: RunDirectory,
+    started: RunStart,
     parallel: ParallelModel[CausalPolicy],
     source: str | Path,
     longest: int,
-    restored: ResumePoint | None,
 ) -> tuple[Engine, bool]:
     """Return the engine with the policy's weights, and True if it is put to sleep while they are trained."""
+    machine, logs = started.machine, started.directory.logs_directory
     chosen = choose_engine(settings.engine, machine.device)
     sleeps = settings.engine.enable_engine_sleep and chosen.can_sleep
-    if restored is None:
+    if started.restored is None:
         source = engine_weights_directory(settings.checkpoint, source, shares_weights=chosen.shares_weights)
     if wants_replicas(settings):
         replicas = make_replicas(
@@ -252,7 +251,7 @@ def _engine(
             parallel.model,
             source,
             longest,
-            directory.path / "logs",
+            logs,
             weights=engine_weights(parallel) or parallel.model.named_parameters,
             in_blocks=parallel.shards_weights,
             dtype=parallel.compute_dtype,
@@ -265,7 +264,7 @@ def _engine(
         source,
         longest,
         sleeps=sleeps,
-        log_path=directory.path / "logs" / f"engine-{machine.ranks.rank}.log",
+        log_path=logs / f"engine-{machine.ranks.rank}.log",
         weights=engine_weights(parallel),
         adapters=engine_adapters(parallel),
         dtype=parallel.compute_dtype,
@@ -273,18 +272,11 @@ def _engine(
     return engine, sleeps
 
 
-def _reporter(
-    settings: RlSettings,
-    machine: Machine,
-    directory: RunDirectory,
-    sinks: Sequence[Sink],
-    data: RlData,
-    progress: Progress,
-) -> Reporter:
+def _reporter(settings: RlSettings, started: RunStart, data: RlData, progress: Progress) -> Reporter:
     return Reporter(
-        directory,
-        sinks,
-        machine.collectives,
+        started.directory,
+        started.sinks,
+        started.machine.collectives,
         num_steps=data.num_steps,
         rollout_every=settings.run.rollout_log_interval if settings.run.save_trajectories else 0,
         rollouts_kept=settings.run.num_trajectories_to_save,
@@ -302,7 +294,9 @@ def gap_watch(settings: RlSettings, machine: Machine, resume_command: str) -> Mi
 
     return MismatchMonitor(
         collectives=machine.collectives,
+        # a gap is expected ahead of the trainer: its weights are newer than those that sampled
         limit=None if settings.async_rollouts.max_staleness else algorithm.max_logprob_gap or None,
+        # drawn at another temperature on purpose
         skips_first_token=settings.sampling.use_fire,
         remedy=remedy,
     )
@@ -313,9 +307,9 @@ def _cutting(settings: RlSettings) -> MicroBatching:
     return micro_batching(batch.micro_train_batch_size, batch.max_tokens_per_micro_batch, batch.packing_samples)
 
 
-def _sampling(settings: RlSettings, longest_response: int, codec: HfTokenizer) -> SamplingOptions:
+def _sampling(settings: RlSettings, longest_response: int, tokenizer: HfTokenizer) -> SamplingOptions:
     drawn = settings.sampling
-    options = sampling_options(drawn, longest_response, codec.eos_ids)
+    options = sampling_options(drawn, longest_response, tokenizer.eos_ids)
     return replace(options, first_token_temperature=drawn.first_token_temperature) if drawn.use_fire else options
 
 
@@ -328,10 +322,9 @@ class PreparedRun:
     """An RL run that is built and has not begun: nothing was written."""
 
     machine: Machine
-    codec: HfTokenizer
+    tokenizer: HfTokenizer
     data: RlData
     started: RunStart
-    sinks: Sequence[Sink]
     training: RlLoop
 
 
@@ -351,44 +344,42 @@ def prepared(
     They are code of `script`, and only that script can continue the run then.
     """
     settings = resolved.settings
-    limits, debug = settings.watch, settings.run.debug
+    request = requested_run(resolved, in_place)
     with (
         open_machine(
             settings.model.device,
-            Preflight(resolved, in_place),
-            limits,
-            debug=debug,
+            request,
+            settings.watch,
+            debug=settings.run.debug,
             command=command,
             show_error=front.show_error,
         ) as machine,
         ExitStack() as opened,
     ):
-        codec = codec_with_images(settings.model, settings.images)
-        environment = enter_environment(settings.conversation, codec, opened)
-        data = opened_data(rl_data(settings, codec, machine.ranks.world_size), environment)
-        path = in_place or choose_path(settings.checkpoint, settings.run, resolved.recipe_name or "rl", machine)
+        tokenizer = tokenizer_with_images(settings.model, settings.images)
+        # after the environment, whose tools are part of the rendered prompts
+        environment = enter_environment(settings.conversation, tokenizer, opened)
+        data = opened_data(rl_data(settings, tokenizer, machine.ranks.world_size), environment)
         if machine.is_first:
             front.show_plan(resolved, data, machine)
-        started = start(resolved, command, path, machine, in_place=in_place is not None, script=script, front=front)
-        sinks = make_sinks(started.directory, settings.run, data.num_steps, front) if machine.is_first else []
+        started = start(resolved, command, machine, data.num_steps, in_place=in_place, script=script, front=front)
+        # before the model: a reward that cannot be built costs no loading of weights
         judge = build_reward(settings, machine, function=reward)
         try:
             training = build_rl(
                 settings,
-                machine,
-                started.directory,
-                codec,
+                started,
+                tokenizer,
                 data,
                 judge,
-                sinks,
-                metadata=metadata(resolved, data.training.data_hash),
-                resume_command=started.resume_command,
-                restored=started.restored,
                 compute_advantages=compute_advantages,
                 environment=environment,
             )
-            opened.callback(training.rollouts.close)
-            yield PreparedRun(machine, codec, data, started, sinks, training)
+            try:
+                yield PreparedRun(machine, tokenizer, data, started, training)
+            finally:
+                # before the reward: rollouts that run ahead are scored until they are closed
+                training.rollouts.close()
         finally:
             judge.close()
 
@@ -405,5 +396,4 @@ def train(
     `command` is what is written into the run directory as the way to start it again.
     """
     with StopSignals() as signals, prepared(resolved, command, in_place=in_place, front=front) as ready:
-        execute(ready.training, ready.started, resolved, ready.sinks, signals, is_first=ready.machine.is_first)
-        return trained_run(ready.started, ready.machine)
+        return execute(ready.training, ready.started, signals)

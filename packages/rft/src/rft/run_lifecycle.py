@@ -6,10 +6,12 @@ import hashlib
 import logging
 import platform
 import shlex
-from collections.abc import Callable, Generator, Sequence
+import socket
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +19,7 @@ import torch
 
 from rft.checkpoints.writer import ResumePoint
 from rft.front_end import SILENT, FrontEnd
+from rft.process.detached import run_has_begun
 from rft.process.machine import Machine
 from rft.resolved import Resolved
 from rft_core.errors import CheckpointError
@@ -29,13 +32,13 @@ from rft_dist.settings import CheckpointSettings
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.metrics.sink import RunInfo, Sink
 from rft_trainer.runs.checkpointing import Saver
-from rft_trainer.runs.directory import RunDirectory
-from rft_trainer.runs.names import run_name
+from rft_trainer.runs.directory import RUN_MARKS, RunDirectory
+from rft_trainer.runs.names import RUNS, run_name
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.settings.run import RunSettings
 from rft_trainer.sinks.jsonl import JsonlSink
+from rft_trainer.sinks.trackers import requested_trackers
 
-RUNS = Path("runs")
 _LOG = logging.getLogger(__name__)
 _PACKAGES = (
     "torch",
@@ -51,84 +54,147 @@ _PACKAGES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """Start of a run: its directory, and the checkpoint that it continues from, if any."""
+    """A run whose directory is chosen and whose checkpoint, if any, is found; nothing is written before `begin`."""
 
+    resolved: Resolved[Any]
+    command: Sequence[str]
+    """What is written into the run directory as the way to start it again."""
+    machine: Machine
+    front: FrontEnd
     directory: RunDirectory
     restored: ResumePoint | None
+    """The checkpoint that the run continues from."""
+    in_place: bool
+    """Whether it is one of this very run, which goes on in its own directory."""
     resume_command: str
-    begin: Callable[[], None]
-    """Write the directory's first files, or cut it back to the checkpoint: once everything else is built."""
-    lacks_its_end: bool = False
+    sinks: Sequence[Sink]
+    """Sinks of the first rank; the others have none."""
+    lacks_its_end: bool
     """Whether the run goes on in its own directory and has not said that it finished: a kill after the last
     checkpoint leaves a run with nothing to train and no summary."""
-    goes_back: bool = False
+    goes_back: bool
     """Whether later checkpoints of this run stand beside the one that it continues from: that one is saved again
     before later records are taken away, so that it is the newest for whoever resumes next."""
 
+    def begin(self) -> None:
+        """Write the directory's first files, or cut it back to the checkpoint: once everything else is built."""
+        run_has_begun()
+        if not self.machine.is_first:
+            return
+        self.machine.forget_last_failure()
+        if self.in_place and self.restored is not None:
+            # rows after the checkpoint are done again
+            _cut_back(self.directory, self.restored.step)
+        else:
+            RunDirectory.create(
+                self.directory.path,
+                config_text=self.resolved.config_yaml,
+                command=self.command,
+                environment=environment(self.machine),
+                recipe_text=_recipe_text(self.resolved),
+                resume_command=self.resume_command,
+            )
+        self.front.run_begins(self.directory.path)
 
-def choose_path(settings: CheckpointSettings, run: RunSettings, recipe: str, machine: Machine) -> Path:
-    """The directory of the run, the same on every rank."""
-    if settings.save_path:
-        return Path(settings.save_path).expanduser()
-    name = run.run_name or run_name(recipe, under=RUNS)
-    agreed = machine.collectives.broadcast_bytes(name.encode() if machine.is_first else None)
-    return RUNS / agreed.decode()
+    def metadata(self, data_hash: str) -> dict[str, object]:
+        """Return the run's metadata, part of every checkpoint manifest."""
+        return {
+            "command": self.resolved.command,
+            "config_sha256": hashlib.sha256(self.resolved.config_yaml.encode()).hexdigest(),
+            "data_sha256": data_hash,
+            "seed": self.resolved.settings.run.seed,
+            "versions": versions(),
+        }
 
 
 def start(
     resolved: Resolved[Any],
     command: Sequence[str],
-    path: Path,
     machine: Machine,
+    num_steps: int,
     *,
-    in_place: bool = False,
+    in_place: Path | None = None,
     script: str = "",
     front: FrontEnd = SILENT,
 ) -> RunStart:
-    """Find the run's directory and the checkpoint to continue from; `begin` makes the first change on disk.
+    """Choose the run's directory, find the checkpoint to continue from, and make the sinks.
 
-    A part that cannot be built (a reward, an engine, a tracker) so fails before anything is written, and
-    the mended command starts in the same place. `in_place` continues the run at `path` from its newest
-    checkpoint. With `--load_checkpoint` a checkpoint of this very run is continued in place too; one of
-    another run starts a new directory. `script` is the program whose code is part of the run, where there is one.
+    `RunStart.begin` makes the first change on disk. A part that cannot be built (a reward, an engine, a tracker) so
+    fails before anything is written, and the mended command starts in the same place. `in_place` is the directory of
+    a run that is continued from its newest checkpoint. With `--load_checkpoint` a checkpoint of this very run is
+    continued in place too; one of another run starts a new directory. `script` is the program whose code is part of
+    the run, where there is one.
     """
     checkpoint: CheckpointSettings = resolved.settings.checkpoint
+    path = in_place or _choose_path(resolved, machine)
+    directory = RunDirectory(path, sync_every=_SYNC_EVERY)
     restored = None
-    source = path if in_place else Path(checkpoint.ckpt_path or path) if checkpoint.load_checkpoint else None
+    source = in_place or (Path(checkpoint.ckpt_path or path) if checkpoint.load_checkpoint else None)
     if source is not None:
         name = "ckpt_path" if checkpoint.ckpt_path else "load_checkpoint"
         asked_by = "rft-train resume" if in_place else f"--{name}"
         if in_place and machine.is_first:
-            _require_any(path)
+            _require_any(directory)
         restored = _find(source, asked_by=asked_by, machine=machine, origin=str(resolved.origins[name]))
-        in_place = in_place or _belongs_to(restored, path)
+    continues = in_place is not None or (restored is not None and _belongs_to(restored, path))
     resume_command = continued_by(script, path) if script else f"rft-train resume {path}"
-    directory = RunDirectory(path, sync_every=_SYNC_EVERY)
-
-    def begin() -> None:
-        if not machine.is_first:
-            return
-        machine.forget_last_failure()
-        if in_place and restored is not None:
-            # rows after the checkpoint are done again
-            _cut_back(directory, restored.step)
-        else:
-            _create(resolved, command, directory, machine, resume_command)
-        front.run_begins(path)
-
-    if machine.is_first and not in_place:
-        directory.refuse_existing(resume_command if published(directory.checkpoints_directory) else remove(path))
+    if machine.is_first and not continues:
+        refuse_existing(path, resume_command)
+    # from here on a failure leaves its files in the directory of the run
     machine.attach(path, resume_command)
+    # now, because `begin` changes the files from which these follow
+    lacks_its_end = continues and _lacks_its_end(directory, machine)
+    goes_back = continues and restored is not None and _has_later(directory, restored)
+    sinks: list[Sink] = []
+    if machine.is_first:
+        run: RunSettings = resolved.settings.run
+        sinks = [JsonlSink(directory), *front.make_sinks(run, num_steps), *requested_trackers(run)]
     return RunStart(
-        directory,
-        restored,
-        resume_command,
-        begin,
-        lacks_its_end=in_place and _lacks_its_end(directory, machine),
-        goes_back=in_place and restored is not None and _has_later(directory, restored),
+        resolved=resolved,
+        command=command,
+        machine=machine,
+        front=front,
+        directory=directory,
+        restored=restored,
+        in_place=continues,
+        resume_command=resume_command,
+        sinks=sinks,
+        lacks_its_end=lacks_its_end,
+        goes_back=goes_back,
     )
+
+
+def _choose_path(resolved: Resolved[Any], machine: Machine) -> Path:
+    """The directory of a new run, the same on every rank."""
+    if resolved.settings.checkpoint.save_path:
+        return Path(resolved.settings.checkpoint.save_path).expanduser()
+    name = resolved.settings.run.run_name or run_name(resolved.recipe_name or resolved.command, under=RUNS)
+    # a name depends on the time and on what exists, so one rank chooses it
+    agreed = machine.collectives.broadcast_bytes(name.encode() if machine.is_first else None)
+    return RUNS / agreed.decode()
+
+
+def refuse_existing(path: Path, resume_command: str | None = None) -> None:
+    """Raise `OptionsError` where `path` holds a run: it is continued, or removed where it has saved nothing.
+
+    One that is being written is `StorageError`: before its first save it looks like one that has saved nothing. One
+    with records and no checkpoint is left alone: its checkpoints may lie on a disk that is not mounted.
+    """
+    directory = RunDirectory(path)
+    if published(directory.checkpoints_directory):
+        remedy = resume_command
+    else:
+        if any((path / mark).exists() for mark in RUN_MARKS):
+            directory.refuse_live()
+        remedy = f"--save_path {shlex.quote(str(_free_name(path)))}" if directory.has_rows() else remove(path)
+    directory.refuse_existing(remedy)
+
+
+def _free_name(path: Path) -> Path:
+    """Return the first of PATH-2, PATH-3, ... that is not there."""
+    return next(free for number in count(2) if not (free := path.with_name(f"{path.name}-{number}")).exists())
 
 
 def continued_by(script: str, path: Path) -> str:
@@ -166,19 +232,6 @@ def _cut_back(directory: RunDirectory, step: int) -> None:
     _LOG.info("continuing %s from step %d%s", directory.path, step, again)
 
 
-def _create(
-    resolved: Resolved[Any], command: Sequence[str], directory: RunDirectory, machine: Machine, resume_command: str
-) -> None:
-    RunDirectory.create(
-        directory.path,
-        config_text=resolved.config_yaml,
-        command=command,
-        environment=environment(machine),
-        recipe_text=_recipe_text(resolved),
-        resume_command=resume_command,
-    )
-
-
 _SYNC_EVERY = 100
 """Rows between two fsyncs: a checkpoint syncs before it is published, and what comes after it is done again anyway."""
 
@@ -188,18 +241,30 @@ def _find(source: Path, *, asked_by: str, machine: Machine, origin: str) -> Resu
     if machine.is_first:
         resolved = resolve_checkpoint(source, asked_by=asked_by, origin=origin)
         for finding in resolved.findings:
-            _LOG.warning("passed over a damaged checkpoint: %s", finding)
+            _LOG.warning("skipped a damaged checkpoint: %s", finding)
+        # rank 0 alone may move damaged checkpoints, so the others wait for its choice
         machine.collectives.broadcast_bytes(str(resolved.checkpoint.path).encode())
         return ResumePoint(resolved.checkpoint)
     chosen = Path(machine.collectives.broadcast_bytes(None).decode())
     return ResumePoint(resolve_checkpoint(chosen, asked_by=asked_by, origin=origin).checkpoint)
 
 
-def _require_any(path: Path) -> None:
+def _require_any(directory: RunDirectory) -> None:
     """Raise `CheckpointError` where no checkpoint was saved, with the command that starts the run again."""
-    folder = RunDirectory(path).checkpoints_directory
+    path, folder = directory.path, directory.checkpoints_directory
     if published(folder) or any(folder.glob("quarantine_*")):
         return
+    directory.refuse_live()
+    if directory.has_rows():
+        raise CheckpointError(
+            code="run.checkpoints_missing",
+            what=f"{path} holds the records of a run that trained, and no checkpoint",
+            where=str(folder),
+            why="a run is continued from a checkpoint: it ended before the first was complete, or they were moved or "
+            "deleted, or their disk is not mounted",
+            state="nothing was started and nothing was changed",
+            do=_elsewhere(_first_command(path), _free_name(path)),
+        )
     raise CheckpointError(
         code="run.nothing_saved",
         what=f"{path} holds no checkpoint: the run ended before its first save",
@@ -215,23 +280,22 @@ def _first_command(path: Path) -> str:
     return file.read_text().strip() if file.is_file() else "rft-train"
 
 
+def _elsewhere(command: str, path: Path) -> str:
+    """Return the command with another directory for its run."""
+    words = shlex.split(command)
+    if "--save_path" in words[:-1]:
+        words[words.index("--save_path") + 1] = str(path)
+    else:
+        words += ["--save_path", str(path)]
+    return shlex.join(words)
+
+
 def _belongs_to(restored: ResumePoint, path: Path) -> bool:
     return restored.checkpoint.path.resolve().parent.parent == path.resolve()
 
 
 def _recipe_text(resolved: Resolved[Any]) -> str | None:
     return resolved.sources[-1].read_text() if resolved.sources else None
-
-
-def metadata(resolved: Resolved[Any], data_hash: str) -> dict[str, object]:
-    """Return the run's metadata, part of every checkpoint manifest."""
-    return {
-        "command": resolved.command,
-        "config_sha256": hashlib.sha256(resolved.config_yaml.encode()).hexdigest(),
-        "data_sha256": data_hash,
-        "seed": resolved.settings.run.seed,
-        "versions": versions(),
-    }
 
 
 def versions() -> dict[str, str]:
@@ -249,6 +313,7 @@ def environment(machine: Machine) -> dict[str, Any]:
     """Return the content of env.json: machine, versions, and the variables that have an effect."""
     return {
         "working_directory": str(Path.cwd()),
+        "host": socket.gethostname(),
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "device": machine.device,
@@ -259,29 +324,13 @@ def environment(machine: Machine) -> dict[str, Any]:
     }
 
 
-def make_sinks(directory: RunDirectory, run: RunSettings, num_steps: int, front: FrontEnd) -> list[Sink]:
-    """Return the sinks: the run directory first, then the front end's, then the trackers that were asked for."""
-    sinks: list[Sink] = [JsonlSink(directory), *front.make_sinks(run, num_steps)]
-    if run.use_wandb:
-        from rft_trainer.sinks.wandb import WandbSink
+@dataclass(frozen=True, slots=True)
+class TrainedRun:
+    """A run that has ended."""
 
-        sinks.append(
-            WandbSink(
-                project=run.use_wandb,
-                entity=run.wandb_org or None,
-                group=run.wandb_group or None,
-                run_name=run.wandb_run_name or None,
-            )
-        )
-    if run.use_tensorboard:
-        from rft_trainer.sinks.tensorboard import TensorboardSink
-
-        sinks.append(TensorboardSink(Path(run.use_tensorboard)))
-    if run.use_trackio:
-        from rft_trainer.sinks.trackio import TrackioSink
-
-        sinks.append(TrackioSink(project=run.use_trackio))
-    return sinks
+    directory: RunDirectory
+    summary: dict[str, Any] | None
+    """summary.json; None on every rank but the first."""
 
 
 class Training(Protocol):
@@ -296,30 +345,23 @@ class Training(Protocol):
     def run(self, signals: StopSignals) -> object: ...
 
 
-def execute(
-    training: Training,
-    started: RunStart,
-    resolved: Resolved[Any],
-    sinks: Sequence[Sink],
-    signals: StopSignals,
-    *,
-    is_first: bool,
-) -> None:
+def execute(training: Training, started: RunStart, signals: StopSignals) -> TrainedRun:
     """Train from the beginning of the run to its end."""
-    with running(training, started, resolved, sinks, is_first=is_first):
+    with running(training, started):
         training.run(signals)
+    directory = started.directory
+    return TrainedRun(directory, directory.read_summary() if started.machine.is_first else None)
 
 
 @contextmanager
-def running(
-    training: Training, started: RunStart, resolved: Resolved[Any], sinks: Sequence[Sink], *, is_first: bool
-) -> Generator[None]:
+def running(training: Training, started: RunStart) -> Generator[None]:
     """Begin the directory, and at the end of the block write the outcome, whatever happened in it.
 
     Only rank 0 has sinks and a summary.
     """
-    directory = started.directory
+    directory, is_first = started.directory, started.machine.is_first
     step = started.restored.step if started.restored else None
+    # a run killed between its last checkpoint and the summary goes through to write the summary
     if step is not None and training.finished and not started.lacks_its_end:
         raise nothing_left(directory.path, step)
     with directory.held() if is_first else nullcontext():
@@ -327,18 +369,20 @@ def running(
             # before `begin` removes later records: the restored checkpoint must be the newest on disk
             training.saver.save_again(episode=training.ledger.epoch)
         started.begin()
-        for sink in sinks:
-            sink.start(RunInfo(directory.path.name, directory.path, resolved.values, step))
+        for sink in started.sinks:
+            sink.start(RunInfo(directory.path.name, directory.path, started.resolved.values, step))
+        # the summary says this unless the block below comes to its end
         outcome = "interrupted"
         try:
+            # leaving it waits for the save under way, so a run is finished only with its last checkpoint
             with training.saver:
                 yield
             outcome = "finished" if training.finished else outcome
         finally:
             # before the summary: it is computed from the rows on disk
             directory.sync()
-            summary = summary_of(directory, resolved, outcome) if is_first else {}
-            for sink in sinks:
+            summary = summary_of(directory, started.resolved, outcome) if is_first else {}
+            for sink in started.sinks:
                 sink.finish(summary)
 
 
@@ -376,20 +420,6 @@ def summary_of(directory: RunDirectory, resolved: Resolved[Any], outcome: str) -
                 key.removeprefix("eval/"): value for key, value in row.items() if key.startswith("eval/")
             } | {"step": row["step"]}
     return summary
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedRun:
-    """A run that has ended."""
-
-    directory: RunDirectory
-    summary: dict[str, Any] | None
-    """summary.json; None on every rank but the first."""
-
-
-def trained_run(started: RunStart, machine: Machine) -> TrainedRun:
-    """The ended run as its first rank reads it."""
-    return TrainedRun(started.directory, started.directory.read_summary() if machine.is_first else None)
 
 
 def final_model(path: Path) -> Path:

@@ -171,8 +171,6 @@ class ConformanceSettings:
     output: ConformanceOutputSettings = field(default_factory=ConformanceOutputSettings)
 
 
-CommandSettings = RlSettings | SftSettings | EvalSettings | GenerateSettings | ConformanceSettings | BuildModelSettings
-
 COMMANDS: dict[
     str,
     type[RlSettings]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rft.build.images import codec_with_images, refuse_beside_images, row_images
+from rft.build.images import refuse_beside_images, row_images, tokenizer_with_images
 from rft.build.lora import adapt, counting, weights_directory
 from rft.build.prompt_data import PreparedPrompts, demonstrations, hold_out, read_held_out, read_training
 from rft.build.shared_parts import (
@@ -15,29 +15,26 @@ from rft.build.shared_parts import (
     make_ledger,
     make_saver,
     micro_batching,
-    trainable_policy,
 )
 from rft.checkpoints.initial_weights import engine_weights_directory, load_initial_weights
 from rft.checkpoints.writer import ResumePoint
 from rft.front_end import SILENT, FrontEnd
-from rft.parallel.parallelize import ParallelModel, parallelize
+from rft.parallel.parallelize import ParallelModel, parallelize, trainable_policy
 from rft.parallel.policy_weights import checkpoint_parts, fused_policy
 from rft.parallel.shardable import ShardablePolicy
-from rft.process.launching import Preflight
+from rft.process.launching import requested_run
 from rft.process.machine import Machine, open_machine
 from rft.resolved import Resolved
-from rft.run_lifecycle import TrainedRun, choose_path, execute, make_sinks, metadata, start, trained_run
+from rft.run_lifecycle import RunStart, TrainedRun, execute, start
 from rft.settings import SftSettings
 from rft_models.loading.context_length import model_facts
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.loops.sft import EarlyStop, SftLoop, TokenLikelihood
-from rft_trainer.metrics.sink import Sink
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.runs.best_weights import BestWeights
 from rft_trainer.runs.checkpointing import Progress
-from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.settings.sft import SftTrainingSettings
@@ -56,16 +53,16 @@ class SftData:
     mixture: Mixture
 
 
-def sft_data(settings: SftSettings, codec: HfTokenizer, max_positions: int) -> SftData:
+def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) -> SftData:
     """Read, render and count; needs a tokenizer and no weights."""
     data, chosen = settings.data, settings.training
     max_len = chosen.max_len or max_positions
-    refuse_beside_images(settings.images, settings.strategy, settings.model, codec)
+    refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer)
     images = row_images(settings.images, settings.run.seed)
     training = read_training(
-        data, data, codec, label_key=None, output_key=data.output_key, prompt_max_len=max_len, images=images
+        data, data, tokenizer, label_key=None, output_key=data.output_key, prompt_max_len=max_len, images=images
     )
-    samples, left_out = demonstrations(training.rendered, codec, max_len)
+    samples, left_out = demonstrations(training.rendered, tokenizer, max_len)
     held_out: list[TrainingSample] = []
     if data.eval_data:
         rendered = read_held_out(
@@ -73,50 +70,41 @@ def sft_data(settings: SftSettings, codec: HfTokenizer, max_positions: int) -> S
             data.eval_split,
             data.max_eval_samples,
             data,
-            codec,
+            tokenizer,
             label_key=None,
             output_key=data.output_key,
             prompt_max_len=max_len,
             images=images,
         )
-        held_out, _ = demonstrations(rendered, codec, max_len)
+        held_out, _ = demonstrations(rendered, tokenizer, max_len)
     elif data.held_out_rows:
         samples, held_out = hold_out(samples, data.held_out_rows, settings.run.seed)
     num_steps = -(-len(samples) // chosen.train_batch_size) * chosen.max_epochs
     if chosen.max_steps:
         num_steps = min(num_steps, chosen.max_steps)
+    # counted anew: rows that are too long or held out have left their sources
     mixture = training.mixture_of([sample.sample_id for sample in samples])
     return SftData(training, samples, left_out, held_out, num_steps, mixture)
 
 
-def build_sft(
-    settings: SftSettings,
-    machine: Machine,
-    directory: RunDirectory,
-    codec: HfTokenizer,
-    data: SftData,
-    sinks: Sequence[Sink],
-    *,
-    metadata: dict[str, object],
-    resume_command: str,
-    restored: ResumePoint | None,
-) -> SftLoop:
-    """Build the supervised run, ready to start; with `restored`, exactly in the state of that checkpoint."""
-    chosen = settings.training
+def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, data: SftData) -> SftLoop:
+    """Build the supervised run, ready to begin; where it continues from a checkpoint, exactly in that state."""
+    machine, restored, chosen = started.machine, started.restored, settings.training
     source = weights_directory(settings.adapter, settings.model.pretrain, restored)
-    policy = trainable_policy(settings.model, settings.strategy, source, machine, codec, settings.adapter)
+    policy = trainable_policy(settings.model, settings.strategy, source, machine, tokenizer, settings.adapter)
     if restored is None:
         load_initial_weights(policy, settings.checkpoint, show=machine.is_first)
         source = engine_weights_directory(settings.checkpoint, source, shares_weights=True)
-    adapt(policy, settings.adapter, settings.model, restored, base=source, seed=settings.run.seed)
+    # before distribution, so that adapters are parameters like any others
+    adapt(policy, settings.adapter, restored, base=source, seed=settings.run.seed)
     parallel = parallelize(ShardablePolicy(policy), settings.strategy, settings.optimizer, machine, restored)
     progress, early_stop = Progress(), EarlyStop(chosen.patience, chosen.min_improvement, chosen.target_loss)
     best = _best_weights(chosen, policy, restored)
     ledger = make_ledger(data.mixture, data.training.data_hash, len(data.samples), chosen.max_epochs, settings.run.seed)
     saver = make_saver(
-        directory,
+        started.directory,
         settings.checkpoint,
-        metadata,
+        started.metadata(data.training.data_hash),
         checkpoint_parts(parallel, machine.collectives),
         parallel.optimizer,
         {"progress": progress, "ledger": ledger, "early_stop": early_stop},
@@ -124,6 +112,7 @@ def build_sft(
         restored,
         {"best_weights": best} if best else None,
     )
+    # the dropout masks of a resumed run go on with its next update
     if policy.adapters is not None:
         policy.adapters.begin_update(progress.updates)
     return SftLoop(
@@ -136,8 +125,8 @@ def build_sft(
         engine=None,
         saver=saver,
         reporter=Reporter(
-            directory,
-            sinks,
+            started.directory,
+            started.sinks,
             machine.collectives,
             num_steps=data.num_steps,
             rollout_every=0,
@@ -156,7 +145,7 @@ def build_sft(
         max_refused_in_a_row=settings.run.max_refused_steps,
         eval_max_sequences=chosen.micro_train_batch_size,
         eval_max_tokens=chosen.max_tokens_per_micro_batch,
-        resume_command=resume_command,
+        resume_command=started.resume_command,
         device=machine.device,
         best=best,
         averages=parallel.averages,
@@ -209,35 +198,22 @@ def train(
     `command` is what is written into the run directory as the way to start it again.
     """
     settings = resolved.settings
-    limits, debug = settings.watch, settings.run.debug
+    request = requested_run(resolved, in_place)
     with (
         StopSignals() as signals,
         open_machine(
             settings.model.device,
-            Preflight(resolved, in_place),
-            limits,
-            debug=debug,
+            request,
+            settings.watch,
+            debug=settings.run.debug,
             command=command,
             show_error=front.show_error,
         ) as machine,
     ):
-        codec = codec_with_images(settings.model, settings.images)
-        data = sft_data(settings, codec, model_facts(settings.model.pretrain).max_positions)
-        path = in_place or choose_path(settings.checkpoint, settings.run, resolved.recipe_name or "sft", machine)
+        tokenizer = tokenizer_with_images(settings.model, settings.images)
+        data = sft_data(settings, tokenizer, model_facts(settings.model.pretrain).max_positions)
         if machine.is_first:
             front.show_plan(resolved, data, machine)
-        started = start(resolved, command, path, machine, in_place=in_place is not None, front=front)
-        sinks = make_sinks(started.directory, settings.run, data.num_steps, front) if machine.is_first else []
-        training = build_sft(
-            settings,
-            machine,
-            started.directory,
-            codec,
-            data,
-            sinks,
-            metadata=metadata(resolved, data.training.data_hash),
-            resume_command=started.resume_command,
-            restored=started.restored,
-        )
-        execute(training, started, resolved, sinks, signals, is_first=machine.is_first)
-        return trained_run(started, machine)
+        started = start(resolved, command, machine, data.num_steps, in_place=in_place, front=front)
+        training = build_sft(settings, started, tokenizer, data)
+        return execute(training, started, signals)

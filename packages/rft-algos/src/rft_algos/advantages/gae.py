@@ -61,6 +61,7 @@ def gae(
         observation between, rewards 0 and 1, values 0.5 and 0.8, lambd 1, turn_gamma 0.5: returns 0.5, 0, 1.
     """
     steps = _steps(token_rewards_T, values_T, loss_mask_T, segment_ids_T, gamma, turn_gamma)
+    # in place: the steps are copies, and this is the last use of both
     advantages_L = reverse_scan_(steps.deltas_L, steps.discounts_L.mul_(lambd))
     returns_L = steps.values_L.add_(advantages_L)
     return _place(steps, advantages_L, loss_mask_T), _place(steps, returns_L, loss_mask_T)
@@ -101,6 +102,7 @@ def decoupled_gae(
     if isinstance(lambd_policy, Tensor):
         assert lambd_policy.shape == loss_mask_T.shape, f"{lambd_policy.shape} lambdas, {loss_mask_T.shape} mask"
         lambd_policy = gather_loss_tokens(lambd_policy, steps.positions_L)
+    # not in place, because the deltas are needed once more for the returns
     advantages_L = reverse_scan(steps.deltas_L, steps.discounts_L * lambd_policy)
     returns_L = reverse_scan_(steps.deltas_L, steps.discounts_L.mul_(lambd_value)).add_(steps.values_L)
     return _place(steps, advantages_L, loss_mask_T), _place(steps, returns_L, loss_mask_T)
@@ -152,15 +154,18 @@ def _steps(
         same_sequence(segment_ids_T, positions_L).to(torch.float64).mul_(_gammas(positions_L, gamma, turn_gamma))
     )
     deltas_L = gather_loss_tokens(token_rewards_T, positions_L).sub_(values_L)
+    # the discount is 0 at the end of a sequence, so no value reaches the one before it
     deltas_L[:-1].addcmul_(discounts_L[:-1], values_L[1:])
     return _Steps(positions_L, values_L, discounts_L, deltas_L)
 
 
 def _gammas(positions_L: Tensor | None, gamma: float, turn_gamma: float | None) -> Tensor | float:
     """The discount after each loss token: `turn_gamma` where the next one does not stand right behind it."""
+    # where every token is sampled there is no observation, and so no border between turns
     if turn_gamma is None or positions_L is None:
         return gamma
     gammas_L = torch.full(positions_L.shape, gamma, dtype=torch.float64, device=positions_L.device)
+    # a gap between loss tokens is an observation; from one sequence to the next the discount is 0 anyway
     gammas_L[:-1][positions_L.diff() > 1] = turn_gamma
     return gammas_L
 

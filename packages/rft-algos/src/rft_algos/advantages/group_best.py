@@ -45,9 +45,11 @@ def pass_at_k(rewards_N: Tensor, group_ids_N: Tensor, *, k: int) -> Tensor:
     # C(n - 1, k - 1) / C(G - 1, k - 1) = product over j = 1..k-1 of (n - j) / (G - j)
     drawn_K = torch.arange(1, k, device=rewards_N.device)
     others_wrong_N = ((wrong_N[:, None] - drawn_K) / (sizes_N[:, None] - drawn_K)).prod(dim=1)
+    # C(n, k) / C(G, k) is the product above times n / G
     all_wrong_N = wrong_N / sizes_N * others_wrong_N
     sigma_N = (all_wrong_N * (1 - all_wrong_N)).sqrt()
     advantages_N = torch.where(rewards_N == 1, all_wrong_N, all_wrong_N - others_wrong_N)
+    # groups of at most k sequences may have divided by 0 above
     return torch.where((sizes_N > k) & (sigma_N > 0), advantages_N / sigma_N, 0.0)
 
 
@@ -77,6 +79,7 @@ def best_of_group(rewards_N: Tensor, group_ids_N: Tensor, *, epsilon: float = 1e
     is_best_N = rewards_N == best_N
     is_alone_N = group_sum(is_best_N.to(torch.float64), groups_N) == 1
     second_N = _group_max(torch.where(is_best_N, -torch.inf, rewards_N), groups_N)
+    # -inf is the second of a group whose rewards are all equal, or of one
     has_lead_N = is_best_N & is_alone_N & second_N.isfinite()
     lead_N = torch.where(has_lead_N, best_N - second_N, 0.0)
     return ratio_or_zero(lead_N, group_std(rewards_N, groups_N) + epsilon)

@@ -94,6 +94,7 @@ def batch_std(rewards_N: Tensor, group_ids_N: Tensor, *, epsilon: float = 1e-6) 
         [N] float64, no gradient.
     """
     rewards_N, groups_N = grouped(rewards_N, group_ids_N)
+    # the spread is of the rewards as they are, with the whole batch as one group
     return ratio_or_zero(centred(rewards_N, groups_N), group_std(rewards_N, torch.zeros_like(groups_N)) + epsilon)
 
 
@@ -114,6 +115,7 @@ def leave_one_out(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:
     """
     rewards_N, groups_N = grouped(rewards_N, group_ids_N)
     sizes_N = group_size(groups_N)
+    # a group of one leaves nothing out: its centred reward is 0 already
     return centred(rewards_N, groups_N) * sizes_N / (sizes_N - 1).clamp(min=1)
 
 
@@ -134,6 +136,7 @@ def max_rl(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:
     """
     rewards_N, groups_N = grouped(rewards_N, group_ids_N)
     means_N = group_mean(rewards_N, groups_N)
+    # the other branch may divide by 0; no gradient flows here, so that NaN is dropped and gone
     return torch.where(means_N > 0, centred(rewards_N, groups_N) / means_N, 0.0)
 
 
@@ -181,6 +184,7 @@ def gpg(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:
     """
     rewards_N, groups_N = grouped(rewards_N, group_ids_N)
     num_with_signal = (~is_constant(rewards_N, groups_N)).sum(dtype=torch.float64)
+    # alpha as one quotient with the rewards: without any signal it is 0 / 0, which counts as 0
     return ratio_or_zero(centred(rewards_N, groups_N) * rewards_N.numel(), num_with_signal)
 
 

@@ -37,6 +37,7 @@ def group_numbers(group_ids_N: Tensor) -> Tensor:
     Returns:
         [N] int64 in 0..G-1, where G is how many different ids there are.
     """
+    # sorted in place of `unique`, for the size of whose result the host would wait
     ids_N, order_N = group_ids_N.sort()
     is_new_N = torch.zeros_like(ids_N)
     is_new_N[1:] = ids_N[1:] != ids_N[:-1]
@@ -53,6 +54,7 @@ def num_groups(flags_N: Tensor, groups_N: Tensor) -> Tensor:
     Returns:
         [] float64.
     """
+    # all sequences of a group write the same flag, so the order of writing does not matter
     return torch.zeros_like(flags_N).scatter_(0, groups_N, flags_N).sum(dtype=torch.float64)
 
 
@@ -104,6 +106,7 @@ def is_constant(values_N: Tensor, groups_N: Tensor) -> Tensor:
     Returns:
         [N] bool.
     """
+    # without the zeros of the result, which would count as values
     low_N = torch.zeros_like(values_N).scatter_reduce_(0, groups_N, values_N, "amin", include_self=False)
     high_N = torch.zeros_like(values_N).scatter_reduce_(0, groups_N, values_N, "amax", include_self=False)
     return (low_N == high_N)[groups_N]

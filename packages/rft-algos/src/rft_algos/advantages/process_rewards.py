@@ -47,6 +47,7 @@ def process_group_norm(
     groups_J = group_ids_N[segment_ids_T[ends_J]]
     normalised_J = group_norm(step_rewards_T[ends_J], groups_J, epsilon=epsilon)
     normalised_T = torch.zeros_like(step_rewards_T, dtype=torch.float64).index_copy_(0, ends_J, normalised_J)
+    # undiscounted, so that a step reaches all earlier tokens of its sequence alike
     return discounted_returns(normalised_T, loss_mask_T, segment_ids_T)
 
 
@@ -98,13 +99,16 @@ def turn_level(
     turns_L, sequences_L = turn_ids_T, segment_ids_T
     if positions_L is not None:
         turns_L, sequences_L = turn_ids_T.index_select(0, positions_L), segment_ids_T.index_select(0, positions_L)
+    # a flat index into the table [N, J]: marking a cell and looking it up are one operation each
     cells_L = torch.add(turns_L, sequences_L, alpha=num_turns)
     has_turn_NJ = torch.zeros(turn_rewards_NJ.shape, dtype=torch.bool, device=turn_rewards_NJ.device)
     has_turn_NJ.view(-1).index_fill_(0, cells_L, True)
 
     credit_NJ = turn_coefficient * _turn_advantages(turn_rewards_NJ, has_turn_NJ, group_ids_N, epsilon)
+    # counted from the right, a sequence's last turn is its first
     is_last_NJ = has_turn_NJ & (has_turn_NJ.flip(1).cumsum(1).flip(1) == 1)
     credit_NJ += torch.where(is_last_NJ, outcome_advantages_N.detach().to(torch.float64)[:, None], 0.0)
+    # turns are few: one operation for each, over all sequences
     for turn in reversed(range(num_turns - 1)):
         credit_NJ[:, turn] += gamma * credit_NJ[:, turn + 1]
     return scatter_loss_tokens(credit_NJ.view(-1).index_select(0, cells_L), positions_L, turn_ids_T.shape[0])
@@ -114,6 +118,7 @@ def _turn_advantages(turn_rewards_NJ: Tensor, has_turn_NJ: Tensor, group_ids_N: 
     """Rewards normalised over the turns of one number in one group; 0 where there is no such turn."""
     num_turns = has_turn_NJ.shape[1]
     turns_J = torch.arange(num_turns, device=has_turn_NJ.device)
+    # what is compared is one turn number in one group
     groups_NJ = torch.add(turns_J, group_numbers(group_ids_N)[:, None], alpha=num_turns)
     advantages_NJ = torch.zeros(has_turn_NJ.shape, dtype=torch.float64, device=has_turn_NJ.device)
     advantages_NJ[has_turn_NJ] = group_norm(turn_rewards_NJ[has_turn_NJ], groups_NJ[has_turn_NJ], epsilon=epsilon)

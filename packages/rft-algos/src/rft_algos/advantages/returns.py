@@ -47,6 +47,7 @@ def discounted_returns(
     assert loss_mask_T.shape == segment_ids_T.shape, f"{loss_mask_T.shape} mask for {segment_ids_T.shape} segment ids"
     positions_L = loss_positions(loss_mask_T)
     discounts_L = same_sequence(segment_ids_T, positions_L).to(torch.float64).mul_(gamma)
+    # the gathered rewards are a copy, so the scan may overwrite them
     returns_L = reverse_scan_(gather_loss_tokens(token_rewards_T, positions_L), discounts_L)
     return scatter_loss_tokens(returns_L, positions_L, loss_mask_T.shape[0])
 

@@ -16,7 +16,7 @@ from rft_algos.packed.reverse_scan import gather_loss_tokens, loss_positions
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """SourcedNumber, mean and sum of squared deviations from the mean, as scalars []; no gradient.
+    """Count, mean and sum of squared deviations from the mean, as scalars []; no gradient.
 
     Unlike sums of squares these keep their digits far from 0: equal values have an m2 of
     exactly 0. `merge` adds the moments of another part of the batch.
@@ -38,6 +38,7 @@ class Moments:
         computing sample variances".
         """
         count = self.count + other.count
+        # of no values at all this is 0 / 1, not 0 / 0
         share = other.count / count.clamp(min=1)
         difference = other.mean - self.mean
         m2 = self.m2 + other.m2 + difference.square() * self.count * share
@@ -63,10 +64,11 @@ def moments(values_T: Tensor, mask_T: Tensor) -> Moments:
         Their number, mean and sum of squared deviations, which is exactly 0 for equal values.
     """
     assert values_T.shape == mask_T.shape, f"{values_T.shape} values, {mask_T.shape} mask"
+    # a copy, which is shifted in place below
     values_L = gather_loss_tokens(values_T, loss_positions(mask_T))
     count = values_L.new_tensor(values_L.shape[0])
     # relative to one of the values: of equal values the mean is then that value, to the last digit
-    origin = values_L[:1].sum()
+    origin = values_L[:1].sum()  # 0 where there is no value
     values_L -= origin
     offset = values_L.sum() / count.clamp(min=1)
     values_L -= offset
@@ -84,8 +86,9 @@ def whiten(
 ) -> Tensor:
     """Values in standard deviations from the mean: (v_t - mean) / (std + epsilon).
 
-    Exactly 0 everywhere where the standard deviation is 0, which is also that of a single token. Long
-    sequences weigh more in moments over tokens than short ones.
+    Exactly 0 everywhere where the standard deviation is 0, which is also that of a single token. A NaN or an
+    infinity at a token of the mask makes every value NaN. Long sequences weigh more in moments over tokens than
+    short ones.
 
     Source: Hu 2025, "REINFORCE++" (arXiv 2501.03262), normalisation of the advantages over the batch.
 
@@ -106,7 +109,9 @@ def whiten(
     if center:
         whitened_T -= moments.mean
     whitened_T /= std + epsilon
-    return whitened_T.masked_fill_(~(mask_T & (std > 0)), 0.0)
+    # without a spread all values are equal, and a rounding error over epsilon must not become an advantage;
+    # a spread of NaN is no such case: it makes every value NaN, which the step refuses
+    return whitened_T.masked_fill_(~mask_T | (std == 0), 0.0)
 
 
 def clip(values_T: Tensor, limit: float) -> tuple[Tensor, Tensor]:

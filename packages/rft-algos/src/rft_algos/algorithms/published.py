@@ -107,6 +107,7 @@ class PolicyAlgorithm:
         check_range("high_entropy_fraction", fraction, 0 < fraction <= 1, rule, "high_entropy_fraction=0.2")
         check_range("overlong_buffer_share", share, 0 <= share < 1, "from 0 to below 1", "overlong_buffer_share=0.2")
         _check_max_tokens(self.aggregation, self.max_tokens)
+        # step rewards are normalised by themselves, and a penalty in the reward of the response would not act
         if self.advantage.needs_steps and self.kl_place == "reward":
             check_choice("kl_place (with rewards of steps)", self.kl_place, ("loss", "none"))
 
@@ -139,9 +140,9 @@ class PolicyAlgorithm:
 
 def _check_max_tokens(aggregation: Aggregation, max_tokens: int | None) -> None:
     if aggregation == "fixed_length":
-        given = max_tokens is not None and max_tokens > 0
+        is_positive = max_tokens is not None and max_tokens > 0
         rule = "a positive number of tokens for fixed_length, which divides by it"
-        check_range("max_tokens", max_tokens, given, rule, "max_tokens=<the largest response length>")
+        check_range("max_tokens", max_tokens, is_positive, rule, "max_tokens=<the largest response length>")
     else:
         rule = f"unset for {aggregation}: only fixed_length divides by it"
         check_range("max_tokens", max_tokens, max_tokens is None, rule, 'aggregation="fixed_length"')

@@ -80,6 +80,7 @@ def clip_indicator_of(choice: Surrogate) -> Callable[..., Any] | None:
     Returns:
         The function that `register_clip_mask` joined to it.
     """
+    # not a parent's: a subclass with an equation of its own may clip other tokens
     return _CLIP_INDICATORS.get(type(choice))
 
 
@@ -92,8 +93,10 @@ def components_by_flag(kind: type[Named]) -> dict[str, type[Named]]:
     Returns:
         Those of `rft_algos.algorithms.components`, then others that have an equation.
     """
+    # components of other files are known by their equations alone
     known = [*vars(components).values(), *_EQUATIONS]
     named = [one for one in known if isinstance(one, type) and issubclass(one, kind)]
+    # `vars` finds no inherited words, which name the parent
     return {word: component for component in named for word in vars(component).get("flags", {})}
 
 

@@ -88,10 +88,12 @@ def expand(beams: Beams, logprobs_PKV: Tensor, trie: TokenTrie, width: int, *, m
     is_beam_PK = beams.scores_PK > -torch.inf  # where there is none, nothing that the model says counts, NaN included
     gained_PKC = torch.where(there_PKC & is_beam_PK[..., None], gained_PKC, -torch.inf)
     ended_PK = trie.is_end(beams.states_PK)
+    # one column more than tokens: a whole sequence stays as it is
     stays_PK1 = torch.where(ended_PK, 0.0, -torch.inf)[..., None]
     candidates_PKC = beams.scores_PK[..., None] + torch.cat([gained_PKC, stays_PK1], -1)
     num_each = candidates_PKC.shape[-1]
     flat = candidates_PKC.flatten(1)
+    # a stable sort and not `topk`, which leaves the order of equals open
     scores_PK, order_PK = flat.sort(dim=1, descending=True, stable=True)
     scores_PK, order_PK = scores_PK[:, :width], order_PK[:, :width]
     parents_PK = order_PK // num_each
@@ -99,10 +101,12 @@ def expand(beams: Beams, logprobs_PKV: Tensor, trie: TokenTrie, width: int, *, m
     is_new_PK = (column_PK < num_each - 1) & (scores_PK > -torch.inf)
 
     def of_candidates(values_PKC: Tensor) -> Tensor:
+        # the last column is no token, so its place is clamped; what is read there is not used
         place_PK = parents_PK * (num_each - 1) + column_PK.clamp(max=num_each - 2)
         return values_PKC.flatten(1).gather(1, place_PK)
 
     states_PK = torch.where(is_new_PK, of_candidates(children_PKC), beams.states_PK.gather(1, parents_PK))
+    # the root is a valid state, so that the next step can look it up
     states_PK = torch.where(scores_PK > -torch.inf, states_PK, ROOT)
     return Expansion(
         Beams(scores_PK, states_PK),

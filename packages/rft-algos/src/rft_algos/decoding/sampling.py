@@ -44,6 +44,7 @@ def temperature_scaled_logprobs(logits_BV: Tensor, temperature: float | Tensor) 
         assert temperature.shape == rows, f"temperatures {temperature.shape} for rows {rows}"
         return torch.log_softmax(logits / temperature[:, None].to(logits), dim=1)
     assert temperature > 0, f"temperature must be positive, it is {temperature}; greedy() is for 0"
+    # at temperature 1 a pass over the vocabulary is spared
     return torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
 
 
@@ -172,12 +173,14 @@ def draw_allowed(
         columns_B [B] int64, logprobs_B [B] over the whole vocabulary, log_kept_mass_B [B] of what could have been
         drawn, both in nats and no number where the model gives everything that is allowed probability 0.
     """
+    # greedy takes the largest whatever the temperature is; log-probs are then those at 1
     heat = temperature or 1.0
     logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
     whole_B = torch.cat([(logits[rows] / heat).logsumexp(1) for rows in _row_chunks(logits)])
     left_BC = (logits.gather(1, allowed_BC) / heat).masked_fill_(~there_BC, -math.inf)
     left_B1 = left_BC.logsumexp(1, keepdim=True)
     within_BC = left_BC - left_B1
+    # rounding may put the allowed share above the whole
     log_allowed_B = (left_B1[:, 0] - whole_B).clamp(max=0.0)
     if temperature == 0.0:
         columns_B = within_BC.argmax(1)
@@ -206,6 +209,7 @@ def greedy(logits_BV: Tensor) -> tuple[Tensor, Tensor]:
 def _row_chunks(logprobs_BV: Tensor) -> list[slice]:
     num_rows, vocab_size = logprobs_BV.shape
     size = max(1, _CHUNK_ELEMENTS // vocab_size) if logprobs_BV.device.type == "cpu" else num_rows
+    # no rows are still one empty chunk, because `cat` of nothing is an error
     return [slice(start, start + size) for start in range(0, num_rows, size)] or [slice(0, 0)]
 
 
@@ -230,10 +234,12 @@ def _draw_rows(logprobs_BV: Tensor, kept_BV: Tensor | None, uniforms_B: Tensor) 
     # right=True: the first id whose cumulative mass exceeds the target, so its own mass is not 0
     target_B1 = uniforms_B[:, None].to(total_B1) * total_B1
     token_ids_B = torch.searchsorted(cumulative_BV, target_B1, right=True)[:, 0]
+    # u * total may round up to the total, and then no id exceeds it
     beyond_B = token_ids_B >= logprobs_BV.shape[1]
     if bool(beyond_B.any()):
         kept = None if kept_BV is None else kept_BV[beyond_B]
         token_ids_B[beyond_B] = _last_possible(logprobs_BV[beyond_B], kept)
+    # rounding may put the kept mass above 1, whose log would be positive
     log_mass_B = torch.zeros_like(total_B1[:, 0]) if kept_BV is None else total_B1[:, 0].log().clamp(max=0.0)
     return token_ids_B, log_mass_B
 
@@ -242,6 +248,7 @@ def _last_possible(logprobs_BV: Tensor, kept_BV: Tensor | None) -> Tensor:
     possible_BV = logprobs_BV.exp() > 0
     if kept_BV is not None:
         possible_BV &= kept_BV
+    # argmax takes the first of equals, which in the reversed row is the last possible token
     return logprobs_BV.shape[1] - 1 - possible_BV.flip(1).to(torch.uint8).argmax(1)
 
 
@@ -256,8 +263,10 @@ def _nucleus(logprobs_BV: Tensor, top_p: float) -> Tensor:
     while rows.numel() > 0:
         candidates = logprobs_BV[rows].topk(num_candidates, dim=1).values
         short = candidates.exp().cumsum(1, dtype=torch.float64) < needed_B1[rows]
+        # the candidate that reaches the mass is in the set
         counts = (short.sum(1, keepdim=True) + 1).clamp(max=num_candidates)
         smallest_B1[rows], counts_B1[rows] = candidates.gather(1, counts - 1), counts
+        # rows whose candidates fall short go into another round, with more of them
         rows = rows[short[:, -1]] if num_candidates < vocab_size else rows[:0]
         num_candidates = min(16 * num_candidates, vocab_size)
     return _most_probable(logprobs_BV, smallest_B1, counts_B1)
@@ -268,6 +277,7 @@ def _most_probable(logprobs_BV: Tensor, smallest_B1: Tensor, counts_B1: Tensor) 
     larger_BV = logprobs_BV > smallest_B1
     equal_BV = logprobs_BV == smallest_B1
     room_B1 = counts_B1 - larger_BV.sum(1, keepdim=True)
+    # equals are told apart only where they are more than the places left: that takes another pass
     if bool((equal_BV.sum(1, keepdim=True) > room_B1).any()):
         equal_BV &= equal_BV.cumsum(1) <= room_B1
     return larger_BV | equal_BV

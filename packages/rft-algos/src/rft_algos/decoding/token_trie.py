@@ -59,7 +59,9 @@ class TokenTrie:
         lengths_N = torch.tensor([len(sequence) for sequence in sequences])
         width = int(lengths_N.max())
         tokens_NW = torch.full((len(sequences), width), -1)
+        # the tokens in one line fall into the places of the mask, row by row
         tokens_NW[torch.arange(width) < lengths_N[:, None]] = torch.tensor([t for s in sequences for t in s])
+        # state and token as one number, so that `unique` finds all edges of a depth at once
         stride = int(tokens_NW.max()) + 1
         states_N = torch.zeros(len(sequences), dtype=torch.int64)
         keys: list[Tensor] = []
@@ -132,6 +134,7 @@ class TokenTrie:
         first = self.offsets_S1[states]
         places = first[..., None] + torch.arange(self.most_children, device=states.device)
         there = places < self.offsets_S1[states + 1][..., None]
+        # places past the last edge of a state read edge 0 and are zeroed below
         places = torch.where(there, places, 0)
         return self.tokens_E[places] * there, self.children_E[places] * there, there
 
@@ -146,6 +149,7 @@ class TokenTrie:
             The mask; all false where a sequence is complete.
         """
         tokens, _, there = self.allowed(states)
+        # added and not written, because unused places stand for token 0 as well
         counts = torch.zeros((*states.shape, vocab_size), dtype=torch.int32, device=states.device)
         return counts.scatter_add_(-1, tokens, there.int()) > 0
 
@@ -212,12 +216,12 @@ def _refuse_overlaps(sequences: Sequence[Sequence[int]], states_N: Tensor, count
 
 
 def _unknown(states: Tensor, tokens: Tensor, allowed: Tensor, there: Tensor, here: Tensor) -> OptionsError:
-    place = tuple(_integers((~here.any(-1)).nonzero()[0]))
-    possible = _integers(allowed[place][there[place]])
+    index = tuple(_integers((~here.any(-1)).nonzero()[0]))
+    possible = _integers(allowed[index][there[index]])
     return OptionsError(
         code="trie.unknown_prefix",
-        what=f"token {int(tokens[place])} does not continue any sequence here; what does: {_shown(possible)}",
-        where=f"state {int(states[place])} of the token tree",
+        what=f"token {int(tokens[index])} does not continue any sequence here; what does: {_shown(possible)}",
+        where=f"state {int(states[index])} of the token tree",
         why="a constraint that meets an unknown prefix would have to let anything through",
         do="decode with the tokenizer and the sequences that the tree was made of",
     )
@@ -228,8 +232,8 @@ def _refusal(what: str, why: str, remedy: str) -> OptionsError:
 
 
 def _distinct(values_N: Tensor) -> tuple[Tensor, Tensor]:
-    found = values_N.unique(return_inverse=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return cast(tuple[Tensor, Tensor], found)
+    distinct = values_N.unique(return_inverse=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return cast(tuple[Tensor, Tensor], distinct)
 
 
 def _integers(tensor_N: Tensor) -> list[int]:

@@ -64,6 +64,7 @@ def sequence_mean_token_mean(
     assert segment_ids_T.shape == loss_mask_T.shape, f"{segment_ids_T.shape} against {loss_mask_T.shape}"
     places = segment_index(loss_mask_T, segment_ids_T)
     lengths_S = segment_counts(places, dtype=dtype)
+    # empty slots divide by 0, and no token reads them
     return broadcast_to_tokens(_one(loss_mask_T, dtype) / (lengths_S * num_sequences_global), places)
 
 
@@ -139,5 +140,6 @@ def _one(loss_mask_T: Tensor, dtype: torch.dtype) -> Tensor:
 def _where_masked(loss_mask_T: Tensor, weight_1: Tensor) -> Tensor:
     assert loss_mask_T.dtype == torch.bool, f"loss_mask_T must be bool, it is {loss_mask_T.dtype}"
     if loss_mask_T.is_cpu and all_true(loss_mask_T):
+        # a view of one number, which takes no memory
         return weight_1.expand(loss_mask_T.shape)
     return torch.where(loss_mask_T, weight_1, 0.0)

@@ -219,8 +219,10 @@ def mismatch_metrics(
     places = segment_index(loss_mask_T, segment_ids_T)
     kept_T = places.index_T < places.spare
     log_rho_T = _log_rho(old_logprobs_T, behaviour_logprobs_T, kept_T)
+    # 0 in place of exp(0) = 1 at tokens that do not count
     rho_T = torch.where(kept_T, ratio(log_rho_T), 0.0)
     present_S = segment_counts(places, dtype=torch.float64) > 0
+    # the empty product of a slot without tokens is 1, and would count as a sequence
     product_S = torch.where(present_S, ratio(segment_sums(log_rho_T, places)), 0.0)
     num_tokens, num_sequences = kept_T.sum().to(torch.float64), present_S.sum().to(torch.float64)
     return {
@@ -279,6 +281,7 @@ def _largest_ratio(log_ratio_T: Tensor, loss_mask_T: Tensor) -> Tensor:
     if log_ratio_T.numel() == 0:
         return log_ratio_T.sum()  # of nothing: 0, where amax is an error
     highest = torch.where(loss_mask_T, log_ratio_T, -math.inf).amax()
+    # the largest first: one exponential in place of T
     return torch.where(loss_mask_T.any(), ratio(highest), 0.0)
 
 

@@ -41,6 +41,7 @@ def cross_entropy(logits_TV: Tensor, targets_T: Tensor, loss_mask_T: Tensor, *, 
     assert 0 <= label_smoothing < 1, f"label_smoothing must be in [0, 1), it is {label_smoothing}"
     assert targets_T.shape == loss_mask_T.shape, f"{targets_T.shape} targets for a mask {loss_mask_T.shape}"
     logprobs_TV = torch.log_softmax(_loss_rows(logits_TV, loss_mask_T), dim=1)
+    # what stands at masked targets need not be a token id
     targets_T1 = targets_T.masked_fill(~loss_mask_T, 0)[:, None]
     loss_T = negative_log_likelihood(logprobs_TV.gather(1, targets_T1)[:, 0])
     if label_smoothing > 0:

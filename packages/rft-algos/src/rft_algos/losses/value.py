@@ -44,6 +44,7 @@ def clipped_value_loss(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor
     if clip is None:
         return squared_value_loss(values_T, returns_T)
     free_T = squared_value_loss(values_T, returns_T)
+    # detached: where the clip decides, the loss is a constant
     clipped_T = squared_value_loss(_near_old(values_T.detach(), old_values_T, clip), returns_T)
     # the larger of the two; not `maximum`, whose gradient takes longer
     return torch.where(clipped_T > free_T.detach(), clipped_T, free_T)
@@ -159,6 +160,7 @@ def explained_variance(moments: ValueMoments) -> float | None:
 
 
 def _mean_and_m2(values_T: Tensor, mask_T: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    # amax of nothing is an error
     if values_T.numel() == 0:
         return torch.zeros_like(count), torch.zeros_like(count)
     # deviations from one of the values itself: where all are equal they are exactly 0
@@ -166,4 +168,5 @@ def _mean_and_m2(values_T: Tensor, mask_T: Tensor, count: Tensor) -> tuple[Tenso
     deviations_T = torch.where(mask_T, values_T - largest, 0.0)
     shift = deviations_T.sum() / count
     m2 = torch.where(mask_T, deviations_T - shift, 0.0).square().sum()
+    # without loss tokens -inf and 0 / 0 stand here
     return torch.where(mask_T.any(), largest + shift, 0.0), m2

@@ -75,6 +75,7 @@ def _gdpo(choice: components.Gdpo, batch: RolloutBatch) -> Tensor:
     advantages_N = advantages.gdpo(batch.components_NK, batch.group_ids_N, weights_K, epsilon=choice.epsilon)
     if not choice.over_batch:
         return advantages_N
+    # the last normalisation is over sequences, each counted once
     everyone_N = torch.ones_like(advantages_N, dtype=torch.bool)
     moments = advantages.moments(advantages_N, everyone_N)
     return advantages.whiten(advantages_N, everyone_N, moments, epsilon=choice.epsilon)

@@ -1,4 +1,4 @@
-"""AdvantageOutput: the advantage and the weight of every token, from all rollouts of a step at once.
+"""Advantages: the advantage and the weight of every token, from all rollouts of a step at once.
 
 Everything that compares, ranks or counts over a batch happens here, before any cut into
 micro-batches, so no cut can change it.
@@ -87,6 +87,7 @@ class RolloutBatch:
         """[N] float64 loss tokens of each sequence."""
         counts_N = self.rewards_N.new_zeros(self.rewards_N.shape[0], dtype=torch.float64)
         places = segment_index(self.loss_mask_T, self.segment_ids_T)
+        # slots may be fewer, where the last sequences have no token, or more, where they are not counted
         num_slots = min(places.spare, counts_N.shape[0])
         counts_N[:num_slots] = segment_counts(places, dtype=torch.float64)[:num_slots]
         return counts_N
@@ -175,6 +176,7 @@ def algorithm_advantages(
     metrics: Metrics = {}
     scores_N = _scores(record, batch, kl_T, coefficient)
     if running is not None:
+        # the batch is in the moments before it is scaled, so the first step has a scale as well
         running = running.update(scores_N)
         scores_N = running.normalise(scores_N, minus_mean=minus_mean)
     if score_clip > 0:
@@ -185,17 +187,17 @@ def algorithm_advantages(
 
 
 def _given(score: Callable[[RolloutBatch], Tensor], batch: RolloutBatch) -> Tensor:
-    given = score(batch).detach().to(torch.float64)
+    scores = score(batch).detach().to(torch.float64)
     num_sequences, num_tokens = batch.rewards_N.shape[0], batch.loss_mask_T.shape[0]
-    if given.shape not in ((num_sequences,), (num_tokens,)) or not bool(given.isfinite().all()):
+    if scores.shape not in ((num_sequences,), (num_tokens,)) or not bool(scores.isfinite().all()):
         raise OptionsError(
             code="algorithm.advantages_shape",
-            what=f"advantages of shape {tuple(given.shape)}, {int((~given.isfinite()).sum())} of them not finite",
+            what=f"advantages of shape {tuple(scores.shape)}, {int((~scores.isfinite()).sum())} of them not finite",
             where="compute_advantages",
             why=f"it must give one finite number for each of {num_sequences} sequences or {num_tokens} tokens",
             do="return a tensor as long as batch.rewards_N",
         )
-    advantages_T = given[batch.segment_ids_T] if given.shape[0] == num_sequences else given
+    advantages_T = scores[batch.segment_ids_T] if scores.shape[0] == num_sequences else scores
     return torch.where(batch.loss_mask_T, advantages_T, 0.0)
 
 
@@ -212,6 +214,7 @@ def _finished(
     if record.normalise_advantages:
         moments = advantages.moments(advantages_T, batch.loss_mask_T)
         advantages_T = advantages.whiten(advantages_T, batch.loss_mask_T, moments)
+    # after the normalisation: the limit is in the unit of what the loss gets
     if record.advantage_clip > 0:
         advantages_T, clipped_T = advantages.clip(advantages_T, record.advantage_clip)
         metrics["policy/advantage_clipped"] = total_and_count(clipped_T, batch.loss_mask_T)
@@ -225,6 +228,7 @@ def _scores(record: PolicyAlgorithm, batch: RolloutBatch, kl_T: Tensor | None, c
     if isinstance(record.advantage, _BY_TOKEN):
         return batch.rewards_N.to(torch.float64)
     if kl_T is not None:
+        # before groups are compared, since the sequences of a group pay differently
         penalised_N = kl_penalty.kl_penalised(
             batch.rewards_N, kl_T, batch.loss_mask_T, batch.segment_ids_T, coefficient=coefficient
         )
@@ -243,6 +247,7 @@ def _over_tokens(
         penalty_T = torch.zeros((), dtype=torch.float64).expand(batch.old_logprobs_T.shape) if kl_T is None else kl_T
         late_N, turns_T = scores_N, batch.turn_rewards_T
         if turns_T is not None:
+            # the rewards hold what the turns earned, which must not be paid again at the last token
             late_N = scores_N.index_add(0, batch.segment_ids_T, turns_T.to(torch.float64), alpha=-1)
         token_rewards_T = kl_penalty.token_rewards(
             late_N, penalty_T, batch.loss_mask_T, batch.segment_ids_T, coefficient=coefficient
@@ -335,6 +340,7 @@ def _weights(record: PolicyAlgorithm, batch: RolloutBatch, metrics: Metrics) -> 
             batch.entropy_T, batch.loss_mask_T, fraction=record.high_entropy_fraction
         )
         metrics["policy/high_entropy"] = total_and_count(high_T, batch.loss_mask_T)
+        # as weights of 0 and 1, because a mask would change the denominators
         chosen_T = high_T.to(torch.float64)
         weights_T = chosen_T if weights_T is None else weights_T * chosen_T
     return weights_T
@@ -346,6 +352,7 @@ def _selected(
     choice = record.surrogate
     if not choice.is_selective:
         return None
+    # of the advantages as the loss gets them, after normalisation and clip
     covariances_T = surrogates.token_covariances(batch.old_logprobs_T, advantages_T, batch.loss_mask_T)
     if isinstance(choice, components.ClipCov):
         selected_T = surrogates.select_clip_cov(

@@ -101,7 +101,7 @@ def policy_loss(
     """loss = sum_t w_t (c_t surrogate_t + kl_coef * kl_t + drift_coef * drift_t - entropy_coef * entropy_t).
 
     w_t are the weights of the record's aggregation, c_t those of the correction and of the selection
-    of tokens (`credit`), which leave the denominators as they are; the KL term is there with
+    of tokens (`compute_advantages`), which leave the denominators as they are; the KL term is there with
     `kl_place="loss"`. Whatever stands at masked tokens, NaN included, reaches neither loss, gradient
     nor metrics. Log-ratios are clamped to +-20 before exp (`surrogates.ratio`, `kl.k3`), where the
     gradient is zero. The metrics are in the module's docstring.
@@ -118,8 +118,8 @@ def policy_loss(
         num_loss_tokens: loss tokens of the whole step, over all micro-batches and ranks.
         num_sequences: sequences of the whole step, likewise.
         behaviour_logprobs_T: [T] those of the engine that sampled; needed where the record masks off-policy sequences.
-        token_weights_T: [T] c_t of `credit`; None for 1 everywhere.
-        selected_T: [T] bool, tokens that a selective surrogate selected over the whole batch (`credit`).
+        token_weights_T: [T] c_t of `compute_advantages`; None for 1 everywhere.
+        selected_T: [T] bool, tokens that a selective surrogate selected over the whole batch (`compute_advantages`).
         coefficients: as controllers have them now; None for the record's own.
 
     Returns:
@@ -159,6 +159,7 @@ def policy_loss(
     )
     kept_T = _off_policy_kept(record, tokens)
     values = _policy_terms(record, tokens, kept_T, coefficients or Coefficients.of(record))
+    # each term is reduced by itself, so that the metrics add up to the loss
     terms = {name: aggregation.weighted_sum(weights_T, term_T) for name, term_T in values.items()}
     loss = torch.stack(list(terms.values())).sum()
     metrics = term_metrics(terms | {"policy/loss": loss}, loss_mask_T, num_loss_tokens)
@@ -202,8 +203,8 @@ def token_losses(
         advantages_T: [T] advantage of each token.
         weights_T: [T] weight of each token in the loss (`token_weights`).
         entropy_T: [T] entropy of the policy at each token in nats, or None; with gradient where there is a bonus.
-        token_weights_T: [T] c_t of `credit`; None for 1 everywhere.
-        selected_T: [T] bool, tokens that a selective surrogate selected over the whole batch (`credit`).
+        token_weights_T: [T] c_t of `compute_advantages`; None for 1 everywhere.
+        selected_T: [T] bool, tokens that a selective surrogate selected over the whole batch (`compute_advantages`).
         coefficients: as controllers have them now; None for the record's own.
 
     Returns:
@@ -214,6 +215,7 @@ def token_losses(
         logprobs_T=logprobs_T,
         old_logprobs_T=old_logprobs_T,
         advantages_T=advantages_T,
+        # all are loss tokens, and no equation that gets here looks at sequences
         loss_mask_T=torch.ones_like(logprobs_T, dtype=torch.bool),
         segment_ids_T=torch.zeros_like(logprobs_T, dtype=torch.int64),
         dtype=loss_dtype(logprobs_T),
@@ -224,6 +226,7 @@ def token_losses(
     )
     values = _policy_terms(record, tokens, None, coefficients or Coefficients.of(record))
     total_T = torch.stack(list(values.values())).sum(0)
+    # where the weight is 0, the term may be NaN
     return torch.where(weights_T != 0, total_T, 0.0) * weights_T.to(total_T.dtype)
 
 
@@ -231,6 +234,7 @@ def _off_policy_kept(record: PolicyAlgorithm, tokens: Tokens) -> Tensor | None:
     if record.off_policy_delta is None:
         return None
     assert tokens.behaviour_logprobs is not None, "the off-policy mask needs the engine's log-probs"
+    # of the current policy, so each update of the step decides anew
     fallen_T = tokens.behaviour_logprobs - tokens.logprobs.detach()
     return off_policy.off_policy_sequence_mask(
         fallen_T, tokens.advantages, tokens.mask, tokens.segment_ids, record.off_policy_delta
@@ -242,6 +246,7 @@ def _policy_terms(
 ) -> dict[str, Tensor]:
     """[T] terms of the loss, each with its coefficient, under the name of its metric."""
     surrogate_T = equation_of(record.surrogate)(record.surrogate, tokens)
+    # corrections belong to the surrogate: the terms below are about the policy that is trained
     for weight_T in (tokens.weights, kept_T):
         surrogate_T = surrogate_T if weight_T is None else surrogate_T * weight_T
     terms = {"policy/surrogate": surrogate_T}
@@ -338,9 +343,11 @@ def _policy_metrics(record: PolicyAlgorithm, tokens: Tokens, kept_T: Tensor | No
     excess_T = torch.expm1(bounded_T)
     totals = {
         "policy/kl": _sum(excess_T - bounded_T),
+        # the clamp of `ratio` from below, as a distance from 1
         "policy/ratio_mean": count + _sum(excess_T.clamp_(min=_LEAST_EXCESS)),
         "policy/ratio_clamped": _number(surrogates.is_clamped(tokens.log_ratio)),
     }
+    # before the metrics below take memory of this size
     del bounded_T, excess_T
     indicator = clip_indicator_of(record.surrogate)
     if indicator is not None:

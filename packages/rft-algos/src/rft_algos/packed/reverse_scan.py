@@ -65,6 +65,7 @@ def reverse_scan_(values_T: Tensor, coefficients_T: Tensor) -> Tensor:
     for end in range(values_T.shape[0], 0, -_CHUNK):
         start = max(end - _CHUNK, 0)
         _scan(values_T[start:end], coefficients_T[start:end], carry_1)
+        # the first result of this chunk enters the chunk before it
         carry_1 = values_T[start : start + 1]
     return values_T
 
@@ -149,6 +150,7 @@ def _scan(values_T: Tensor, coefficients_T: Tensor, carry_1: Tensor) -> None:
     """The recurrence with y_T = carry, in place."""
     num_blocks, num_left = divmod(values_T.shape[0], _BLOCK)
     whole = values_T.shape[0] - num_left
+    # the last few elements first, as one short column: what leaves them enters the last block
     if num_left:
         _run_blocks(values_T[whole:].unsqueeze(1), coefficients_T[whole:].unsqueeze(1), carry_1)
         carry_1 = values_T[whole : whole + 1]
@@ -160,7 +162,9 @@ def _scan(values_T: Tensor, coefficients_T: Tensor, carry_1: Tensor) -> None:
     values_BM = values_MB.t().contiguous()
     coefficients_BM = coefficients_T[:whole].view(num_blocks, _BLOCK).t().contiguous()
     starts_M, products_M = _summarise_blocks(values_BM, coefficients_BM)
+    # what leaves a block follows the same recurrence, over 64 times fewer elements
     _scan(starts_M, products_M, carry_1)
+    # what enters a block is what leaves the block after it
     _run_blocks(values_BM, coefficients_BM, torch.cat([starts_M[1:], carry_1]))
     values_MB.copy_(values_BM.t())
 

@@ -1,8 +1,7 @@
 """Sums and means over the sequences of a packed row of tokens.
 
 Sequences lie one after another in [T] tokens; `segment_ids_T` says which token belongs to which,
-0..T-1 in any order, negative at padding. `segment_sum` and its relatives give a sequence's result
-back at each of its tokens. An equation that lives on whole sequences works in slots instead: one
+0..T-1 in any order, negative at padding. An equation that lives on whole sequences works in slots instead: one
 for every id plus a spare one for the tokens that do not count (`SegmentIndex`).
 """
 
@@ -85,9 +84,11 @@ def segment_index(loss_mask_T: Tensor, segment_ids_T: Tensor) -> SegmentIndex:
     runs = _runs(segment_ids_T)
     lowest, highest = runs[0].aminmax()
     spare = int(highest) + 1
+    # where nothing is masked the ids are the slots, and no pass is needed
     if lowest >= 0 and all_true(loss_mask_T):
         return SegmentIndex(segment_ids_T, spare, runs, _rows(runs[1], num_tokens))
     index_T = torch.where(loss_mask_T & (segment_ids_T >= 0), segment_ids_T, spare)
+    # a masked token in the middle cuts a run in two
     runs = _runs(index_T)
     return SegmentIndex(index_T, spare, runs, _rows(runs[1], num_tokens))
 
@@ -164,22 +165,9 @@ def broadcast_to_tokens(values_S: Tensor, segment_index: SegmentIndex) -> Tensor
     Returns:
         [T] values, 0 at masked tokens and padding; differentiable with respect to `values_S`.
     """
+    # tokens that do not count read the spare slot, whatever was summed there
     zero_spare_S = torch.cat([values_S[:-1], values_S.new_zeros(1)])
     return cast(Tensor, _AtTokens.apply(zero_spare_S, segment_index))  # pyright: ignore[reportUnknownMemberType]
-
-
-def segment_sum(values_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor) -> Tensor:
-    """Compute, at every token, the sum over the loss tokens of its sequence.
-
-    Args:
-        values_T: [T] values; what stands at masked tokens, NaN included, reaches neither sum nor gradient.
-        loss_mask_T: [T] bool.
-        segment_ids_T: [T] int64 in 0..T-1; negative at padding.
-
-    Returns:
-        [T] sums, 0 at padding; differentiable with respect to `values_T`.
-    """
-    return _at_all_tokens(segment_sums(values_T, segment_index(loss_mask_T, segment_ids_T)), segment_ids_T)
 
 
 def segment_lengths(loss_mask_T: Tensor, segment_ids_T: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -196,20 +184,6 @@ def segment_lengths(loss_mask_T: Tensor, segment_ids_T: Tensor, *, dtype: torch.
     return _at_all_tokens(segment_counts(segment_index(loss_mask_T, segment_ids_T), dtype=dtype), segment_ids_T)
 
 
-def segment_mean(values_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor) -> Tensor:
-    """Compute, at every token, the mean over the loss tokens of its sequence; 0 for a sequence that has none.
-
-    Args:
-        values_T: [T] values; what stands at masked tokens, NaN included, reaches neither mean nor gradient.
-        loss_mask_T: [T] bool.
-        segment_ids_T: [T] int64 in 0..T-1; negative at padding.
-
-    Returns:
-        [T] means, 0 at padding; differentiable with respect to `values_T`.
-    """
-    return _at_all_tokens(segment_means(values_T, segment_index(loss_mask_T, segment_ids_T)), segment_ids_T)
-
-
 def _runs(index_T: Tensor) -> tuple[Tensor, Tensor]:
     return cast(
         tuple[Tensor, Tensor],
@@ -218,6 +192,7 @@ def _runs(index_T: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _added(values: Tensor, index: Tensor, spare: int) -> Tensor:
+    # the spare slot stays 0, also where NaN stands at masked tokens
     kept = torch.where(index < spare, values, 0.0)
     return kept.new_zeros(spare + 1).index_add(0, index, kept)
 
@@ -232,6 +207,7 @@ def _rows(lengths_R: Tensor, num_tokens: int) -> Rows | None:
     if number < _ROWS_A_RUN * lengths_R.shape[0]:
         return None
     ends_R = lengths_R.cumsum(0)
+    # the rows that lie within a run begin and end at multiples of 32; a short run has none
     first_R = ((ends_R - lengths_R + (_ROW - 1)) // _ROW).clamp(max=number)
     last_R = torch.maximum(first_R, ends_R // _ROW)
     bounds_2R = torch.stack([first_R, last_R], 1).flatten()
@@ -246,9 +222,12 @@ def _sums(values_T: Tensor, segment_index: SegmentIndex) -> Tensor:
         return _added(values_T, segment_index.index_T, segment_index.spare)
     (runs_R, lengths_R), rows = segment_index.runs, segment_index.rows
     if rows is None:
+        # the lengths are counted from these tokens, so their check is left out
         sums_R = torch.segment_reduce(values_T, "sum", lengths=lengths_R, unsafe=True)
         return _added(sums_R, runs_R, segment_index.spare)
+    # whole rows are vectorised sums; only rows across a border are added token by token
     sums = rows.split(values_T)[0].sum(1)
+    # every second stretch lies within a run
     sums_R = torch.segment_reduce(sums, "sum", lengths=rows.whole_2R, unsafe=True)[1::2]
     ends_S = _added(rows.ragged(values_T), rows.ragged(segment_index.index_T), segment_index.spare)
     return ends_S + _added(sums_R, runs_R, segment_index.spare)
@@ -264,6 +243,7 @@ def _placed(values_S: Tensor, segment_index: SegmentIndex) -> Tensor:
     placed.copy_(of_rows_2R.repeat_interleave(rows.whole_2R, output_size=rows.number)[:, None])
     ends = values_S.index_select(0, rows.ragged(segment_index.index_T))
     num_ragged = rows.ragged_X.shape[0] * _ROW
+    # rows across a border hold the value of one run so far, and get that of each token here
     placed.index_copy_(0, rows.ragged_X, ends[:num_ragged].view(-1, _ROW))
     rest.copy_(ends[num_ragged:])
     return placed_T

@@ -99,6 +99,7 @@ def largest(scores_T: Tensor, loss_mask_T: Tensor, num: int) -> Tensor:
     scores_T = scores_T.masked_fill(~loss_mask_T, -torch.inf)
     threshold = scores_T.topk(num, sorted=False).values.amin()  # on a CPU a third to two thirds of `kthvalue`
     above_T, equal_T = scores_T > threshold, (scores_T == threshold) & loss_mask_T
+    # `topk` leaves open which of equals it takes, so the threshold alone is used
     return above_T | (equal_T & (equal_T.cumsum(0) <= num - above_T.sum()))
 
 

@@ -33,6 +33,7 @@ def kl_penalised(
     """
     assert loss_mask_T.dtype == torch.bool, f"loss_mask_T must be bool, it is {loss_mask_T.dtype}"
     spent_T = torch.where(loss_mask_T, kl_T.detach(), 0.0).to(torch.float64)
+    # masked tokens add their 0 to sequence 0, because their own index may be none
     index_T = torch.where(loss_mask_T, sequence_index_T, 0)
     spent_N = spent_T.new_zeros(rewards_N.shape[0]).index_add_(0, index_T, spent_T)
     return rewards_N.detach().to(torch.float64) - coefficient * spent_N
@@ -68,6 +69,7 @@ def token_rewards(
     costs_L = gather_loss_tokens(kl_T, positions_L).mul_(-coefficient)
     token_rewards_T = scatter_loss_tokens(costs_L, positions_L, loss_mask_T.shape[0])
     ends_I = last_positions(segment_ids_T, positions_L)
+    # in place, because the costs are a copy either way
     return token_rewards_T.index_add_(0, ends_I, rewards_N.detach().to(torch.float64)[segment_ids_T[ends_I]])
 
 

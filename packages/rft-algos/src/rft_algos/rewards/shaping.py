@@ -75,6 +75,7 @@ def truncated_keep(finished_N: Tensor, loss_mask_T: Tensor, segment_ids_T: Tenso
     """
     assert finished_N.dtype == torch.bool, f"finished_N must be bool, it is {finished_N.dtype}"
     assert loss_mask_T.dtype == torch.bool, f"loss_mask_T must be bool, it is {loss_mask_T.dtype}"
+    # where masked any valid index will do
     return loss_mask_T & finished_N[torch.where(loss_mask_T, segment_ids_T, 0)]
 
 
@@ -142,6 +143,7 @@ def kimi_length_reward(correct_N: Tensor, lengths_N: Tensor, group_ids_N: Tensor
     empty_N = torch.zeros_like(lengths)
     shortest_N = empty_N.scatter_reduce(0, groups_N, lengths, "amin", include_self=False)[groups_N]
     longest_N = empty_N.scatter_reduce(0, groups_N, lengths, "amax", include_self=False)[groups_N]
+    # 0 / 0 where all lengths are equal, replaced below
     lambda_N = 0.5 - (lengths - shortest_N) / (longest_N - shortest_N)
     lambda_N = torch.where(longest_N > shortest_N, lambda_N, 0.0)
     return torch.where(correct_N, lambda_N, lambda_N.clamp(max=0))
@@ -170,6 +172,7 @@ class RunningMoments:
         """
         assert bool(rewards_N.isfinite().all()), "a reward that is missing or failed must be dropped before moments"
         so_far = Moments(*torch.tensor([self.count, self.mean, self.m2], dtype=torch.float64).unbind())
+        # on the host, because the record holds plain numbers
         batch = moments(rewards_N.cpu(), torch.ones(rewards_N.shape, dtype=torch.bool))
         merged = so_far.merge(batch)
         return RunningMoments(int(merged.count), float(merged.mean), float(merged.m2))

@@ -11,17 +11,6 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
-class FixedCoefficient:
-    """A coefficient that stays, with the interface of `AdaptiveKl`."""
-
-    coefficient: float
-
-    def updated(self, kl: float, num_samples: int) -> FixedCoefficient:
-        """Return the controller unchanged."""
-        return self
-
-
-@dataclass(frozen=True, slots=True)
 class AdaptiveKl:
     """A KL coefficient that steers the divergence towards a target.
 

@@ -67,6 +67,7 @@ def select_clip_cov(
     assert cov_T.shape == loss_mask_T.shape, f"{cov_T.shape} covariances for {loss_mask_T.shape} mask"
     num = share(loss_mask_T, fraction)
     candidates_C = (loss_mask_T & (cov_T >= low) & (cov_T <= high)).nonzero().squeeze(1)
+    # the candidates with the smallest draws are a uniform sample of them
     drawn = candidates_C[_draws(key, candidates_C).argsort(stable=True)[:num]]
     return torch.zeros_like(loss_mask_T).index_fill(0, drawn, True)
 
@@ -165,6 +166,7 @@ def _draws(key: int, positions_C: Tensor) -> Tensor:
     word = 0xFFFFFFFF
     key_words = [torch.full_like(positions_C, (key >> shift) & word) for shift in (32, 0)]
     high_C, low_C = threefry2x32(key_words[0], key_words[1], positions_C >> 32, positions_C & word)
+    # 53 bits, as many as a uniform of `keyed_random` has
     return (high_C << 21) | (low_C >> 11)
 
 

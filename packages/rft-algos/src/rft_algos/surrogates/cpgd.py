@@ -38,6 +38,7 @@ def cpgd(logprobs_T: Tensor, old_logprobs_T: Tensor, advantages_T: Tensor, clip_
     bounded_T = torch.where(
         advantages_T > 0, logprobs_T.detach().minimum(highest_T), logprobs_T.detach().maximum(lowest_T)
     )
+    # inside the bounds the log-prob with its gradient, outside a constant
     return -advantages_T * torch.where(bounded_T == logprobs_T.detach(), logprobs_T, bounded_T)
 
 

@@ -29,7 +29,7 @@ def gmpo(
     that would push the ratio further; unlike in PPO, its bounds are in nats. The geometric mean
     keeps one outlying token from deciding the ratio of its sequence.
 
-    `reductions.sequence_mean_token_mean` gives the published objective.
+    `aggregation.sequence_mean_token_mean` gives the published objective.
 
     Source: Zhao et al. 2025, "Geometric-Mean Policy Optimization" (arXiv 2507.20673);
     the ratios of its experiments stay within exp(-0.4) and exp(0.4).
@@ -46,6 +46,7 @@ def gmpo(
         [T] loss per token, equal within a sequence; 0 where masked.
     """
     places = segment_index(loss_mask_T, segment_ids_T)
+    # one sign for a sequence, also where the advantages of its tokens differ
     advantages_S = segment_means(advantages_T, places)
     sign_T = broadcast_to_tokens(advantages_S, places)
     bounded_T = torch.where(sign_T < 0, log_ratio_T.clamp(min=-clip_low), log_ratio_T.clamp(max=clip_high))

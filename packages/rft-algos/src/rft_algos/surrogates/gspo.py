@@ -1,7 +1,7 @@
 """Group Sequence Policy Optimization: the importance ratio and the clip belong to whole sequences.
 
 The losses stand at every loss token of their sequence and are 0 elsewhere, so that
-`reductions.sequence_mean_token_mean` gives the published objective.
+`aggregation.sequence_mean_token_mean` gives the published objective.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def gspo(
     """
     places = segment_index(loss_mask_T, segment_ids_T)
     log_ratio_S, advantages_S = segment_means(log_ratio_T, places), segment_means(advantages_T, places)
+    # clipped once a sequence, and only then spread over its tokens
     return broadcast_to_tokens(ppo_clip(log_ratio_S, advantages_S, clip_low, clip_high), places)
 
 
@@ -75,6 +76,7 @@ def gspo_clipped(
     """
     places = segment_index(loss_mask_T, segment_ids_T)
     log_ratio_S, advantages_S = segment_means(log_ratio_T, places), segment_means(advantages_T, places)
+    # the spare slot has a mean of 0, a ratio of 1, which no clip holds
     return ppo_clipped(log_ratio_S, advantages_S, clip_low, clip_high).index_select(0, places.index_T)
 
 
@@ -108,6 +110,7 @@ def gspo_token(
     """
     places = segment_index(loss_mask_T, segment_ids_T)
     mean_T = broadcast_to_tokens(segment_means(log_ratio_T.detach(), places), places)
+    # what stands at masked tokens must not reach the difference below
     if not places.keep_all:
         kept_T = places.index_T < places.spare
         log_ratio_T, advantages_T = torch.where(kept_T, log_ratio_T, mean_T), torch.where(kept_T, advantages_T, 0.0)

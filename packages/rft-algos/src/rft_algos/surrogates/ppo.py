@@ -32,6 +32,7 @@ def ppo_clip(log_ratio_T: Tensor, advantages_T: Tensor, clip_low: float, clip_hi
         [T] loss per token. At log_ratio 0 it is -A_t, with gradient -A_t.
     """
     ratio_T, weights_T = ratio(log_ratio_T), -advantages_T
+    # the clipped side is detached: where it decides, the loss is a constant
     free_T, clipped_T = weights_T * ratio_T, weights_T * ratio_T.detach().clamp(1.0 - clip_low, 1.0 + clip_high)
     # the larger of the two; not `maximum`, whose gradient takes three times as long
     return torch.where(clipped_T > free_T.detach(), clipped_T, free_T)

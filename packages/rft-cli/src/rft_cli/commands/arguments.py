@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rft_cli.config import option_problems
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
 
@@ -53,18 +54,18 @@ def parse(
         elif word.startswith("--") and name in switches and not equals:
             on.add(name)
         elif word.startswith("-") and keep_flags:
+            # only the other parser knows which of its flags take a value
             return _checked(verb, Arguments(words, on, list(argv[index:])), most)
         elif word.startswith("-"):
             near = [f"--{option}" for option in nearest_names(name, [*switches, *options])]
             why = f"nearest: {', '.join(near)}" if near else f"rft-train {verb} has no such option"
-            raise _refusal(
-                "option.unknown", f"unknown option {word}", why, near[0] if near else f"rft-train {verb} --help"
-            )
+            do = near[0] if near else f"rft-train {verb} --help"
+            raise OptionsError.of(option_problems.unknown_option(word, why, do))
         else:
             words.append(word)
     if waiting:
         what, why = f"--{waiting} needs a value", "it does not stand alone"
-        raise _refusal("option.no_value", what, why, f"rft-train {verb} --help")
+        raise OptionsError.of(option_problems.needs_value(what, why, f"rft-train {verb} --help"))
     return _checked(verb, Arguments(words, on, [], values), most)
 
 
@@ -72,19 +73,11 @@ def _checked(verb: str, arguments: Arguments, most: int) -> Arguments:
     if len(arguments.words) > most:
         extra = " ".join(arguments.words[most:])
         why = f"rft-train {verb} takes at most {most} words"
-        raise stray_word(f"unexpected argument {extra!r}", why, f"rft-train {verb} --help")
+        do = f"rft-train {verb} --help"
+        raise OptionsError.of(option_problems.stray_word(f"unexpected argument {extra!r}", why, do))
     return arguments
 
 
 def unknown_command(what: str, why: str, do: str) -> OptionsError:
     """Return the error of a command, or of a word after it, that does not exist."""
-    return _refusal("command.unknown", what, why, do)
-
-
-def stray_word(what: str, why: str, do: str) -> OptionsError:
-    """Return the error of a word that nothing takes."""
-    return _refusal("option.stray", what, why, do)
-
-
-def _refusal(code: str, what: str, why: str, do: str) -> OptionsError:
-    return OptionsError(code=code, what=what, where="command line", why=why, do=do)
+    return OptionsError(code="command.unknown", what=what, where="command line", why=why, do=do)

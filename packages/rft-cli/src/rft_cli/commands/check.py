@@ -12,7 +12,6 @@ from rich.text import Text
 from rft.resolved import Resolved
 from rft.settings import RlSettings, SftSettings
 from rft_cli.config.resolve import resolve
-from rft_cli.config.stored_run import refuse_over_run
 from rft_core.errors import OptionsError
 
 if TYPE_CHECKING:  # its module imports torch, and `check eval` needs none
@@ -53,6 +52,7 @@ def run(argv: list[str]) -> int:
             elif machine.is_first:
                 _check_sft(resolved, machine)
     else:
+        # the plan page of rl and sft shows the notes itself
         for note in resolved.notes:
             print(f"note: {note}")
     print(f"rft-train {command} would start with these settings; nothing was started")
@@ -97,5 +97,7 @@ def _show_tokens(pieces: Sequence[str], learned: Sequence[bool]) -> None:
 
 def _check_save_path(save_path: str) -> None:
     """Raise the error of the start where `save_path` holds a run already."""
-    if save_path and (Path(save_path).expanduser() / "config.yaml").exists():
-        refuse_over_run(save_path)
+    if save_path:
+        from rft.run_lifecycle import refuse_existing
+
+        refuse_existing(Path(save_path).expanduser())

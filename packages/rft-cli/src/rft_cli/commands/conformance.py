@@ -25,17 +25,19 @@ def run(argv: list[str]) -> int:
             record = full_record(settings, machine, compared, prompts)
             Path(settings.output.output).write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
         console = Console(highlight=False)
+        # output into a pipe is not wrapped at 80 columns
         console = console if console.is_terminal else Console(highlight=False, width=200)
         head = facts(settings.model.pretrain, _kind(compared, machine), prompts, compared.limits, compared.dtype)
-        console.print(page(compared.results, head, compared.prompts.prompts, compared.codec))
+        console.print(page(compared.results, head, compared.prompts.prompts, compared.tokenizer))
     asked = bool(settings.engine.engines)
+    # after the page, so that a comparison that fails shows what it measured
     error = failure(
         compared.results,
         asked,
         settings.engine.engine_fp8,
         settings.model.bf16,
         compared.prompts.prompts,
-        compared.codec,
+        compared.tokenizer,
     )
     if error is not None:
         raise error

@@ -17,10 +17,12 @@ def run(argv: list[str]) -> int:
     settings = resolve("eval", with_run(argv, "eval")).settings
     with open_machine(settings.model.device) as machine:
         evaluation = evaluate(settings, machine)
+        # on every rank: each has answered its own share of the prompts
+        rows = evaluation.rows(machine.collectives) if settings.output.output else []
         if machine.is_first:
             _show(settings, evaluation)
             if settings.output.output:
-                Path(settings.output.output).write_text("".join(json.dumps(row) + "\n" for row in evaluation.rows()))
+                Path(settings.output.output).write_text("".join(json.dumps(row) + "\n" for row in rows))
     return 0
 
 

@@ -34,6 +34,7 @@ def run(argv: list[str]) -> int:
     if dtype and dtype not in _DTYPES:
         raise _refusal("export.dtype", f"--dtype {dtype}", f"weights are written as {', '.join(_DTYPES)}")
     target = Path(parsed.word(1)).expanduser()
+    # refused before torch is imported, which takes seconds
     refuse_full(target)
     source, averages = Path(parsed.word(0)).expanduser(), "ema" in parsed.switches
     if "adapter" in parsed.switches or (source / "adapter_config.json").is_file():
@@ -48,7 +49,7 @@ def run(argv: list[str]) -> int:
 def _export_adapters(source: Path, target: Path, *, lora_only: bool, converted: bool) -> None:
     """Export adapters out of a checkpoint, or merge a directory of adapters into the base weights."""
     if converted:
-        why = "adapters are written in float32 as they were trained, and are folded into weights of the type they have"
+        why = "adapters are written in float32, as they were trained, and merged into weights that keep their type"
         raise _refusal("export.adapter_as_it_is", "--dtype or --ema with adapters", why)
     from rft.checkpoints.export_lora import export_adapter, export_merged
 
@@ -67,9 +68,7 @@ def refuse_full(target: Path) -> None:
         OptionsError: `target` is a file, or a directory that holds something.
     """
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise _refusal(
-            "export.exists", f"{target} is not empty", "an export never writes over what is there", f"{target}-2"
-        )
+        raise _refusal("export.exists", f"{target} is not empty", "an export never overwrites files", f"{target}-2")
 
 
 def _refusal(code: str, what: str, why: str, other: str = "DIR") -> OptionsError:

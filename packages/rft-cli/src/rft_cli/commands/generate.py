@@ -16,6 +16,8 @@ def run(argv: list[str]) -> int:
     settings = resolve("generate", with_run(argv, "generate")).settings
     with open_machine(settings.model.device) as machine:
         rows = generate(settings, machine)
+        if not machine.is_first:
+            return 0
     output = settings.output.output
     if output:
         Path(output).write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -76,7 +76,7 @@ def sort_words(argv: Sequence[str]) -> Asked:
             rest.append(word)
     if sharding and sharding not in SHARDING_NAMES:
         raise _refused("option.bad_value", f"--sharding = {sharding!r}", f"it is one of {', '.join(SHARDING_NAMES)}")
-    return Asked(PlanRequest(command, numbers, SHARDING_NAMES.get(sharding)), as_json, rest)
+    return Asked(PlanRequest(command, numbers, sharding), as_json, rest)
 
 
 def _refused(code: str, what: str, why: str) -> OptionsError:

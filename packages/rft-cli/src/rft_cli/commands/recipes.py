@@ -8,10 +8,11 @@ from rft.settings import COMMANDS
 from rft_cli.commands import arguments
 from rft_cli.config import recipes
 from rft_cli.config.errors import SettingsError
+from rft_cli.config.option_problems import stray_word
 from rft_cli.config.recipes import Recipe
 from rft_cli.config.render import config_yaml
 from rft_cli.config.resolve import merge
-from rft_core.errors import DataError
+from rft_core.errors import DataError, OptionsError
 from rft_core.nearest_names import nearest_names
 
 USAGE = """usage: rft-train recipes                                  list the recipes
@@ -102,7 +103,7 @@ def _show(recipe: Recipe, *, resolved: bool, flags: list[str]) -> None:
         if flags:
             why = "the file is shown as it is; flags change what --resolved shows"
             do = f"rft-train recipes show {recipe.name} --resolved {' '.join(flags)}"
-            raise arguments.stray_word(f"{flags[0]} has no effect", why, do)
+            raise OptionsError.of(stray_word(f"{flags[0]} has no effect", why, do))
         print(recipe.path.read_text(encoding="utf-8"), end="")
         return
     command = recipe.command if recipe.command in COMMANDS else "rl"
@@ -114,12 +115,13 @@ def _show(recipe: Recipe, *, resolved: bool, flags: list[str]) -> None:
 
 def _copy(recipe: Recipe, target: Path) -> None:
     try:
+        # "x" refuses an existing file in the same operation that makes a new one
         with target.open("x", encoding="utf-8") as file:
             file.write(recipe.path.read_text(encoding="utf-8"))
     except FileExistsError as error:
         raise DataError(
             code="recipe.exists",
-            what=f"{target} is there already",
+            what=f"{target} already exists",
             where="command line",
             why="a copy never overwrites a file",
             state="nothing was changed",

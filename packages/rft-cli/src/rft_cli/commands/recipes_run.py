@@ -17,6 +17,7 @@ from typing import Any
 
 from rft_cli.commands.arguments import Arguments
 from rft_cli.commands.table import COMMANDS
+from rft_cli.config.option_problems import not_a_value
 from rft_cli.config.recipe_stages import RecipeStage, option
 from rft_cli.config.recipes import Recipe
 from rft_cli.config.resolve import resolve
@@ -37,7 +38,7 @@ class StageOptions:
     quick: bool
 
 
-def run(recipe: Recipe, given: Arguments) -> int:
+def run(recipe: Recipe, arguments: Arguments) -> int:
     """Run every stage that is not finished; the exit code of the first that fails is the program's."""
     if not recipe.stages:
         raise OptionsError(
@@ -48,8 +49,8 @@ def run(recipe: Recipe, given: Arguments) -> int:
             do=f"rft-train {recipe.command or 'rl'} --config {recipe.name}",
         )
     _refuse_ranks(recipe)
-    path = _directory(recipe, given)
-    choices = _choices(recipe, given, path)
+    path = _directory(recipe, arguments)
+    choices = _choices(recipe, arguments, path)
     values = {**{key: str(value) for key, value in asdict(choices).items()}, "run": str(path)}
     for stage in recipe.stages:
         words = stage.words(values, quick=choices.quick)
@@ -73,6 +74,7 @@ def _run_stage(title: str, stage: RecipeStage, words: list[str]) -> None:
     if _is_finished(stage, target):
         print(f"{title}: finished already ({target})")
         return
+    # an interrupted stage goes on from its checkpoint; without one it starts again
     resumed = stage.command in ("sft", "rl") and (target / "config.yaml").is_file() and _set_aside_unsaved(target)
     words = ["resume", str(target)] if resumed else words
     print(f"\n{title}:\n  {shlex.join(['rft-train', *words])}\n", flush=True)
@@ -117,41 +119,38 @@ def _refuse_ranks(recipe: Recipe) -> None:
         )
 
 
-def _directory(recipe: Recipe, given: Arguments) -> Path:
+def _directory(recipe: Recipe, arguments: Arguments) -> Path:
     """Return the run's directory, absolute, so that the printed commands work from anywhere."""
-    if given.values.get("save_path"):
-        return Path(given.values["save_path"]).expanduser().resolve()
+    if arguments.values.get("save_path"):
+        return Path(arguments.values["save_path"]).expanduser().resolve()
     from rft_trainer.runs.names import run_name
 
     return (Path("runs") / run_name(recipe.name, under=Path("runs"))).resolve()
 
 
-def _choices(recipe: Recipe, given: Arguments, path: Path) -> StageOptions:
+def _choices(recipe: Recipe, arguments: Arguments, path: Path) -> StageOptions:
     """Return the choices of this call, completed by those of an earlier call on the same directory."""
     stored = _json(path / RECORD)
+    # an empty directory may have been made for this run
     if path.exists() and not stored and any(path.iterdir()):
         raise OptionsError(
             code="recipe.not_its_directory",
-            what=f"{path} holds files and is no run of a recipe",
+            what=f"{path} holds files and is not the run of a recipe",
             where="--save_path",
             why="a recipe's stages are kept in a directory of their own",
             do=f"--save_path {path / recipe.name}",
         )
-    seed = given.values.get("seed", str(stored.get("seed", "42")))
+    seed = arguments.values.get("seed", str(stored.get("seed", "42")))
     if not seed.isdecimal():
-        raise OptionsError(
-            code="option.value",
-            what=f"--seed {seed} is not a whole number of at least 0",
-            where="command line",
-            why="the same seed gives the same run",
-            do="--seed 42",
-        )
+        what = f"--seed {seed} is not a whole number of at least 0"
+        raise OptionsError.of(not_a_value(what, "the same seed gives the same run", "--seed 42"))
+    # a later call may come from another directory
     reference = recipe.name if recipe.is_installed else str(recipe.path.resolve())
     choices = StageOptions(
         recipe=str(stored.get("recipe", reference)),
-        data=_data_directory(recipe, given.values.get("data") or stored.get("data")),
+        data=_data_directory(recipe, arguments.values.get("data") or stored.get("data")),
         seed=seed,
-        quick="quick" in given.switches or stored.get("quick") is True,
+        quick="quick" in arguments.switches or stored.get("quick") is True,
     )
     asked = {"recipe": reference, "data": choices.data, "seed": seed, "quick": choices.quick}
     changed = [name for name, value in stored.items() if asked.get(name) != value]
@@ -168,11 +167,11 @@ def _choices(recipe: Recipe, given: Arguments, path: Path) -> StageOptions:
     return choices
 
 
-def _data_directory(recipe: Recipe, given: str | None) -> str:
+def _data_directory(recipe: Recipe, data: str | None) -> str:
     """The directory of the data sets, absolute, with every file that the recipe needs."""
     if not recipe.needs:
-        return str(Path(given or os.environ.get(DATA_VARIABLE, ".")).expanduser().resolve())
-    chosen = given or os.environ.get(DATA_VARIABLE, "")
+        return str(Path(data or os.environ.get(DATA_VARIABLE, ".")).expanduser().resolve())
+    chosen = data or os.environ.get(DATA_VARIABLE, "")
     files = ", ".join(recipe.needs)
     if not chosen:
         raise DataError(
@@ -185,11 +184,12 @@ def _data_directory(recipe: Recipe, given: str | None) -> str:
     directory = Path(chosen).expanduser().resolve()
     missing = [name for name in recipe.needs if not (directory / name).is_file()]
     if missing:
+        # the directory above may be the one that was meant
         is_one_above = all((directory.parent / name).is_file() for name in recipe.needs)
         raise DataError(
             code="recipe.missing_data",
             what=f"{directory} has no {', '.join(missing)}; {recipe.name} needs {files}",
-            where="--data" if given else DATA_VARIABLE,
+            where="--data" if data else DATA_VARIABLE,
             why="data are read where they are; nothing is downloaded",
             do=f"--data {directory.parent}" if is_one_above else f"--data DIR (the one that holds {missing[0]})",
         )

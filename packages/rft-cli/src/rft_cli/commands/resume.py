@@ -34,6 +34,7 @@ def run(argv: list[str]) -> int:
     directory = RunDirectory.open(path)
     refuse_code(directory)
     command = command_of(directory)
+    # before the settings are resolved, because their paths are relative to it
     _go_to_working_directory(path)
     from rft.process.launching import spawned
     from rft_cli.config.resolve import resolve

@@ -61,7 +61,7 @@ def _no_run(reference: str) -> DataError:
     known = [run.name for run in find_runs(HOME)]
     near = nearest_names(reference, known) or known[:3]
     return DataError(
-        code="run.not_found",
+        code="run.unknown_name",
         what=f"no run is called {reference}" if reference else "the name of a run is missing",
         where="command line",
         why=f"nearest: {', '.join(near)}" if near else "there are no runs in runs/",

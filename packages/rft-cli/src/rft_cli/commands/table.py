@@ -19,6 +19,8 @@ class Command:
     summary: str
     settings: str = ""
     """The command whose settings its flags are (a key of `rft.settings.COMMANDS`); empty if it has none."""
+    trains: bool = False
+    """Whether it starts runs, which go on without their terminal."""
 
 
 _ALL = (
@@ -26,9 +28,10 @@ _ALL = (
         "quickstart",
         "rft_cli.commands.quickstart.command",
         "see reinforcement fine-tuning work, on a CPU, without a download",
+        trains=True,
     ),
-    Command("sft", "rft_cli.commands.sft", "train a model on demonstrations", "sft"),
-    Command("rl", "rft_cli.commands.rl", "train a policy on rewards of its own responses", "rl"),
+    Command("sft", "rft_cli.commands.sft", "train a model on demonstrations", "sft", trains=True),
+    Command("rl", "rft_cli.commands.rl", "train a policy on rewards of its own responses", "rl", trains=True),
     Command("eval", "rft_cli.commands.eval", "score a model on held-out data", "eval"),
     Command("generate", "rft_cli.commands.generate", "answer prompts with a model", "generate"),
     Command(
@@ -36,7 +39,7 @@ _ALL = (
     ),
     Command("build", "rft_cli.commands.build", "create a small model and its tokenizer from scratch", "build"),
     Command("export", "rft_cli.commands.export", "write the model of a checkpoint as a Hugging Face directory"),
-    Command("resume", "rft_cli.commands.resume", "continue a run from its newest checkpoint"),
+    Command("resume", "rft_cli.commands.resume", "continue a run from its newest checkpoint", trains=True),
     Command("check", "rft_cli.commands.check", "show what a command would do, without starting it"),
     Command(
         "plan",
@@ -44,7 +47,9 @@ _ALL = (
         "compute ranks, batches and memory of a run for machines that are elsewhere",
     ),
     Command("runs", "rft_cli.commands.runs", "list runs, or show one"),
-    Command("recipes", "rft_cli.commands.recipes", "list, show or copy configurations that are known to work"),
+    Command(
+        "recipes", "rft_cli.commands.recipes", "list, show or copy configurations that are known to work", trains=True
+    ),
 )
 
 COMMANDS: dict[str, Command] = {command.name: command for command in _ALL}

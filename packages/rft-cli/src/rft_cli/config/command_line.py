@@ -22,7 +22,7 @@ OPPOSITES = {"disable_engine_sleep": "enable_engine_sleep"}
 class Words:
     """Parsed command line, in the order in which it was written."""
 
-    given: list[GivenSetting] = field(default_factory=list[GivenSetting])
+    options: list[GivenSetting] = field(default_factory=list[GivenSetting])
     configs: list[str] = field(default_factory=list[str])
     strays: list[str] = field(default_factory=list[str])
     without_value: list[GivenSetting] = field(default_factory=list[GivenSetting])
@@ -66,6 +66,7 @@ def setting_of(name: str, schema: dict[str, Setting]) -> tuple[str, bool]:
         for setting in schema.values():
             if name in setting.metadata.get("aliases", ()):
                 return setting.name, False
+    # a setting whose own name begins with no_ is not a contrary
     positive = name.removeprefix("no_")
     if positive != name and name not in schema and positive in schema and schema[positive].is_switch:
         return positive, True
@@ -93,25 +94,26 @@ def _take(rest: list[str], max_words: int) -> list[str]:
     return taken
 
 
-def _record(words: Words, given: GivenSetting, setting: Setting | None, negated: bool) -> None:
-    if given.name == CONFIG and setting is None:
-        if given.texts:
-            words.configs.append(given.texts[0])
+def _record(words: Words, option: GivenSetting, setting: Setting | None, negated: bool) -> None:
+    if option.name == CONFIG and setting is None:
+        if option.texts:
+            words.configs.append(option.texts[0])
         else:
-            words.without_value.append(given)
+            words.without_value.append(option)
     elif setting is None:
-        words.given.append(given)
+        words.options.append(option)
     elif negated:
-        is_no_form = given.written.lstrip("-").startswith("no")
-        if is_no_form and given.texts:
-            words.negated_with_value.append(given)
+        # --no-x has a value by itself; an opposite name such as --disable_x may be given one
+        is_no_form = option.written.lstrip("-").startswith("no")
+        if is_no_form and option.texts:
+            words.negated_with_value.append(option)
         else:
-            words.given.append(GivenSetting(given.written, given.name, negate(given.texts), given.origin))
-    elif given.texts:
-        words.given.append(given)
+            words.options.append(GivenSetting(option.written, option.name, negate(option.texts), option.origin))
+    elif option.texts:
+        words.options.append(option)
     elif setting.is_switch:
-        words.given.append(GivenSetting(given.written, given.name, ("true",), given.origin))
+        words.options.append(GivenSetting(option.written, option.name, ("true",), option.origin))
     elif "bare" in setting.metadata:
-        words.given.append(GivenSetting(given.written, given.name, (setting.metadata["bare"],), given.origin))
+        words.options.append(GivenSetting(option.written, option.name, (setting.metadata["bare"],), option.origin))
     else:
-        words.without_value.append(given)
+        words.without_value.append(option)

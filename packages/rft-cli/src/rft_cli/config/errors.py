@@ -8,30 +8,31 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from rft.resolved import Origin
+from rft_cli.config import option_problems
 from rft_cli.config.origins import GivenSetting
 from rft_cli.config.refused_flags import REFUSED_FLAGS, Refusal
-from rft_cli.config.schema import Required, Setting, commands_with, schema
+from rft_cli.config.schema import REQUIRED, Setting, commands_with, schema
 from rft_cli.config.values import allowed, as_text, example
 from rft_core.errors import OptionsError, Problem
 from rft_core.nearest_names import nearest_names
 from rft_core.secrets import HIDDEN, looks_like_key
-
-NOTHING_STARTED = "nothing was started and nothing was changed"
 
 
 class SettingsError(OptionsError):
     """Settings that cannot be used; `problems` holds each, `problem` the one or a summary."""
 
     def __init__(self, *, problems: Sequence[Problem] = (), **fields: str) -> None:
-        self.problems = tuple(problems)
-        super().__init__(**(fields or asdict(_summary(self.problems))))
+        super().__init__(**(fields or asdict(_summary(problems))))
+        self.problems = tuple(problems) or self.problems
 
     def with_bundle(self, path: str) -> SettingsError:
         """The same problems, naming the diagnostics file that was written for them."""
         return SettingsError(problems=self.problems, **asdict(replace(self.problem, bundle=path)))
 
     def as_json(self) -> str:
-        """One JSON line: the problem, all the problems, and the exit code."""
+        """Return one JSON line: the problem, all the problems where there are several, and the exit code."""
+        if len(self.problems) < 2:
+            return super().as_json()
         record = {"problem": asdict(self.problem), "problems": [asdict(item) for item in self.problems]}
         return json.dumps(record | {"exit_code": int(self.exit_code)}, ensure_ascii=False)
 
@@ -48,89 +49,71 @@ def _summary(problems: Sequence[Problem]) -> Problem:
     )
 
 
-def unknown_option(command: str, given: GivenSetting) -> Problem:
+def unknown_option(command: str, option: GivenSetting) -> Problem:
     """Return the problem of a name that no command has, or only another command."""
-    elsewhere = commands_with(given.name)
-    options = nearest_names(given.name, schema(command))
+    elsewhere = commands_with(option.name)
+    options = nearest_names(option.name, schema(command))
     if elsewhere:
         why = f"it is a setting of {' and '.join(f'rft-train {name}' for name in elsewhere)}"
-        why += f"; nearest here: {', '.join(_like(given, name) for name in options)}" if options else ""
+        why += f"; nearest here: {', '.join(_like(option, name) for name in options)}" if options else ""
     else:
-        near = [_like(given, name) for name in options] or _refused_neighbours(given)
+        near = [_like(option, name) for name in options] or _refused_neighbours(option)
         why = f"nearest: {', '.join(near)}" if near else f"no setting of rft-train {command} has a name like it"
-    do = _assignment(given, options[0], _value(schema(command)[options[0]], given)) if options else ""
-    return Problem(
-        code="option.unknown",
-        what=f"unknown option {given.written}",
-        where=str(given.origin),
-        why=why,
-        do=do or f"rft-train {command} --help",
-    )
+    do = _assignment(option, options[0], _value(schema(command)[options[0]], option)) if options else ""
+    do = do or f"rft-train {command} --help"
+    return option_problems.unknown_option(option.written, why, do, str(option.origin))
 
 
-def _refused_neighbours(given: GivenSetting) -> list[str]:
+def _refused_neighbours(option: GivenSetting) -> list[str]:
     return [
-        f"{_like(given, name)} (known, but not usable here)"
-        for name in nearest_names(given.name, REFUSED_FLAGS, count=1)
+        f"{_like(option, name)} (known, but not usable here)"
+        for name in nearest_names(option.name, REFUSED_FLAGS, count=1)
     ]
 
 
-def refused_option(given: GivenSetting, refusal: Refusal) -> Problem:
+def refused_option(option: GivenSetting, refusal: Refusal) -> Problem:
     """Return the problem of a name or value of the guides that this version does not have."""
     return Problem(
         code="option.refused",
-        what=f"{_like(given, given.name)} cannot be used: {refusal.reason}",
-        where=str(given.origin),
+        what=f"{_like(option, option.name)} cannot be used: {refusal.reason}",
+        where=str(option.origin),
         why="a setting has an effect or is refused; none is ignored",
         do=refusal.do,
     )
 
 
-def bad_value(setting: Setting, given: GivenSetting) -> Problem:
+def bad_value(setting: Setting, option: GivenSetting) -> Problem:
     """Return the problem of a value of the wrong kind or out of bounds."""
-    text = given.texts[0] if given.texts else ""
+    text = option.texts[0] if option.texts else ""
     near = nearest_names(text, setting.choices) or list(setting.choices[:1])
-    legal = near[0] if near else "true" if setting.is_switch else example(setting, given.texts)
-    return Problem(
-        code="option.value",
-        what=f"{_shown(given)} is not allowed: it takes {allowed(setting)}",
-        where=str(given.origin),
-        why=f"nearest: {', '.join(near)}" if setting.choices else f"the default is {_default(setting)}",
-        do=_assignment(given, setting.name, legal),
-    )
+    legal = near[0] if near else "true" if setting.is_switch else example(setting, option.texts)
+    what = f"{_shown(option)} is not allowed: it takes {allowed(setting)}"
+    why = f"nearest: {', '.join(near)}" if setting.choices else f"the default is {_default(setting)}"
+    return option_problems.not_a_value(what, why, _assignment(option, setting.name, legal), str(option.origin))
 
 
-def key_as_project(given: GivenSetting) -> Problem:
+def key_as_project(option: GivenSetting) -> Problem:
     """Return the problem of a tracker's project that looks like its key."""
     return Problem(
         code="option.secret",
-        what=f"{given.written} takes the name of a project; what was given looks like a key and is not shown",
-        where=str(given.origin),
+        what=f"{option.written} takes the name of a project; what was given looks like a key and is not shown",
+        where=str(option.origin),
         why="a key on a command line or in a file ends up in histories, logs and checkpoints",
-        do=f"put the key into the environment (WANDB_API_KEY) and write {_assignment(given, given.name, 'PROJECT')}",
+        do=f"put the key into the environment (WANDB_API_KEY) and write {_assignment(option, option.name, 'PROJECT')}",
     )
 
 
-def missing_value(setting: Setting, given: GivenSetting) -> Problem:
+def missing_value(setting: Setting, option: GivenSetting) -> Problem:
     """Return the problem of a flag that needs a value and has none."""
-    return Problem(
-        code="option.no_value",
-        what=f"{given.written} needs a value: {allowed(setting)}",
-        where=str(given.origin),
-        why="only switches stand alone",
-        do=_assignment(given, setting.name, example(setting, ())),
-    )
+    what = f"{option.written} needs a value: {allowed(setting)}"
+    do = _assignment(option, setting.name, example(setting, ()))
+    return option_problems.needs_value(what, "only switches stand alone", do, str(option.origin))
 
 
-def config_without_name(given: GivenSetting) -> Problem:
+def config_without_name(option: GivenSetting) -> Problem:
     """Return the problem of `--config` that stands alone."""
-    return Problem(
-        code="option.no_value",
-        what="--config needs a file or the name of a recipe",
-        where=str(given.origin),
-        why="only switches stand alone",
-        do="rft-train recipes",
-    )
+    what = "--config needs a file or the name of a recipe"
+    return option_problems.needs_value(what, "only switches stand alone", "rft-train recipes", str(option.origin))
 
 
 def missing_setting(command: str, setting: Setting) -> Problem:
@@ -148,24 +131,15 @@ def unexpected_argument(text: str, recipes: Sequence[str]) -> Problem:
     """Return the problem of a word that belongs to no flag."""
     shown = HIDDEN if looks_like_key(text) else text
     near = nearest_names(text, recipes, count=1)
-    return Problem(
-        code="option.stray",
-        what=f"unexpected argument {shown!r}",
-        where="command line",
-        why="every value follows its flag: --flag VALUE",
-        do=f"--config {near[0]}" if near else "remove it, or put its flag in front",
-    )
+    do = f"--config {near[0]}" if near else "remove it, or put its flag in front"
+    why = "every value follows its flag: --flag VALUE"
+    return option_problems.stray_word(f"unexpected argument {shown!r}", why, do)
 
 
-def negated_with_value(given: GivenSetting) -> Problem:
+def negated_with_value(option: GivenSetting) -> Problem:
     """Return the problem of a negated flag with a value, such as `--no-x true`."""
-    return Problem(
-        code="option.value",
-        what=f"{given.written} stands alone, but {' '.join(given.texts)!r} follows",
-        where=str(given.origin),
-        why="it already means false",
-        do=f"--{given.name} false",
-    )
+    what = f"{option.written} stands alone, but {' '.join(option.texts)!r} follows"
+    return option_problems.not_a_value(what, "it already means false", f"--{option.name} false", str(option.origin))
 
 
 def unreadable(code: str, what: str, origin: Origin, why: str, do: str) -> Problem:
@@ -173,21 +147,21 @@ def unreadable(code: str, what: str, origin: Origin, why: str, do: str) -> Probl
     return Problem(code=code, what=what, where=str(origin), why=why, do=do)
 
 
-def _shown(given: GivenSetting) -> str:
-    text = " ".join(given.texts)
+def _shown(option: GivenSetting) -> str:
+    text = " ".join(option.texts)
     value = HIDDEN if looks_like_key(text) else text if len(text) <= 80 else f"{text[:77]}..."
-    return f"{given.written} = {value or 'nothing'}"
+    return f"{option.written} = {value or 'nothing'}"
 
 
-def _like(given: GivenSetting, name: str) -> str:
+def _like(option: GivenSetting, name: str) -> str:
     """Return a name in the form in which the setting was written: as a flag or bare."""
-    return f"--{name}" if given.origin.kind == "command line" else name
+    return f"--{name}" if option.origin.kind == "command line" else name
 
 
-def _assignment(given: GivenSetting, name: str, value: str) -> str:
-    if given.origin.kind == "command line":
+def _assignment(option: GivenSetting, name: str, value: str) -> str:
+    if option.origin.kind == "command line":
         return f"--{name} {value}" if value else f"--{name}"
-    return f"{name}={_literal(value)}" if given.origin.kind == "keyword argument" else f"{name}: {value}"
+    return f"{name}={_literal(value)}" if option.origin.kind == "keyword argument" else f"{name}: {value}"
 
 
 def _literal(text: str) -> str:
@@ -197,12 +171,12 @@ def _literal(text: str) -> str:
     return text if re.fullmatch(r"[+-]?\d[\d.]*(?:e[+-]?\d+)?", text) else repr(text)
 
 
-def _value(setting: Setting, given: GivenSetting) -> str:
-    if setting.is_switch and not given.texts:
+def _value(setting: Setting, option: GivenSetting) -> str:
+    if setting.is_switch and not option.texts:
         return ""
-    text = " ".join(given.texts)
+    text = " ".join(option.texts)
     return "VALUE" if not text or looks_like_key(text) else text
 
 
 def _default(setting: Setting) -> str:
-    return "required" if isinstance(setting.default, Required) else as_text(setting.default) or "empty"
+    return "required" if setting.default is REQUIRED else as_text(setting.default) or "empty"

@@ -12,6 +12,7 @@ from functools import cache
 def meanings(kind: type) -> dict[str, str]:
     """The text under each field of a dataclass and of those it extends, on one line, by the field's name."""
     texts: dict[str, str] = {}
+    # parents first, so that the text of the class itself wins
     for base in reversed(kind.__mro__[:-1]):
         [body] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(body, ast.ClassDef)

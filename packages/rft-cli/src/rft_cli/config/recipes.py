@@ -94,6 +94,7 @@ def read(path: Path) -> Recipe:
 def find(reference: str) -> tuple[Source | None, Problem | None]:
     """The file that a `--config` means: a file, a run's directory, or a recipe's name."""
     path = Path(reference).expanduser()
+    # what is on the disk wins over a recipe of the same name
     if path.is_file():
         return Source(path, path.stem, is_recipe=False), None
     if path.is_dir() and (path / "config.yaml").is_file():

@@ -37,5 +37,5 @@ def scalar(value: object) -> str:
     if isinstance(value, str) and "\n" in value:
         return json.dumps(value, ensure_ascii=False)  # a double-quoted YAML text, on one line
     plain = list(cast("tuple[object, ...]", value)) if isinstance(value, tuple) else value
-    text = yaml.safe_dump(plain, default_flow_style=True, width=1_000_000, allow_unicode=True, default_style=None)
+    text = yaml.safe_dump(plain, default_flow_style=True, width=1_000_000, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -112,14 +112,14 @@ def merge(command: str, argv: Sequence[str], keywords: Sequence[GivenSetting] = 
     words = command_line.read(argv, table)
     for reference in words.configs:
         _read_config(merged, reference)
-    for given in (*words.given, *keywords):
-        _apply(merged, given)
-    for given in words.without_value:
-        if given.name == command_line.CONFIG:
-            merged.problems.append(errors.config_without_name(given))
+    for option in (*words.options, *keywords):
+        _apply(merged, option)
+    for option in words.without_value:
+        if option.name == command_line.CONFIG:
+            merged.problems.append(errors.config_without_name(option))
         else:
-            merged.problems.append(errors.missing_value(table[given.name], given))
-    merged.problems += [errors.negated_with_value(given) for given in words.negated_with_value]
+            merged.problems.append(errors.missing_value(table[option.name], option))
+    merged.problems += [errors.negated_with_value(option) for option in words.negated_with_value]
     merged.problems += [errors.unexpected_argument(text, recipes.names()) for text in words.strays]
     return merged
 
@@ -131,34 +131,36 @@ def _read_config(merged: MergedSources, reference: str) -> None:
         return
     file = yaml_file.read(source.path, merged.schema, kind="recipe" if source.is_recipe else "file")
     name = file.header.get("name", "")  # of the recipe that a run's config.yaml was made from
+    # runs are named after it, so it must not lead into another directory
     merged.recipe_name = name if name and Path(name).name == name else source.name
     merged.sources.append(source.path)
     merged.problems += file.problems
     made_for = file.header.get("command", merged.command)
+    # one problem in place of one for every setting that only the other command has
     if made_for != merged.command:
         merged.problems.append(_other_command(merged, reference, made_for, source.path))
         return
-    for given in file.given:
-        _apply(merged, given)
+    for option in file.options:
+        _apply(merged, option)
 
 
-def _apply(merged: MergedSources, given: GivenSetting) -> None:
-    setting = merged.schema.get(given.name)
+def _apply(merged: MergedSources, option: GivenSetting) -> None:
+    setting = merged.schema.get(option.name)
     if setting is None:
-        refusal = REFUSED_FLAGS.get(given.name)
-        problem = errors.refused_option(given, refusal) if refusal else errors.unknown_option(merged.command, given)
+        refusal = REFUSED_FLAGS.get(option.name)
+        problem = errors.refused_option(option, refusal) if refusal else errors.unknown_option(merged.command, option)
         merged.problems.append(problem)
         return
-    if given.name in _TRACKERS and any(looks_like_key(text) for text in given.texts):
-        merged.problems.append(errors.key_as_project(given))
-    elif given.is_null and not setting.may_be_none:
-        merged.problems.append(errors.bad_value(setting, given))
+    if option.name in _TRACKERS and any(looks_like_key(text) for text in option.texts):
+        merged.problems.append(errors.key_as_project(option))
+    elif option.is_null and not setting.may_be_none:
+        merged.problems.append(errors.bad_value(setting, option))
     else:
         try:
-            merged.values[given.name] = convert(setting, given.texts)
-            merged.origins[given.name] = given.origin
+            merged.values[option.name] = convert(setting, option.texts)
+            merged.origins[option.name] = option.origin
         except NotAllowed:
-            merged.problems.append(errors.bad_value(setting, given))
+            merged.problems.append(errors.bad_value(setting, option))
 
 
 def _other_command(merged: MergedSources, reference: str, made_for: str, path: Path) -> Problem:

@@ -70,6 +70,7 @@ def schema(command: str) -> dict[str, Setting]:
     owner = COMMANDS[command]
     kinds = get_type_hints(owner)
     for group in fields(owner):
+        # a command may give a group other defaults than its class has
         prototype = group.default_factory() if group.default_factory is not MISSING else None
         for row in _rows(group.name, kinds[group.name], prototype):
             assert row.name not in table, f"{row.name} is in two groups of {command}"

@@ -9,29 +9,13 @@ from typing import Any, cast
 import yaml
 
 from rft_cli.config.schema import schema
-from rft_core.errors import DataError, OptionsError
+from rft_core.errors import DataError
 
 _OF_TRAINING = (
     *("pretrain", "temperature", "top_p", "top_k", "min_p"),
     *("prompt_data", "max_samples", "n_samples_per_prompt", "shuffle_images"),
 )
 """Settings of a run that say how it trained, not how it is evaluated."""
-
-
-def refuse_over_run(path: str | Path) -> None:
-    """Raise: a fresh start would write over the run at `path`.
-
-    Raises:
-        OptionsError: with the command that continues that run.
-    """
-    raise OptionsError(
-        code="run.exists",
-        what=f"{path} already holds a run",
-        where="--save_path",
-        why="a fresh start never writes over an earlier run",
-        state="the earlier run is untouched; nothing was started",
-        do=f"rft-train resume {path}",
-    )
 
 
 def names_run(argv: Sequence[str]) -> bool:

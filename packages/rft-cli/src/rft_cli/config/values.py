@@ -62,6 +62,7 @@ def _validated(setting: Setting, raw: str | list[str]) -> Any:
 
     bounds: dict[str, Any] = {ours: setting.metadata[key] for key, ours in _BOUNDS.items() if key in setting.metadata}
     if setting.base is float or setting.is_pair:
+        # neither infinity nor NaN is a setting, also where there is no bound
         bounds["allow_inf_nan"] = False
     if setting.is_pair:
         kind: Any = tuple[Annotated[float, Field(**bounds)], Annotated[float, Field(**bounds)]]
@@ -123,4 +124,6 @@ def as_text(value: object) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return " ".join(as_text(part) for part in cast("tuple[object, ...]", value))
+    if isinstance(value, str) and len(value.splitlines()) > 1:
+        return repr(value)  # a value of several lines would break up the line of the message that names it
     return f"{value:g}" if isinstance(value, float) else str(value)

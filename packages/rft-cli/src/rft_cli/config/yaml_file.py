@@ -31,7 +31,7 @@ _PLAIN_TAGS = {
 class FileSettings:
     """Settings, header and problems of one file."""
 
-    given: list[GivenSetting] = field(default_factory=list[GivenSetting])
+    options: list[GivenSetting] = field(default_factory=list[GivenSetting])
     header: dict[str, str] = field(default_factory=dict[str, str])
     """The fields under `recipe:` that hold one value, as text."""
     stages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
@@ -58,6 +58,7 @@ def read(path: Path, schema: Mapping[str, Setting], *, kind: OriginKind = "file"
 def _parsed(path: Path, kind: OriginKind, file: FileSettings) -> yaml.Node | None:
     origin = Origin(kind, str(path))
     try:
+        # a wrong path may be that of a file of weights, which must not be read as text
         if path.stat().st_size > LARGEST:
             why = f"a file of settings has at most {LARGEST} bytes"
             file.problems.append(errors.unreadable("file.large", f"{path} is too large", origin, why, "check the path"))
@@ -102,7 +103,7 @@ class _Reader:
     path: Path
     kind: OriginKind
     schema: Mapping[str, Setting]
-    found: FileSettings
+    settings: FileSettings
     lines: dict[str, int] = field(default_factory=dict[str, int])
 
     def entry(self, key: yaml.Node, value: yaml.Node) -> None:
@@ -112,6 +113,7 @@ class _Reader:
             return
         name, negated = setting_of(key.value.lstrip("-").replace("-", "_"), dict(self.schema))
         line = key.start_mark.line + 1
+        # under the setting's own name, so that an alias counts as a second line
         if name in self.lines:
             why = f"line {self.lines[name]} gives it already"
             self._refuse("duplicate", f"{key.value} is given twice", key, why, "keep one of the two lines")
@@ -126,15 +128,15 @@ class _Reader:
             is_null = value.tag.endswith(":null")
             texts = ("none",) if is_null else negate(texts) if negated else texts
             origin = Origin(self.kind, str(self.path), line, shown)
-            self.found.given.append(GivenSetting(key.value, name, texts, origin, is_null))
+            self.settings.options.append(GivenSetting(key.value, name, texts, origin, is_null))
 
     def _header(self, header: yaml.MappingNode) -> None:
         for key, value in header.value:
             if isinstance(value, yaml.ScalarNode):
-                self.found.header[_raw(key)] = value.value
+                self.settings.header[_raw(key)] = value.value
             elif _raw(key) == STAGES and isinstance(value, yaml.SequenceNode):
                 stages = [stage for stage in value.value if isinstance(stage, yaml.MappingNode)]
-                self.found.stages = [{_raw(k): _raw(v) for k, v in stage.value} for stage in stages]
+                self.settings.stages = [{_raw(k): _raw(v) for k, v in stage.value} for stage in stages]
 
     def _texts(self, name: str, value: yaml.Node) -> tuple[str, ...] | None:
         if value.tag not in _PLAIN_TAGS:
@@ -151,7 +153,7 @@ class _Reader:
         return None
 
     def _refuse(self, code: str, what: str, node: yaml.Node, why: str, do: str) -> None:
-        self.found.problems.append(_problem(code, what, self.path, node, self.kind, why, do))
+        self.settings.problems.append(_problem(code, what, self.path, node, self.kind, why, do))
 
 
 def _is_plain_scalar(node: yaml.Node) -> bool:

@@ -63,6 +63,7 @@ def remember_run_directory(directory: Path | None) -> None:
 def write(error: BaseException, argv: list[str], problem: Problem | None = None) -> Path | None:
     """Write the bundle into the run's directory, else into the temporary one; None if neither takes it."""
     text = json.dumps(contents(error, argv, problem), indent=2, ensure_ascii=False, default=str)
+    # several ranks may fail in the same second, in the same directory
     name = f"bundle-{time.strftime('%Y%m%d-%H%M%S')}-rank{os.environ.get('RANK', '0')}-{os.getpid()}.json"
     for directory in (_Context.run_directory, Path(tempfile.gettempdir())):
         if directory is None or not directory.is_dir():

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from typing import TextIO
 
-from rft_cli.config.errors import SettingsError
 from rft_core.errors import Problem, RftError
 
 JSON_FLAGS = ("--json_errors", "--json-errors")
@@ -23,9 +22,7 @@ def wants_json(argv: list[str], environment: Mapping[str, str] = os.environ) -> 
 
 def show(error: RftError, *, as_json: bool = False, stream: TextIO | None = None) -> None:
     """Write the error, every problem of it, to `stream` (stderr)."""
-    if not isinstance(error, SettingsError) or len(error.problems) < 2:
-        show_problem(error.problem, int(error.exit_code), as_json=as_json, stream=stream)
-    elif as_json:
+    if as_json:
         print(error.as_json(), file=stream or sys.stderr)
     else:
         _show_to_person(error.problems, error.problem.bundle, stream or sys.stderr)
@@ -50,6 +47,7 @@ def _show_to_person(problems: tuple[Problem, ...], bundle: str, stream: TextIO) 
         console.print(Text.assemble(("error  ", "bold red"), (problem.what, "bold")), soft_wrap=True)
         for name, label in _ROWS:
             value = bundle if name == "bundle" else getattr(problem, name)
+            # several problems share these two, which stand once above and below
             if value and not (len(problems) > 1 and name in ("state", "bundle")):
                 style = "bold green" if name == "do" else ""
                 console.print(Text.assemble((f"  {label:<8}", "dim"), (value, style)), soft_wrap=True)

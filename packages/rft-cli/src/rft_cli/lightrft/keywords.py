@@ -38,17 +38,17 @@ def resolved(keywords: Mapping[str, object], reward: str | None = None) -> Resol
         OptionsError: an object instead of settings, or two rewards.
     """
     refuse_objects([name for name in keywords if name in BUILT])
-    given = givens(keywords)
+    options = givens(keywords)
     if reward is not None:
         if "reward" in keywords:
             raise _two_rewards(keywords["reward"], reward)
-        given.append(GivenSetting("reward_fn", "reward", (reward,), KEYWORD))
-    return cast("Resolved[RlSettings]", validated(merge("rl", _config_words(keywords), given)))
+        options.append(GivenSetting("reward_fn", "reward", (reward,), KEYWORD))
+    return cast("Resolved[RlSettings]", validated(merge("rl", _config_words(keywords), options)))
 
 
 def command_words(keywords: Mapping[str, object]) -> list[str]:
     """Return the flags of `rft-train rl` that mean the same as the keywords."""
-    words = [[f"--{given.name}", *given.texts] for given in givens(keywords)]
+    words = [[f"--{option.name}", *option.texts] for option in givens(keywords)]
     return [*_config_words(keywords), *(word for flag in words for word in flag)]
 
 

@@ -68,6 +68,7 @@ class Strategy:
         self._engine.refresh()
         check = self._ready.training.check_engine
         if check is not None:
+            # the check draws samples, for which the engine has to be awake
             self._engine.wake()
             check(self._ready.training.progress.step)
 
@@ -114,7 +115,7 @@ class Strategy:
         if sleep_engine and choose_engine(self._settings.engine, self._ready.machine.device).can_sleep:
             self._engine.sleep(1)
         flat = [(ids, one) for ids, group in zip(token_ids, completions, strict=True) for one in group]
-        texts = self._ready.codec.decode_batch([one.token_ids for _, one in flat])
+        texts = self._ready.tokenizer.decode_batch([one.token_ids for _, one in flat])
         return [
             Generation(tuple(ids), tuple(one.token_ids), text, tuple(one.logprobs), one.finish_reason)
             for (ids, one), text in zip(flat, texts, strict=True)
@@ -131,26 +132,29 @@ class Strategy:
 
     def _key(self, prompt: int, sample: int) -> int:
         rank = self._ready.machine.ranks.rank
+        # each rank answers prompts of its own, so equal numbers must not draw equal responses
         return derive_key(self._settings.run.seed, "gather_and_generate", rank, self._num_calls, prompt, sample)
 
-    def _token_ids(self, given: Sequence[Prompts]) -> list[list[int]]:
-        if len(given) != 1:
+    def _token_ids(self, prompt_lists: Sequence[Prompts]) -> list[list[int]]:
+        if len(prompt_lists) != 1:
             raise OptionsError(
                 code="lightrft.prompts",
-                what=f"gather_and_generate was given {len(given)} lists of prompts",
+                what=f"gather_and_generate was given {len(prompt_lists)} lists of prompts",
                 where="strategy.gather_and_generate",
                 why="it answers one list: texts or token ids",
                 state="nothing was generated",
                 do='gather_and_generate(["1+1="])',
             )
-        codec, special = self._ready.codec, not self._settings.data.apply_chat_template
+        # text for a chat template brings its special tokens
+        tokenizer, special = self._ready.tokenizer, not self._settings.data.apply_chat_template
         return [
-            codec.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else list(prompt)
-            for prompt in given[0]
+            tokenizer.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else list(prompt)
+            for prompt in prompt_lists[0]
         ]
 
     def _refuse_long(self, token_ids: Sequence[Sequence[int]], max_new_tokens: int) -> None:
         _, room = self._limits
+        # of equally long prompts the first is named
         length, index = max(((len(ids), -index) for index, ids in enumerate(token_ids)), default=(0, 0))
         if length + max_new_tokens <= room:
             return
@@ -180,7 +184,7 @@ class Strategy:
         drawn = self._settings.sampling
         longest, _ = self._limits
         return replace(
-            sampling_options(drawn, int(asked.get("max_tokens", longest)), self._ready.codec.eos_ids),
+            sampling_options(drawn, int(asked.get("max_tokens", longest)), self._ready.tokenizer.eos_ids),
             temperature=asked.get("temperature", drawn.temperature),
             top_p=asked.get("top_p", drawn.top_p),
             top_k=max(int(asked.get("top_k", drawn.top_k)), 0),
@@ -198,7 +202,7 @@ def _refuse_media(media: Mapping[str, object]) -> None:
         code="lightrft.media" if known else "lightrft.argument",
         what=f"gather_and_generate was given {asked[0]}",
         where="strategy.gather_and_generate",
-        why="models are text models in this version" if known else "it has no such argument",
+        why="prompts are texts or token ids in this version" if known else "it has no such argument",
         state="nothing was generated",
         do=f"leave {asked[0]} out",
     )

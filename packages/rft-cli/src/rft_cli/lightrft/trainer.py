@@ -192,12 +192,14 @@ class SPMDPPOTrainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # a trainer that has built nothing has no run to end
         self._ended = self._ended or self._prepared is not None
         self._stack.__exit__(kind, error, trace)
 
     @property
     def _ready(self) -> rl.PreparedRun:
         if self._prepared is None:
+            # `rft-train resume` cannot find code of a script: then the script is the command
             script = "" if self._is_plain else shlex.join(["python", *sys.argv])
             command = ["rft-train", "rl", *self._words] if self._is_plain else ["python", *sys.argv]
             overridden = type(self).compute_advantages is not SPMDPPOTrainer.compute_advantages
@@ -241,16 +243,15 @@ class SPMDPPOTrainer:
         if self._begun:
             return
         ready = self._ready
-        context = run_lifecycle.running(
-            ready.training, ready.started, self._resolved, ready.sinks, is_first=ready.machine.is_first
-        )
-        self._stack.enter_context(context)
+        self._stack.enter_context(run_lifecycle.running(ready.training, ready.started))
+        # before the first evaluation: if that fails, the run has begun and must be ended
         self._begun = True
         ready.training.begin(self._results)
 
     @contextmanager
     def _listening(self) -> Generator[StopSignals]:
         """Handle signals that ask for a save and an end; only the main thread can install the handlers."""
+        # `fit` listens already while it calls `ppo_train`
         if self._signals is not None:
             yield self._signals
             return
@@ -268,6 +269,7 @@ class SPMDPPOTrainer:
             raise _ended()
         try:
             yield
+        # an interrupt as well: the summary is written and the ranks part
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
@@ -289,7 +291,7 @@ def _ended() -> OptionsError:
         what="nothing is left to train: this trainer's run has ended",
         where="SPMDPPOTrainer",
         why="a trainer is one run",
-        state="the run is as it ended",
+        state="the run is unchanged since it ended",
         do="another trainer, with load_checkpoint=True to go on from what was saved",
     )
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
-ASCII_BLOCKS = "_.-:=+*#"
 
 
 def sparkline(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
@@ -31,6 +30,7 @@ def shares(seconds: Mapping[str, float], width: int) -> dict[str, int]:
         return dict.fromkeys(seconds, 0)
     exact = {name: max(0.0, value) / total * width for name, value in seconds.items()}
     cells = {name: int(value) for name, value in exact.items()}
+    # the cells that rounding down left over go to the largest remainders
     for name in sorted(exact, key=lambda name: exact[name] - cells[name], reverse=True)[: width - sum(cells.values())]:
         cells[name] += 1
     return cells

@@ -25,7 +25,7 @@ _READING = (
 
 
 def page(
-    results: Sequence[EngineResult], facts: Sequence[tuple[str, str]], prompts: Sequence[Prompt], codec: HfTokenizer
+    results: Sequence[EngineResult], facts: Sequence[tuple[str, str]], prompts: Sequence[Prompt], tokenizer: HfTokenizer
 ) -> RenderableType:
     """Return the page: the facts, the table, its legend, and the outcome."""
     head = Table.grid(padding=(0, 2, 0, 0))
@@ -34,7 +34,7 @@ def page(
         head.add_row(name, Text(text))
     tail = Table.grid(padding=(0, 2, 0, 0))
     tail.add_column(style="dim", no_wrap=True)
-    for name, text in _tail(results, prompts, codec):
+    for name, text in _tail(results, prompts, tokenizer):
         tail.add_row(name, text)
     reading = [Text(f"  {line}", "dim") for line in _READING]
     return Group(head, Text(), _table(results), Text(), *reading, Text(), tail)
@@ -59,7 +59,7 @@ def _table(results: Sequence[EngineResult]) -> Table:
         name = Text(result.name, "bold")
         for draw in result.draws:
             table.add_row(name, *_cells(draw))
-            name = Text()
+            name = Text()  # the name stands on the first line of its engine alone
         if result.state != "measured":
             state = _absence(result) if result.state == "absent" else "failed"
             table.add_row(name, *["-"] * len(_COLUMNS), Text(state, _STYLES.get(state, "dim")))
@@ -87,7 +87,7 @@ def _absence(result: EngineResult) -> str:
     return "not installed" if result.problem.code == "engine.not_installed" else "not here"
 
 
-def _tail(results: Sequence[EngineResult], prompts: Sequence[Prompt], codec: HfTokenizer) -> list[tuple[str, Text]]:
+def _tail(results: Sequence[EngineResult], prompts: Sequence[Prompt], tokenizer: HfTokenizer) -> list[tuple[str, Text]]:
     """Return one line for each engine with a problem or a gap, and the verdict."""
     lines: list[tuple[str, Text]] = []
     for result in results:
@@ -98,7 +98,7 @@ def _tail(results: Sequence[EngineResult], prompts: Sequence[Prompt], codec: HfT
                 lines.append((result.name, Text(f"{_way(draw)}: {draw.problem.what}; {draw.problem.why}")))
         worst = result.worst
         if worst is not None and result.verdict != "equal":
-            lines.append((result.name, Text(f"largest gap at {place(worst, prompts, codec)}")))
+            lines.append((result.name, Text(f"largest gap at {place(worst, prompts, tokenizer)}")))
     return [*lines, ("verdict", _verdict(results))]
 
 
@@ -138,12 +138,12 @@ def _way(result: DrawResult) -> str:
     return f"temperature {result.draw.temperature:g}, top-p {result.draw.top_p:g}"
 
 
-def place(result: DrawResult, prompts: Sequence[Prompt], codec: HfTokenizer) -> str:
+def place(result: DrawResult, prompts: Sequence[Prompt], tokenizer: HfTokenizer) -> str:
     """The token with the largest gap of this draw, with both values."""
     measured = result.measured
     assert measured is not None
     token, noun = _worst(measured)
-    text = codec.decode([token.token_id])
+    text = tokenizer.decode([token.token_id])
     return (
         f"{_way(result)}: {prompts[token.prompt].prompt_id}, sample {token.sample}, token {token.position} "
         f"{text!r} (id {token.token_id}): {noun} {token.engine:.6f} in the engine, {token.trainer:.6f} in the trainer"
@@ -162,12 +162,17 @@ def _worst(measured: Measured) -> tuple[TokenGap, str]:
 
 
 def failure(
-    results: Sequence[EngineResult], asked: bool, fp8: bool, bf16: bool, prompts: Sequence[Prompt], codec: HfTokenizer
+    results: Sequence[EngineResult],
+    asked: bool,
+    fp8: bool,
+    bf16: bool,
+    prompts: Sequence[Prompt],
+    tokenizer: HfTokenizer,
 ) -> RftError | None:
     """Return the command's error: an engine apart, one that failed, one asked for by name and absent; else None."""
     apart = [result for result in results if result.verdict == "apart"]
     if apart:
-        return _apart(apart[0], [result.name for result in apart], fp8, bf16, prompts, codec)
+        return _apart(apart[0], [result.name for result in apart], fp8, bf16, prompts, tokenizer)
     for result in results:
         if result.state == "failed":
             assert result.problem is not None
@@ -198,7 +203,7 @@ def _apart(
     fp8: bool,
     bf16: bool,
     prompts: Sequence[Prompt],
-    codec: HfTokenizer,
+    tokenizer: HfTokenizer,
 ) -> ServiceError:
     worst = result.worst
     assert worst is not None
@@ -207,7 +212,7 @@ def _apart(
     return ServiceError(
         code="conformance.apart",
         what=f"{' and '.join(names)} apart from the trainer: {_size(measured)}",
-        where=place(worst, prompts, codec),
+        where=place(worst, prompts, tokenizer),
         why=_pattern(result),
         state="nothing was trained and nothing was changed",
         do=_remedy(result.name, fp8, bf16),
@@ -239,11 +244,14 @@ def _pattern(result: EngineResult) -> str:
     apart = [(draw, one) for draw, one in measured if one.verdict == "apart"]
     by_logprobs = [(draw, one) for draw, one in apart if one.gap.verdict(one.limits) == "apart"]
     if not by_logprobs:
-        return "log-probs agree, and what top-p keeps does not: the engine cuts otherwise, or says another mass"
+        return (
+            "log-probs agree, but the mass kept by top-p does not: the engine cuts differently, or reports another mass"
+        )
+    # the patterns that name a setting come first: a share of the tokens says less
     if all(draw.temperature != 1.0 for draw, _ in apart) and len(apart) < len(measured):
-        return f"only at temperature {apart[0][0].temperature:g}: not the numbers of the logits divided by it"
+        return f"only at temperature {apart[0][0].temperature:g}: not the log-probs of the logits divided by it"
     if all(draw.top_p < 1.0 for draw, _ in apart) and len(apart) < len(measured):
-        return f"only with top-p {apart[0][0].top_p:g}: numbers of the cut distribution, or another cut"
+        return f"only with top-p {apart[0][0].top_p:g}: log-probs of the cut distribution, or a different cut"
     share = max(one.num_beyond / one.gap.num_tokens for _, one in by_logprobs)
     if share >= 0.5:
         return f"{share:.0%} of the tokens: other weights, or a forward that computes something else"

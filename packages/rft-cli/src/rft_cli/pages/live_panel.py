@@ -73,6 +73,7 @@ class LivePanel:
         """Begin the display of a run: `run_name`, `run_directory`, `num_steps`, and anything else as `name: text`."""
         self._info = dict(info)
         if self._console.is_terminal:
+            # drawn when a record comes, so that no thread redraws beside the loop
             self._live = Live(self.render(), console=self._console, auto_refresh=False, transient=False)
             self._live.start(refresh=True)
         elif info:
@@ -81,6 +82,7 @@ class LivePanel:
 
     def step(self, record: Record) -> None:
         """Show a step that ended; `record` is its row of metrics."""
+        # what a step does not report keeps its last value
         self._last = {**self._last, **record}
         score = _number(record, "reward/mean", "sft/loss")
         if score is not None:
@@ -253,6 +255,7 @@ def _phase_rows(seconds: Mapping[str, float], width: int) -> list[RenderableType
     bar, legend = Text(), Text()
     for name, count in cells.items():
         bar.append("\u2588" * count, PHASES[name])
+        # a share that would read 0 % is not named
         if seconds[name] >= 0.005 * total:
             legend.append("\u25a0 ", PHASES[name])
             legend.append(f"{name} {seconds[name] / total:.0%}   ", "dim")

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rft.planning.run_plan import RunPlan
+from rft_cli.pages.run_plan_ranks import grid_lines, share_line
 
 if TYPE_CHECKING:  # its module imports torch, and a plan without images needs none
     from rft.planning.image_tokens import ImagePlan
@@ -16,12 +17,14 @@ _GIB = 2**30
 def lines(plan: RunPlan) -> list[str]:
     """Return the plan as lines of text."""
     training, rollout = plan.training_bytes, plan.rollout_bytes
-    rows = [f"{'ranks':<12} {line}" for line in plan.grid.lines()]
+    rows = [f"{'ranks':<12} {line}" for line in grid_lines(plan.grid)]
     rows += [f"{'origin':<12} {name}: {origin}" for name, origin in plan.grid.origins.items()]
     rows += [f"{'batches':<12} {line}" for line in _batch_lines(plan)]
     rows += [f"{'images':<12} {line}" for line in (image_lines(plan.images) if plan.images else ())]
     rows.append(f"{'memory':<12} {plan.parameters:,} parameters, from config.json; of one rank, at most:")
-    rows += [f"{'':<12} {term.line()}" for term in plan.terms]
+    for term in plan.terms:
+        where = "; in host memory" if term.on_host else ""
+        rows.append(f"{'':<12} {term.name:<22} {term.num_bytes / _GIB:9.3f} GiB = {term.formula}{where}")
     rows.append(f"{'':<12} {'while training':<22} {training / _GIB:9.3f} GiB")
     rows.append(f"{'':<12} {'while generating':<22} {rollout / _GIB:9.3f} GiB")
     if host := plan.host_bytes:
@@ -58,7 +61,7 @@ def as_object(plan: RunPlan) -> dict[str, Any]:
 
 def _batch_lines(plan: RunPlan) -> list[str]:
     """Return a rank's share of an optimizer step, and of a rollout where there is one."""
-    lines, share = [plan.share.line(plan.grid.dp_size)], plan.rollout
+    lines, share = [share_line(plan.share, plan.grid.dp_size)], plan.rollout
     if share is not None:
         lines.append(
             f"rollout_batch_size {share.num_prompts:,} prompts / {plan.grid.world_size:,} = {share.prompts_a_rank:,} "

@@ -15,7 +15,9 @@ from rft.sft import SftData
 from rft_cli.pages.run_plan_algorithm import algorithm_lines
 from rft_cli.pages.run_plan_layout import engine_line, strategy_line
 from rft_cli.pages.run_plan_model import model_lines
+from rft_cli.pages.run_plan_ranks import preflight_lines
 from rft_cli.pages.run_plan_rewards import reward_lines
+from rft_trainer.data.sources import LoadedPrompts
 
 _MOST_NAMED = 10
 """Rows left out that are named."""
@@ -54,13 +56,24 @@ def _training_lines(training: PreparedPrompts) -> list[str]:
     total = len(training.rendered) + len(training.left_out)
     longest = max((len(row.token_ids) for row in training.rendered), default=0)
     fit = f"{len(training.rendered):,} of {total:,} rows fit (longest prompt {longest} tokens)"
-    lines = [*training.loaded.lines(), fit, *_image_lines(training)]
+    lines = [*source_lines(training.loaded), fit, *_image_lines(training)]
     if training.left_out:
         named = ", ".join(f"{name} ({length})" for name, length in training.left_out[:_MOST_NAMED])
         more = len(training.left_out) - _MOST_NAMED
         rest = f" and {more} more" if more > 0 else ""
         lines.append(f"left out, longer than {training.limit} tokens: {named}{rest}")
     return lines
+
+
+def source_lines(loaded: LoadedPrompts) -> list[str]:
+    """Return the prompts of each source and its file, and the rows that were skipped."""
+    lines: list[str] = []
+    for spec in loaded.specs:
+        num = sum(prompt.source == spec.name for prompt in loaded.prompts)
+        share = "" if spec.probability is None else f", drawn with probability {spec.probability:g}"
+        lines.append(f"source {spec.name}: {num:,} prompts from {spec.path}{share}")
+    problems = [error.problem for error in loaded.skipped.problems]
+    return lines + [f"skipped {problem.where}: {problem.what}" for problem in problems]
 
 
 def _image_lines(training: PreparedPrompts) -> list[str]:
@@ -161,7 +174,7 @@ def _show(groups: list[tuple[str, list[str]]], resolved: Resolved[Any], machine:
         for number, line in enumerate(lines):
             print(f"{title if number == 0 else '':<12} {line}")
     print(f"{'machine':<12} {machine.describe()}")
-    for line in machine.preflight:
+    for line in preflight_lines(machine.preflight) if machine.preflight else ():
         print(f"{'ranks':<12} {line}")
     for name, value, effect in machine.environment():
         print(f"{'environment':<12} {name}={value}: {effect}")

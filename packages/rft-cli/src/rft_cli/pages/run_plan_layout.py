@@ -10,6 +10,7 @@ from rft.build.engines import choose_engine
 from rft.process.machine import choose_device
 from rft.settings import RlSettings
 from rft_dist.settings import StrategySettings
+from rft_dist.strategies.registry import choose_strategy
 
 _EIGHT_BIT_CAPABILITY = (8, 9)
 """From Ada and Hopper on, GPUs have products of 8-bit floats."""
@@ -18,8 +19,8 @@ _EIGHT_BIT_CAPABILITY = (8, 9)
 def engine_line(settings: RlSettings) -> str:
     choice = choose_engine(settings.engine, choose_device(settings.model.device, 0))
     how = choice.kind.summary
-    strategy = settings.strategy
-    if choice.shares_weights and choice.can.supports_sharded_policy and (strategy.fsdp or strategy.zero_stage):
+    is_sharded = choose_strategy(settings.strategy).shards_weights(settings.strategy)
+    if is_sharded and choice.shares_weights and choice.can.supports_sharded_policy:
         how = "in this process, its whole copy of the weights verified after every update"
     if asynchronous := async_rollouts_words(settings):
         how = f"{asynchronous}; their copies of the weights verified after every load"
@@ -60,23 +61,7 @@ def async_rollouts_words(settings: RlSettings) -> str:
 
 def strategy_line(strategy: StrategySettings, *, bf16: bool) -> str:
     """Return the layout of weights, gradients and moments as text."""
-    if strategy.fsdp:
-        over = "the ranks that hold the same parts" if strategy.tp_size > 1 else "all ranks"
-        over = f"groups of {strategy.shard_size} ranks" if strategy.shard_size else over
-        parts = [f"FSDP2: weights, gradients and moments in blocks over {over}; a layer is gathered while it computes"]
-        if strategy.fsdp_cpu_offload:
-            parts.append("blocks, gradients and moments in host memory")
-    elif strategy.zero_stage:
-        sharded_parts = ("moments", "moments and gradients", "moments, gradients and weights")[strategy.zero_stage - 1]
-        parts = [f"DeepSpeed ZeRO {strategy.zero_stage}: {sharded_parts} spread over all ranks"]
-        if strategy.zpg > 1:
-            parts.append(f"a second copy of the weights over every {strategy.zpg} ranks")
-        if strategy.overlap_comm:
-            parts.append("gradients are exchanged during the backward pass")
-    elif strategy.tp_size > 1:
-        parts = ["gradients are summed once a step over the ranks that hold the same parts"]
-    else:
-        parts = ["every rank holds all; gradients are summed once a step"]
+    parts = choose_strategy(strategy).summary(strategy)
     return "; ".join([*parts, *_added_words(strategy, bf16=bf16), *_sharing_words(strategy)])
 
 
@@ -98,13 +83,14 @@ def _added_words(strategy: StrategySettings, *, bf16: bool) -> Iterator[str]:
 
 def _sharing_words(strategy: StrategySettings) -> list[str]:
     """Return the plan's words on ranks that compute together."""
-    if strategy.tp_size > 1:
-        return [f"{strategy.tp_size} ranks hold parts of every matrix and compute together (tensor parallel)"]
-    if strategy.sp_size > 1:
+    sizes = choose_strategy(strategy).group_sizes(strategy)
+    if sizes.matrix > 1:
+        return [f"{sizes.matrix} ranks hold parts of every matrix and compute together (tensor parallel)"]
+    if sizes.sequence > 1:
         how = {
             "auto": "by heads where those divide, else by a ring",
             "ulysses": "by heads",
             "ring": "by a ring",
         }[strategy.sp_mode]
-        return [f"{strategy.sp_size} ranks share each sequence, {how}"]
+        return [f"{sizes.sequence} ranks share each sequence, {how}"]
     return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rft.build.lora import preview_adapters
 from rft.build.models import ModelPreview, preview_model
 from rft.process.machine import Machine, bfloat16_arithmetic
+from rft_models.policy.freezing import FreezeReport
 from rft_models.settings import AdapterSettings, ModelSettings
 
 
@@ -26,9 +27,18 @@ def model_lines(
         ("weights", _weights(settings, machine)),
         ("attention", [model.attention]),
         ("memory", [f"gradient checkpointing {model.checkpointing}"] if model.checkpointing else []),
-        ("frozen", model.frozen.lines() if model.frozen else []),
+        ("frozen", frozen_lines(model.frozen) if model.frozen else []),
         ("routers", _routers(settings, model)),
     ]
+
+
+def frozen_lines(report: FreezeReport) -> list[str]:
+    """Return how much is trained, and the name of everything that is not."""
+    frozen = report.num_weights - report.num_trained
+    lines = [f"{report.num_trained:,} of {report.num_weights:,} weights are trained; {frozen:,} are frozen:"]
+    for name, (first, num_rows, width) in report.rows.items():
+        lines.append(f"{name} rows 0 to {first - 1:,} ({first * width:,}); trained from row {first:,} ({num_rows})")
+    return lines + [f"{name} ({count:,})" for name, count in report.tensors_by_pattern().items()]
 
 
 def _weights(settings: ModelSettings, machine: Machine) -> list[str]:

@@ -29,7 +29,7 @@ def reward_lines(settings: RlSettings) -> list[str]:
         lines.append(f"{facts.function}, {processes}, {chosen.reward_timeout:g} s a response")
     lines += _model_lines(facts, models.reward_offload)
     lines += [
-        f"{server.name}: {server.place}, {models.remote_rm_batch_size} responses a request, "
+        f"{server.name}: {server.location}, {models.remote_rm_batch_size} responses a request, "
         f"{models.remote_rm_concurrency} requests at once, {models.remote_rm_timeout:g} s each"
         for server in facts.servers
     ]

@@ -93,7 +93,8 @@ def create_directory(path: Path) -> None:
 def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> Digest:
     """Create `path` with the pieces one after another, hashed on the way, flushed to the disk."""
     hasher = _Hasher()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    # O_EXCL: nothing that exists is written over, and no link is written through
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with errors_with_path(path):
         with FILE_OPEN:
             descriptor = os.open(path, flags, 0o666)
@@ -118,7 +119,8 @@ def digest_file(path: Path, *, sync: bool = False) -> Digest:
     """
     hasher = _Hasher()
     with errors_with_path(path):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        # O_NONBLOCK, since opening a pipe would wait for somebody who writes to it
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -151,6 +153,7 @@ def rename(operation: Operation, source: Path, target: Path) -> None:
 def remove_tree(path: Path) -> None:
     """Remove a directory with everything in it; links are removed, never followed."""
     with os.scandir(path) as entries:
+        # in a fixed order, so that a fault at the n-th operation meets the same file every time
         children = sorted(entries, key=lambda entry: entry.name)
     for entry in children:
         if entry.is_dir(follow_symlinks=False):

@@ -61,6 +61,7 @@ def step_name(step: int) -> str:
 def parse_step(name: str) -> int | None:
     """100 for "step_000100", None for any other form."""
     match = _STEP.fullmatch(name)
+    # one name a step: step_0000100 is no second form of step_000100
     return int(match[1]) if match and step_name(int(match[1])) == name else None
 
 
@@ -83,6 +84,7 @@ def quarantine_path(path: Path, step: int) -> Path:
     """A free name beside `path` for a checkpoint that did not verify."""
     first = path.with_name(f"quarantine_{step_name(step)}")
     candidate, number = first, 2
+    # what is in quarantine is evidence: a second damaged checkpoint of the step gets a name of its own
     while os.path.lexists(candidate):
         candidate = first.with_name(f"{first.name}.{number}")
         number += 1
@@ -106,7 +108,7 @@ def component_of(file: str) -> str:
 
 
 def candidates(directory: Path) -> list[tuple[int, Path]]:
-    """(step, directory) of every entry with the name of a checkpoint; contents are not looked at.
+    """(step, directory) of every entry with the name of a checkpoint, by name; contents are not looked at.
 
     A displaced directory counts as well: where the process was killed before the newer save of
     its step had verified, it is the last good state.
@@ -117,7 +119,8 @@ def candidates(directory: Path) -> list[tuple[int, Path]]:
 
 def published(directory: Path) -> dict[int, Path]:
     """Step -> directory; the displaced one only for a step of which no other is there."""
-    return dict(sorted(candidates(directory), key=lambda entry: parse_step(entry[1].name) is not None))
+    # in the order of names displaced ones come first, so that a published one of the same step takes their place
+    return dict(candidates(directory))
 
 
 def step_of(path: Path) -> int | None:
@@ -128,12 +131,12 @@ def step_of(path: Path) -> int | None:
 
 def leftovers(directory: Path) -> list[Leftover]:
     """Staging, pruned and displaced directories, of any run."""
-    found: list[Leftover] = []
+    folders: list[Leftover] = []
     for path in _directories(directory):
         match = _LEFTOVER.fullmatch(path.name)
         if match:
-            found.append(Leftover(path, int(match[1]), int(match[2]), match[3]))
-    return found
+            folders.append(Leftover(path, int(match[1]), int(match[2]), match[3]))
+    return folders
 
 
 def _directories(directory: Path) -> list[Path]:

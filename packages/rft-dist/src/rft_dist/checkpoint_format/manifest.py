@@ -93,6 +93,7 @@ class Manifest:
             "sequence": self.sequence,
             "step": self.step,
         }
+        # left out where it is empty: format version 1 has no such key
         if self.sharded:
             body["sharded"] = {component: to_json(table) for component, table in self.sharded.items()}
         return canonical_json({"manifest": body, "sha256": hashlib.sha256(canonical_json(body)).hexdigest()}) + b"\n"
@@ -112,27 +113,29 @@ def parse_manifest(content: bytes) -> Manifest:
     """The manifest that `content` encodes. Raises ManifestFault for any deviation from its form."""
     try:
         value = json.loads(content.decode("ascii"))
+        # encoded again and compared: bytes that JSON ignores, such as spaces, are noticed too
         expected = canonical_json(value) + b"\n"
     except (ValueError, TypeError, RecursionError) as error:
         raise ManifestFault(f"not readable as JSON: {error}") from error
     if expected != content or not isinstance(value, dict) or set(value) != {"manifest", "sha256"}:
         raise ManifestFault("not in canonical form")
     body = value["manifest"]
-    found = hashlib.sha256(canonical_json(body)).hexdigest()
-    if found != value["sha256"]:
-        raise ManifestFault(f"its content has SHA-256 {found}, it says {value['sha256']}")
+    digest = hashlib.sha256(canonical_json(body)).hexdigest()
+    if digest != value["sha256"]:
+        raise ManifestFault(f"its content has SHA-256 {digest}, expected {value['sha256']}")
     return _from_body(body)
 
 
 def _from_body(body: Any) -> Manifest:
     version = body.get("format_version") if isinstance(body, dict) else None
-    if type(version) is int and version > SHARDED_VERSION:
-        raise UnknownVersion(f"format version {version}, this program reads up to {SHARDED_VERSION}")
-    if version not in (FORMAT_VERSION, SHARDED_VERSION):
+    # not a comparison alone, for which True and 1.0 are 1
+    if type(version) is not int or version < FORMAT_VERSION:
         raise ManifestFault(f"format version {version} does not exist")
+    if version > SHARDED_VERSION:
+        raise UnknownVersion(f"format version {version}, this program reads up to {SHARDED_VERSION}")
     parent = body.get("parent_step")
     if parent is not None and type(parent) is not int:
-        raise ManifestFault("parent_step is no integer")
+        raise ManifestFault("parent_step is not an integer")
     components = tuple(_typed(body, "components", list))
     if not all(isinstance(name, str) and is_component_name(name) for name in components):
         raise ManifestFault("a component name is not allowed")
@@ -159,13 +162,13 @@ def _tables(
     if version == FORMAT_VERSION:
         return {}
     try:
-        found = {name: from_json(table) for name, table in _typed(body, "sharded", dict).items()}
+        tables = {name: from_json(table) for name, table in _typed(body, "sharded", dict).items()}
     except ValueError as error:
         raise ManifestFault(str(error)) from error
-    used = {block.file for table in found.values() for entry in table.values() for block in entry.blocks}
-    if not found or not set(found) <= set(components) or not used <= paths:
+    used = {block.file for table in tables.values() for entry in table.values() for block in entry.blocks}
+    if not tables or not set(tables) <= set(components) or not used <= paths:
         raise ManifestFault("its blocks are of components or files that it does not list")
-    return found
+    return tables
 
 
 def entry_to_json(entry: FileEntry) -> dict[str, Any]:
@@ -181,13 +184,13 @@ def entry_to_json(entry: FileEntry) -> dict[str, Any]:
 def entry_from_json(entry: Any) -> FileEntry:
     """The entry that `entry_to_json` gave. Raises ManifestFault for any other form."""
     if not isinstance(entry, dict):
-        raise ManifestFault("a file entry is no object")
+        raise ManifestFault("a file entry is not an object")
     path = _typed(entry, "path", str)
     if not is_safe_path(path):
         raise ManifestFault(f"file name {path!r} leaves the directory or is reserved")
     blocks = _typed(entry, "crc32_blocks", list)
     if not all(type(block) is int for block in blocks):
-        raise ManifestFault(f"crc32_blocks of {path} are no integers")
+        raise ManifestFault(f"crc32_blocks of {path} are not integers")
     return FileEntry(path, Digest(_natural(entry, "size"), _typed(entry, "sha256", str), tuple(blocks)))
 
 
@@ -200,6 +203,7 @@ def is_safe_path(path: str) -> bool:
 
 def _typed(body: Mapping[str, Any], key: str, kind: type) -> Any:
     value = body.get(key)
+    # not isinstance, for which True is an integer
     if type(value) is not kind:
         raise ManifestFault(f"{key} is not {_TYPE_NAMES[kind]}")
     return value

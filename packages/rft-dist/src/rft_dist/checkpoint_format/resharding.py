@@ -82,8 +82,8 @@ def to_json(table: Table) -> dict[str, Any]:
 def from_json(value: Any) -> dict[str, StoredTensor]:
     """The table that `to_json` gave. Raises ValueError for any other form."""
     if not isinstance(value, dict):
-        raise ValueError("a table of blocks is no object")
-    found: dict[str, StoredTensor] = {}
+        raise ValueError("a table of blocks is not an object")
+    tensors: dict[str, StoredTensor] = {}
     for name, entry in value.items():
         if not (isinstance(entry, list) and len(entry) == 3 and entry[0] in DTYPES and isinstance(entry[2], list)):
             raise ValueError(f"tensor {name!r} is not [dtype, shape, blocks]")
@@ -96,13 +96,13 @@ def from_json(value: Any) -> dict[str, StoredTensor]:
             if not fits(shape, start, extent):
                 raise ValueError(f"a block of {name!r} leaves the tensor")
             blocks.append(Block(block[0], block_key(name, start, is_whole=extent == shape), start, extent))
-        found[name] = StoredTensor(entry[0], shape, tuple(blocks))
-    return found
+        tensors[name] = StoredTensor(entry[0], shape, tuple(blocks))
+    return tensors
 
 
 def _naturals(value: Any) -> tuple[int, ...]:
     if not (isinstance(value, list) and all(type(entry) is int and entry >= 0 for entry in value)):
-        raise ValueError("a shape or a start is no list of natural numbers")
+        raise ValueError("a shape or a start is not a list of natural numbers")
     return tuple(value)
 
 
@@ -111,25 +111,26 @@ def merged(component: str, parts: Iterable[Table]) -> dict[str, StoredTensor]:
 
     Raises CheckpointError unless dtype and global shape agree and every element is in exactly one block.
     """
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for part in parts:
         for name, entry in part.items():
-            known = found.get(name, StoredTensor(entry.dtype, entry.shape, ()))
+            known = tensors.get(name, StoredTensor(entry.dtype, entry.shape, ()))
             if (known.dtype, known.shape) != (entry.dtype, entry.shape):
                 difference = f"{known.dtype} {list(known.shape)} and {entry.dtype} {list(entry.shape)}"
                 raise _bad_blocks(component, name, f"ranks give it as {difference}")
-            found[name] = StoredTensor(entry.dtype, entry.shape, known.blocks + entry.blocks)
-    for name, entry in found.items():
+            tensors[name] = StoredTensor(entry.dtype, entry.shape, known.blocks + entry.blocks)
+    for name, entry in tensors.items():
         problem = _cover(entry)
         if problem:
             raise _bad_blocks(component, name, problem)
-    return found
+    return tensors
 
 
 def _cover(entry: StoredTensor) -> str:
     """Why the blocks do not cover the tensor exactly once; empty where they do."""
     blocks = [block for block in entry.blocks if math.prod(block.shape)]
     num_stored, num_needed = sum(math.prod(block.shape) for block in blocks), math.prod(entry.shape)
+    # with enough elements, all inside the tensor, blocks that do not overlap cover it
     if num_stored < num_needed:
         return f"its blocks hold {num_stored} of {num_needed} elements"
     flat = [_flat_range(entry.shape, block) for block in blocks]
@@ -143,6 +144,7 @@ def _cover(entry: StoredTensor) -> str:
 
 def _flat_range(shape: tuple[int, ...], block: Block) -> tuple[int, int] | None:
     """(first, end) in the flattened tensor, None where the block is not contiguous in it."""
+    # after the first axis with more than one element a block must be as wide as the tensor
     axis = next((axis for axis, size in enumerate(block.shape) if size != 1), len(shape))
     if block.shape[axis + 1 :] != shape[axis + 1 :]:
         return None
@@ -217,6 +219,7 @@ class BlockReader:
     def _piece(self, block: Block, source: tuple[slice, ...]) -> Tensor:
         if block.file not in self._open:
             self._open[block.file] = safe_open(self._directory / block.file, framework="pt")
+        # a scalar cannot be sliced
         if not source:
             return self._open[block.file].get_tensor(block.key)
         return self._open[block.file].get_slice(block.key)[source]
@@ -224,14 +227,14 @@ class BlockReader:
 
 def table_of_files(directory: Path, files: Iterable[str]) -> dict[str, StoredTensor]:
     """The table of safetensors files that hold whole tensors, from their headers: a plain Hugging Face directory."""
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in files:
         with safe_open(directory / file, framework="pt") as stream:
             for name in stream.keys():  # noqa: SIM118 - no mapping
                 piece = stream.get_slice(name)
                 shape = tuple(piece.get_shape())
-                found[name] = StoredTensor(piece.get_dtype(), shape, (Block(file, name, (0,) * len(shape), shape),))
-    return found
+                tensors[name] = StoredTensor(piece.get_dtype(), shape, (Block(file, name, (0,) * len(shape), shape),))
+    return tensors
 
 
 def _bad_blocks(component: str, name: str, problem: str) -> CheckpointError:
@@ -239,7 +242,7 @@ def _bad_blocks(component: str, name: str, problem: str) -> CheckpointError:
         code="checkpoint.blocks_do_not_fit",
         what=f"tensor {name} of component {component}: {problem}",
         where=f"blocks that the ranks gave for {component}",
-        why="every element of a tensor is saved exactly once, or it would not come back",
+        why="every element of a tensor must be saved exactly once, or it could not be restored",
         state="the save was not acknowledged; the checkpoints before it are untouched",
         do="report this: the strategy of this run cuts its tensors wrongly",
     )

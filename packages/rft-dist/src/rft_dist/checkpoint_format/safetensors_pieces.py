@@ -32,11 +32,6 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
-def num_file_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> int:
-    """Size of the file that `file_pieces` gives."""
-    return len(_header(tensors, metadata)) + sum(map(num_tensor_bytes, tensors.values()))
-
-
 def num_tensor_bytes(tensor: Tensor) -> int:
     """Bytes of a tensor's values."""
     return tensor.numel() * tensor.element_size()
@@ -72,6 +67,5 @@ def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """Little-endian bytes in row-major order; a copy only where the tensor is elsewhere or not contiguous."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    if flat.numel() == 0:
-        return memoryview(b"")
+    # bytes by torch, since numpy has neither bfloat16 nor float8
     return flat.view(torch.uint8).numpy().data

@@ -59,14 +59,6 @@ class ShardRequest:
         )
 
 
-class ShardSource(Protocol):
-    """A part of a run that is saved block by block."""
-
-    def shards(self) -> Sequence[Shard]:
-        """This rank's blocks; with those of all ranks every tensor is covered exactly once."""
-        ...
-
-
 class ShardSink(Protocol):
     """A part of a run that is loaded block by block."""
 
@@ -160,6 +152,7 @@ def _largest_block(shape: tuple[int, ...], offset: int, room: int) -> tuple[tupl
     stride = 1
     best_axis, best_stride = len(shape), 1
     for axis in reversed(range(len(shape))):
+        # one more axis only where the block begins at the start of all axes below and a whole step fits
         if stride > room or any(start[axis + 1 :]):
             break
         best_axis, best_stride = axis, stride

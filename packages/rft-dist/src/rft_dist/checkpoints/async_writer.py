@@ -41,7 +41,7 @@ class BackgroundSaves:
     Example::
 
         saves = BackgroundSaves(store)
-        saves.begin(100, tensors={"optimizer": optimizer.shards()}, records={"ledger": ledger},
+        saves.begin(100, tensors={"optimizer": optimizer.checkpoint_tensors()}, records={"ledger": ledger},
                     snapshot=policy.snapshot, metadata={})
         ...                 # training goes on
         saves.wait()        # the checkpoint is on the disk and verified, or its error is raised
@@ -73,6 +73,7 @@ class BackgroundSaves:
         Raises the error of the save before, and CheckpointError for a record that is no JSON. Where
         the host's memory does not hold the copies the save is done at once, which is said once.
         """
+        # first: until the save before has ended, its thread reads the buffers that are written below
         self.wait()
         shards = {name: shards_of(part) for name, part in tensors.items()}
         if not self._has_room(shards, model_tensors or {}):
@@ -96,6 +97,7 @@ class BackgroundSaves:
         writer: Callable[[Path], None] = _nothing  # rank 0 writes the model's directory
         if self._store.is_first:
             writer = snapshot(lambda name, tensor: copies.copy(f"model/{name}", tensor.detach()))
+        # before training goes on and changes what is being copied
         copies.finish()
         fault_point(POINT_COPIED)
         what = dict(tensors=copied, records=encoded, model_writer=writer, metadata=dict(metadata))
@@ -114,6 +116,7 @@ class BackgroundSaves:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        # taken out: an error is raised once, and the save after it may succeed
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -133,6 +136,7 @@ class BackgroundSaves:
             return True
         own = [shard.data for part in shards.values() for shard in part] + list(model_tensors.values())
         num_bytes = sum(map(num_tensor_bytes, own))
+        # the buffers of the save before are used again and take no more memory
         need = max(num_bytes + num_bytes // 2 - self._copies.num_bytes, 0)
         if need + RESERVE_BYTES <= free:
             return True

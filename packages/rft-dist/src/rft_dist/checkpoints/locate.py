@@ -143,6 +143,7 @@ def _nearest_valid(path: Path) -> Checkpoint | None:
         paths = {**published(folder), **published(folder / CHECKPOINTS)}
         wanted = int(match[1]) if match else max(paths, default=0)
         for step in sorted(paths, key=lambda step: abs(step - wanted)):
+            # verified, since the message offers it to resume from
             manifest, problems = inspect(paths[step])
             if manifest is not None and not problems:
                 return Checkpoint(paths[step], manifest)

@@ -60,6 +60,7 @@ class StoreExchange:
 
         That store is served until all ranks have ended, by rank 0 or by torchrun. `timeout` is in seconds.
         """
+        # a connection of its own: a call that waits keeps out all others on the same one
         store = another_client(ranks_from_environment(), os.environ)
         store.set_timeout(timedelta(seconds=timeout))
         store = PrefixStore(f"saves/{next(_NUMBERS)}", store)
@@ -68,6 +69,7 @@ class StoreExchange:
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Return the bytes of every rank; raise PeerError naming the first that did not come in time."""
         number, rank = self._num_calls, 0
+        # each exchange has keys of its own: a rank that is ahead overwrites nothing that is still to be read
         self._num_calls += 1
         gathered: list[bytes] = []
         try:

@@ -93,6 +93,7 @@ def _write_model(staging: Path, rank: int, plan: Plan, parts: RankParts) -> list
         digest = write_file(directory / file, file_pieces(parts.model_tensors, {"format": "pt"}))
         entries.append(FileEntry(f"{MODEL}/{file}", digest))
     index = plan.model_index()
+    # made from what all ranks announced: it does not wait for their files
     if rank == 0 and index is not None:
         content = json.dumps(index, indent=2).encode() + b"\n"
         entries.append(FileEntry(f"{MODEL}/{_INDEX}", write_file(directory / _INDEX, [content])))

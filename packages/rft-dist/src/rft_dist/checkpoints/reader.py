@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -108,12 +107,6 @@ class Checkpoint:
         """The tensors of a component, for the part of a run that is restored from it."""
         return StoredTensors(self, name)
 
-    def model_blocks(self) -> BlockReader:
-        """The blocks of the model directory's own weights, by their names there."""
-        files = [entry.path for entry in self.manifest.files]
-        weights = [file for file in files if re.fullmatch(rf"{MODEL}/[^/]+\.safetensors", file)]
-        return BlockReader(self.path, table_of_files(self.path, weights))
-
     def records(self, component: str) -> Any:
         """The JSON value of a component; CheckpointError where it has none."""
         path = self._file(component, ".json")
@@ -121,10 +114,6 @@ class Checkpoint:
             return json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
             raise _changed_since(path, str(error)) from error
-
-    def has_tensors(self, component: str) -> bool:
-        """Return whether the checkpoint has tensors of a component (`tensors`)."""
-        return component in self.manifest.sharded or self._lists(f"{STATE}/{component}.safetensors")
 
     def has_records(self, component: str) -> bool:
         """Return whether the checkpoint has a JSON record of a component (`records`)."""
@@ -195,7 +184,7 @@ def require_equal_components(registered: Collection[str], saved: Collection[str]
             code="checkpoint.components_differ",
             what=f"components missing: {', '.join(missing) or 'none'}; unexpected: {', '.join(unexpected) or 'none'}",
             where=where,
-            why="the saved set must equal the set that this run registered: what is left out does not come back",
+            why="the saved set must equal the set that this run registered: what is left out cannot be restored",
             do=f"register {', '.join(unexpected)}" if unexpected else f"save {', '.join(missing)} too",
         )
 
@@ -208,8 +197,9 @@ def read_manifest(path: Path) -> Manifest:
     """
     file = path / MANIFEST
     # neither a link nor a pipe may stand in for the manifest
-    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as stream:
+        # one byte more than allowed: a file that is larger shows itself, and is not read to its end
         content = stream.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise ManifestFault(f"larger than {MAX_BYTES} bytes")
@@ -230,13 +220,15 @@ def inspect(path: Path, *, only: Collection[str] | None = None) -> tuple[Manifes
     except OSError as error:
         return None, [_unreadable(path, MANIFEST, error)]
     findings = _compare_names(path, manifest)
+    # names and sizes first: they cost no reading, and without all files there is nothing to compare
     return manifest, findings or inspect_files(path, manifest, only)
 
 
 def inspect_files(path: Path, manifest: Manifest, only: Collection[str] | None = None) -> list[Finding]:
     """Compare the content of the manifest's files, all or those of `only`, with what it says of them."""
     entries = [entry for entry in manifest.files if only is None or entry.path in only]
-    findings = [found for entry in entries if (found := _compare_content(path, entry))]
+    findings = [finding for entry in entries if (finding := _compare_content(path, entry))]
+    # headers are parsed only after their bytes were found to be those that were written
     return findings or _compare_headers(path, entries)
 
 
@@ -256,7 +248,7 @@ def damaged(path: Path, findings: list[Finding]) -> CheckpointError:
         code="checkpoint.damaged",
         what=f"checkpoint {path} is damaged: {first.file} {first.problem}{more}",
         where=str(path / first.file),
-        why="its bytes are not those that were saved, and training from other weights would look like training",
+        why="its bytes are not those that were saved, and training from other weights would give no error",
         state="nothing was loaded; the directory is as it was",
         do=f"resume from the folder, which takes the newest that verifies: {path.parent}",
     )
@@ -312,13 +304,13 @@ def _newest_first(directory: Path, run_id: str | None) -> list[Path]:
 def _compare_names(path: Path, manifest: Manifest) -> list[Finding]:
     claimed = step_of(path)
     if claimed is not None and claimed != manifest.step:
-        return [Finding(path, MANIFEST, f"is that of step {manifest.step}: this is another checkpoint's file")]
+        return [Finding(path, MANIFEST, f"belongs to step {manifest.step}: this is another checkpoint's file")]
     try:
         present, odd = _walk(path)
     except OSError as error:
         return [_unreadable(path, "", error)]
     listed = {entry.path: entry.digest.size for entry in manifest.files}
-    findings = [Finding(path, name, "is no regular file") for name in odd]
+    findings = [Finding(path, name, "is not a regular file") for name in odd]
     findings += [Finding(path, name, "is missing") for name in sorted(set(listed) - set(present))]
     findings += [Finding(path, name, "is not in the manifest") for name in sorted(set(present) - set(listed))]
     findings += [
@@ -352,21 +344,22 @@ def _walk(path: Path, prefix: str = "") -> tuple[dict[str, int], list[str]]:
 
 def _compare_content(path: Path, entry: FileEntry) -> Finding | None:
     try:
-        found = digest_file(path / entry.path)
+        digest = digest_file(path / entry.path)
     except OSError as error:
         return _unreadable(path, entry.path, error)
-    if found == entry.digest:
+    if digest == entry.digest:
         return None
-    if found.size != entry.digest.size:
-        return _size_differs(path, entry.path, found.size, entry.digest.size)
-    first, last = _damaged_range(found, entry.digest)
-    problem = f"bytes {first}-{last}, SHA-256 {found.sha256} expected {entry.digest.sha256}"
+    if digest.size != entry.digest.size:
+        return _size_differs(path, entry.path, digest.size, entry.digest.size)
+    first, last = _damaged_range(digest, entry.digest)
+    problem = f"bytes {first}-{last}, SHA-256 {digest.sha256} expected {entry.digest.sha256}"
     return Finding(path, entry.path, problem, first, last)
 
 
-def _damaged_range(found: Digest, want: Digest) -> tuple[int, int]:
-    pairs = zip(found.crc32_blocks, want.crc32_blocks, strict=False)
+def _damaged_range(digest: Digest, want: Digest) -> tuple[int, int]:
+    pairs = zip(digest.crc32_blocks, want.crc32_blocks, strict=False)
     blocks = [index for index, (here, there) in enumerate(pairs) if here != there]
+    # no CRC-32 differs though SHA-256 does: the place is not known any closer
     if not blocks:
         return 0, want.size - 1
     return blocks[0] * BLOCK_BYTES, min((blocks[-1] + 1) * BLOCK_BYTES, want.size) - 1
@@ -381,13 +374,13 @@ def _compare_headers(path: Path, entries: Collection[FileEntry]) -> list[Finding
             with safe_open(path / entry.path, framework="pt") as stream:
                 stream.keys()
         except (OSError, SafetensorError) as error:
-            findings.append(Finding(path, entry.path, f"has a header that does not hold: {error}"))
+            findings.append(Finding(path, entry.path, f"has an invalid header: {error}"))
     return findings
 
 
-def _size_differs(path: Path, name: str, found: int, want: int) -> Finding:
-    problem = f"has {found} bytes, expected {want}"
-    return Finding(path, name, problem, min(found, want), max(found, want) - 1)
+def _size_differs(path: Path, name: str, size: int, want: int) -> Finding:
+    problem = f"has {size} bytes, expected {want}"
+    return Finding(path, name, problem, min(size, want), max(size, want) - 1)
 
 
 def _unreadable(path: Path, name: str, error: OSError) -> Finding:

@@ -73,6 +73,7 @@ def plan_removals(stored: Sequence[Stored], policy: RetentionPolicy, protected: 
     for entry in newest_first:
         if entry in kept:
             continue
+        # the first reason holds for all older ones, small ones that would fit included: what is kept has no gaps
         reason = reason or _exceeded(policy, num_kept + 1, num_bytes + entry.num_bytes)
         if reason:
             removals.append(Removal(entry.step, entry.num_bytes, reason))
@@ -84,6 +85,7 @@ def plan_removals(stored: Sequence[Stored], policy: RetentionPolicy, protected: 
 def remove_checkpoint(directory: Path, step: int, run_id: str) -> None:
     """Rename one checkpoint to a `dead_` name and unlink it. Raises OSError."""
     dead = directory / dead_name(step, run_id)
+    # an earlier removal of the same step was refused half way
     if os.path.lexists(dead):
         remove_tree(dead)
     # renamed before its files are unlinked: half removed, it is never taken for a whole one

@@ -66,14 +66,15 @@ class Plan:
 
     def is_sharded(self, component: str) -> bool:
         """Return whether a component has one file per rank; one that a single rank gives whole is one file."""
-        parts = [each.parts[component] for each in self.announced if each.parts.get(component, (0, 0, True))[0]]
+        parts = [each.parts[component] for each in self.announced if each.parts.get(component, (0,))[0]]
         return len(parts) > 1 or any(not is_whole for _, _, is_whole in parts)
 
     def state_file(self, component: str, rank: int) -> str | None:
         """The file that a rank writes for a component, None where it has nothing to write."""
-        has_blocks = [rank for rank, each in enumerate(self.announced) if each.parts.get(component, (0, 0, True))[0]]
+        has_blocks = [rank for rank, each in enumerate(self.announced) if each.parts.get(component, (0,))[0]]
         if self.is_sharded(component):
             return rank_file(component, rank, len(self.announced)) if rank in has_blocks else None
+        # a component without blocks is a file too, from rank 0: every listed component has one
         return f"{STATE}/{component}.safetensors" if rank == (has_blocks or [0])[0] else None
 
     @property

@@ -46,7 +46,7 @@ def refused_opening(directory: Path, error: OSError) -> StorageError:
         what=f"cannot keep checkpoints in {directory} ({name})",
         where=str(error.filename or directory),
         why=f"{name}: {error.strerror or error}",
-        state="checkpoints that are there were left as they are",
+        state="existing checkpoints were left as they are",
         do=_remedy(error.errno or 0, directory, 0, None),
     )
 
@@ -58,7 +58,7 @@ def too_little_space(step: int, directory: Path, need: int, free: int, last_good
         what=f"cannot save step {step}: {directory} needs {gib(need)}, has {gib(free)}"
         " (ENOSPC foreseen, quota not read)",
         where=str(directory),
-        why="a save is begun only where all of its bytes fit beside the checkpoints that are there",
+        why="a save begins only where all of its bytes fit beside the existing checkpoints",
         state=_untouched(step, last_good),
         do=f"free {gib(need - free)} on the file system of {directory}",
     )

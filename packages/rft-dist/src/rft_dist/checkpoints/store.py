@@ -93,6 +93,7 @@ class CheckpointStore:
         self._components = None if components is None else frozenset(components)
         self._protected: dict[str, int] = {}
         self._parent_step: int | None = None
+        # through the exchange: no rank goes on until rank 0 has settled what a kill left behind
         collective_call(self._exchange, self._open_folder)
 
     def _open_folder(self) -> None:
@@ -140,6 +141,7 @@ class CheckpointStore:
             return [announced.to_json(), {**self._opening(step), "records": sorted(records)} if is_first else {}]
 
         answers = collective_call(self._exchange, opening_of)
+        # all ranks take what rank 0 saw of the folder: each for itself might see another state of it
         plan, opening = Plan(tuple(RankShards.from_json(answer[0]) for answer in answers)), answers[0][1]
         _require_same_step(plan)
         components = plan.components | set(opening["records"])
@@ -168,9 +170,9 @@ class CheckpointStore:
         removed = tuple(Removal(*entry) for entry in pruned["removed"])
         return _info(request.target, manifest, removed, tuple(pruned["problems"]))
 
-    def _require_components(self, found: Collection[str], step: int) -> None:
+    def _require_components(self, components: Collection[str], step: int) -> None:
         if self._components is not None:
-            require_equal_components(self._components, found, where=f"save of step {step}")
+            require_equal_components(self._components, components, where=f"save of step {step}")
 
     def _opening(self, step: int) -> dict[str, Any]:
         """Return rank 0's view of the folder, after removing what killed processes left behind."""
@@ -227,6 +229,7 @@ class CheckpointStore:
         if self._components is not None:
             checkpoint.require_components(self._components)
         self._parent_step = checkpoint.step
+        # a source in another folder needs no protection: nothing is removed there
         if checkpoint.path.parent.resolve() == self.directory.resolve():
             self.protect("resume source", checkpoint.step)
 
@@ -261,6 +264,7 @@ class CheckpointStore:
             try:
                 remove_checkpoint(self.directory, removal.step, self.run_id)
             except OSError as error:
+                # the save is complete: what stays is reported, and tried again after the next one
                 problems.append(f"{step_name(removal.step)} was not removed: {error.strerror or error}")
             else:
                 removed.append(removal)
@@ -311,7 +315,7 @@ def _require_same_step(plan: Plan) -> None:
             where="save of a checkpoint by all ranks",
             why="a checkpoint is the state of one step on every rank",
             state="nothing was written",
-            do="report this: the ranks of this run have come apart",
+            do="report this: the ranks of this run are out of step",
         )
 
 

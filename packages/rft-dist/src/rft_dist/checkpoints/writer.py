@@ -121,6 +121,7 @@ def write_checkpoint(request: SaveRequest, plan: Plan) -> Manifest:
     staging = request.directory / staging_name(request.step, request.run_id)
 
     def opened() -> str:
+        # whatever may be refused comes before the first directory is made
         encoded.update(_encode_records(request))
         _refuse_foreign_target(request)
         total = need + sum(map(len, encoded.values()))
@@ -142,8 +143,10 @@ def write_checkpoint(request: SaveRequest, plan: Plan) -> Manifest:
         _verify(request, manifest, [_own_files(answer) for answer in answers], displaced)
     except RftError:
         if request.is_first:
+            # by rank 0, which made it; collective_call has raised the error on all ranks
             _discard(staging)
         raise
+    # only now: until the new one had verified, the displaced one was the last good checkpoint
     if request.is_first and displaced is not None:
         _discard(request.directory / displaced)
     return manifest
@@ -166,11 +169,13 @@ def _refusals(request: SaveRequest, need: int) -> Generator[None]:
 def restore_displaced(displaced: Path, target: Path) -> None:
     """Settle a checkpoint moved aside by a save that did not finish: the newer one if it verifies, else this one."""
     if os.path.lexists(target):
+        # the kill came after publishing: the newer one counts only if its bytes are right
         _, problems = inspect(target)
         if not problems:
             remove_tree(displaced)
             sync_directory(target.parent)
             return
+        # it stays where it is, so that the name is not free
         if any(problem.quarantined_to is None for problem in quarantine(target, problems)):
             return
     rename(RESTORE, displaced, target)
@@ -195,6 +200,7 @@ def _encode_records(request: SaveRequest) -> dict[str, bytes]:
         if not is_component_name(name):
             allowed = "letters, digits, _ . - only, and no leading dot"
             raise _bad_component(name, allowed, request.step, request.directory)
+    # only to refuse it in time: the manifest, which holds the metadata, is written last
     encoded("metadata", dict(request.metadata))
     return {name: encoded(name, request.records[name]) for name in sorted(request.records)}
 
@@ -275,7 +281,9 @@ def _list_and_publish(request: SaveRequest, staging: Path, manifest: Manifest, n
         _refuse_other_folders(request, staging, manifest)
         # the manifest last: a directory that has one is complete
         write_file(staging / MANIFEST, [manifest.to_bytes()])
+        # the names inside are on the disk before the directory gets its own
         sync_directory(staging)
+        # as late as possible: from here to the rename the step is found under its displaced name only
         displaced = _make_room(request)
         try:
             rename(PUBLISH, staging, request.target)
@@ -312,16 +320,17 @@ def _verify(request: SaveRequest, manifest: Manifest, files: Sequence[list[str]]
                 problems = inspect_files(request.target, manifest, files[request.exchange.rank])
         return [f"{problem.file} {problem.problem}" for problem in problems]
 
-    found = [problem for problems in collective_call(request.exchange, compared) for problem in problems]
+    faults = [problem for problems in collective_call(request.exchange, compared) for problem in problems]
 
     def settled() -> None:
-        problems = quarantine(request.target, [Finding(request.target, "", problem) for problem in found])
+        # first, because it frees the name for the checkpoint that was there before
+        problems = quarantine(request.target, [Finding(request.target, "", problem) for problem in faults])
         if displaced is not None:
             with _refusals(request, manifest.num_bytes):
                 _give_back(request, request.directory / displaced)
         raise _reads_back_differently(request, problems)
 
-    if found:
+    if faults:
         _on_first(request, settled)
 
 

@@ -114,6 +114,7 @@ class Activity:
 
     def stack(self) -> list[str]:
         """The lines that the main thread is in, innermost first."""
+        # read from another thread, because the main one may be inside a call that never returns
         frame = sys._current_frames().get(self._main)
         lines: list[str] = []
         while frame is not None and len(lines) < _STACK_LINES:
@@ -134,6 +135,7 @@ def call_site() -> str:
         frame = frame.f_back
     if frame is None:
         return "unknown"
+    # every collective comes through here, mostly from a line that was seen before
     key = (frame.f_code, frame.f_lineno)
     if key not in _SITES:
         _SITES[key] = f"{_short(frame.f_code.co_filename)}:{frame.f_lineno} ({frame.f_code.co_name})"

@@ -57,6 +57,7 @@ class FingerprintCheck:
     def _publish(self, call: Call) -> None:
         text = "\n".join((call.name, ",".join(map(str, call.shape)), call.dtype, call.site))
         self._store.set(f"call/{call.number}", text)
+        # or else the store would grow with every collective of a long run
         if call.number > _KEPT:
             self._store.delete_key(f"call/{call.number - _KEPT}")
 

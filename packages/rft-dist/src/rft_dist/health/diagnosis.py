@@ -45,7 +45,7 @@ def of_neighbours(states: Mapping[int, tuple[str, float]], seen: Mapping[int, La
             continue
         status = seen[rank].status
         if state == GONE:
-            what, why = f"{status.who} is gone", "its process ended without a word: killed, or out of memory"
+            what, why = f"{status.who} is gone", "its process ended without an error message: killed, or out of memory"
         else:
             what, why = f"{status.who} is stopped", "its process was stopped from outside (SIGSTOP, a debugger)"
         kind = kinds.GONE if state == GONE else kinds.STOPPED
@@ -73,8 +73,10 @@ def of_all(
     names ranks that are in different collectives under one number.
     """
     states = neighbours or {}
+    # only a rank that is heard of can be late: an old heartbeat does not say what it did since
     fresh = {r: s for r, s in seen.items() if (states[r] == ALIVE if r in states else now - s.at < _FRESH_SECONDS)}
     return (
+        # what makes others wait comes first: those that wait for a dead rank look late or stuck themselves
         _silent(seen, limits, now, states)
         or (_mismatch(seen) if compares_calls else None)
         or _left(seen, now)
@@ -98,7 +100,7 @@ def waiting_for(seen: Mapping[int, LastSeen], now: float, seconds: float) -> str
     assert call is not None
     ranks = ", ".join(str(waiter.status.rank) for waiter in waiters[:16])
     return (
-        f"ranks {ranks} wait in collective {call.describe()} since {waited:.0f} s for {laggard.status.who}, "
+        f"ranks {ranks} have waited {waited:.0f} s in collective {call.describe()} for {laggard.status.who}, "
         f"{_phase(laggard, now)}, {laggard.status.stack[0] if laggard.status.stack else 'no stack known'}"
     )
 
@@ -108,8 +110,8 @@ def _silent(seen: Mapping[int, LastSeen], limits: HealthLimits, now: float, know
         silence = now - each.at
         if each.status.ended or rank in known or not limits.silence or silence <= limits.silence:
             continue
-        what = f"{each.status.who} has said nothing for {silence:.0f} s; {_reached(each.status, seen)}"
-        why = "its process is stopped or dead, or its machine is cut off; it was last heard of " + _phase(each, each.at)
+        what = f"{each.status.who} has sent no heartbeat for {silence:.0f} s; {_reached(each.status, seen)}"
+        why = "its process is stopped or dead, or its machine is cut off; it was last seen " + _phase(each, each.at)
         return Cause(kinds.SILENT, rank, what, why, _where(each.status))
     return None
 
@@ -120,6 +122,7 @@ def _mismatch(seen: Mapping[int, LastSeen]) -> Cause | None:
         status = each.status
         if status.call is None:
             continue
+        # only calls of one number are compared: ranks may be several collectives apart
         first = by_number.setdefault(status.number, status)
         assert first.call is not None
         if not first.call.matches(status.call):
@@ -133,7 +136,7 @@ def mismatch(rank: int, call: str, other: int, other_call: str) -> Cause:
         kinds.MISMATCH,
         other,
         f"rank {other} is in collective {other_call}, rank {rank} in {call}",
-        "all ranks must make the same collectives in the same order, or numbers are added that do not belong together",
+        "all ranks must run the same collectives in the same order, otherwise unrelated numbers are added up",
         f"{call.partition(' at ')[2]} and {other_call.partition(' at ')[2]}",
     )
 
@@ -144,7 +147,7 @@ def _left(seen: Mapping[int, LastSeen], now: float) -> Cause | None:
     waiters = [s for s in seen.values() if s.status.inside and s.status.number == front]
     for rank, each in sorted(seen.items()):
         if each.status.ended and each.status.number < front and waiters and now - each.at > _LEFT_PATIENCE:
-            why = "that rank has finished and left the run: the others take a path of the program that it does not"
+            why = "that rank has finished and left the run: the others wait in a collective that it never enters"
             return Cause(
                 kinds.LEFT, rank, f"{each.status.who} has left; {_reached(each.status, seen)}", why, _where(each.status)
             )
@@ -166,7 +169,7 @@ def _late(
     if not late:
         return None
     _, rank, idle, limit, each = min(late, key=lambda entry: entry[:2])  # inside libraries the one with fewest calls
-    what = f"{each.status.who} is still {_phase(each, now)} without progress for {idle:.0f} s"
+    what = f"{each.status.who} has been {_phase(each, now)}, without progress for {idle:.0f} s"
     if _front(seen) > each.status.number:
         what += f"; {_reached(each.status, seen)}"
     flag = "--watchdog_seconds" if each.status.steps_done else "--watchdog_first_seconds"
@@ -183,7 +186,7 @@ def _stuck(seen: Mapping[int, LastSeen], limits: HealthLimits, now: float) -> Ca
         return None
     first = statuses[0]
     assert first.call is not None
-    what = f"all {len(statuses)} ranks are in collective {first.call.describe()} for {shortest:.0f} s"
+    what = f"all {len(statuses)} ranks have been in collective {first.call.describe()} for {shortest:.0f} s"
     why = (
         f"at most {limits.collective:g} s are allowed (--watchdog_collective_seconds): look at the network between them"
     )

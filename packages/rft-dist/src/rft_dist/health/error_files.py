@@ -47,6 +47,7 @@ class RunFolder:
             return
         text = json.dumps(json.loads(cause.encode()) | {"unix_time": time.time()}, indent=2, ensure_ascii=False)
         try:
+            # O_EXCL: of all ranks that fail at about the same time, the first one's cause stays
             handle = os.open(self.path / ERROR_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text + "\n")

@@ -28,7 +28,7 @@ _LINES_KEPT = 60
 class Cause:
     """The cause of the end of a run.
 
-    Example: `Cause("gone", 1, "rank 1 (node-b, pid 412) is gone: its process ended without a word", why="...")`.
+    Example: `Cause("gone", 1, "rank 1 (node-b, pid 412) is gone", why="its process ended without ...")`.
     """
 
     kind: str

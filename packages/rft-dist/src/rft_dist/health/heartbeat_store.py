@@ -72,12 +72,14 @@ class HeartbeatClient:
     def stop(self) -> None:
         """End after what is under way; a call that the store does not answer is left behind."""
         self._stop.set()
+        # wakes the thread, which waits for an operation
         self._operations.put((lambda: None, threading.Event()))
         self._thread.join(timeout=2.0)
 
     def ask(self, operation: Callable[[Store], object], seconds: float) -> bool:
-        """Run `errand` on the store in the client's thread; return whether it was done within `seconds`."""
+        """Run `operation` on the store in the client's thread; return whether it was done within `seconds`."""
         done = threading.Event()
+        # queued before the thread is looked at: one that is just ending answers what it finds in the queue
         self._operations.put((lambda: operation(self._store), done))
         if not self._thread.is_alive():
             return False
@@ -87,6 +89,7 @@ class HeartbeatClient:
         """Set the cause unless there is one; return the one in force (`cause` where the store does not answer)."""
 
         def set_cause(store: Store) -> None:
+            # one step of the store: of several causes the first stays, and all ranks get that one
             current = store.compare_set(_CAUSE, "", cause.encode())
             self.cause = causes.decode(current)
 
@@ -137,6 +140,7 @@ class HeartbeatClient:
         for rank in ranks:
             if rank not in self._present and self._store.check([f"status/{rank}"]):
                 self._present.add(rank)
+        # without keys that are not set yet, for which the store would make this thread wait
         present = [rank for rank in ranks if rank in self._present]
         if not present:
             return
@@ -145,6 +149,7 @@ class HeartbeatClient:
             status = decode(text)
             self.read_at[rank] = now
             known = self.seen.get(rank)
+            # a heartbeat that was read before is no new sign of life, and keeps its time
             if known is None or known.status.beat != status.beat:
                 self.seen[rank] = LastSeen(status, now)
 

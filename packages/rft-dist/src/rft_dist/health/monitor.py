@@ -89,6 +89,7 @@ class Watch:
         now = time.monotonic()
         if self._courier is not None:
             for rank in range(self._world_size):
+                # a rank that never sends a heartbeat then falls silent as any other does
                 self._courier.seen[rank] = LastSeen(no_heartbeat_yet(rank), now)
             self._courier.start()
             until = now + _START_SECONDS
@@ -102,6 +103,7 @@ class Watch:
 
     def close(self) -> None:
         """Leave in order. The rank that serves the store waits until the others have left too, or are gone."""
+        # announced before the wait: what the others miss afterwards is an end in order
         self._ended, self._ended_at = FINISHED, time.monotonic()
         if self._courier is not None and self._courier.announce_now(_STORE_SECONDS) and self._serves_store:
             until = time.monotonic() + _LINGER_SECONDS
@@ -121,6 +123,7 @@ class Watch:
 
     def _failed(self, error: BaseException) -> PeerError | None:
         own = self._is_own(error)
+        # another rank is at fault: wait as long as it takes to notice one that has fallen silent
         cause = None if own else self._wait_for_cause(self._limits.silence + 2 * self._beat)
         if cause is None:
             cause = self._record(error)
@@ -154,6 +157,7 @@ class Watch:
         """Return this rank's current status."""
         now, activity = time.monotonic(), self.activity
         calls = library_calls()
+        # collectives of libraries count as progress, though they change no phase and no call
         if calls != self._library[0]:
             self._library = (calls, now)
         last, (phase, since) = activity.last, activity.phase
@@ -196,10 +200,13 @@ class Watch:
         if courier is None:
             own = {0: LastSeen(self.status(), now)}
             return None if self._ended else diagnosis.of_all(own, self._limits, now)
+        # a published cause goes before what this rank sees, so that all ranks report the same
         if courier.cause is not None:
             return courier.cause
+        # the system knows the processes of this machine: sooner and surer than any heartbeat
         cause = self._neighbour_cause(now)
         first = courier.seen[0].status
+        # once rank 0 has left in order, a store that is gone is no failure
         if cause is None and not first.ended:
             cause = self._store_cause(now)
         return cause or self._cause_of_all(now)
@@ -231,6 +238,7 @@ class Watch:
             if rank == self._rank or each.status.machine != self._machine:
                 continue
             state = process_state(each.status.pid)
+            # the time of the first look stays, because patience counts from there
             if self._neighbours.get(rank, ("",))[0] != state:
                 self._neighbours[rank] = (state, now)
         courier.reads_all = any(state != ALIVE for state, _ in self._neighbours.values())
@@ -280,14 +288,17 @@ class Watch:
     def _end(self, cause: Cause) -> None:
         """Report the cause, then end this process: by an exception where Python still runs, else at once."""
         if self._courier is not None:
+            # where another rank was first, its cause comes back and is the one to report
             cause = self._courier.publish(cause, _STORE_SECONDS)
         self.cause = cause
         with self._deciding:
             if self._leaving.is_set():
                 return
+            # inside a collective the main thread runs no Python, and the exception would not reach it
             raised = not self._inside_collective()
             if raised:
                 raise_in_main(StoppedByPeer)
+        # the exception arrived: the main thread ends the process, and cleans up on its way
         if raised and self._leaving.wait(_GRACE_SECONDS):
             return
         self._ended = STOPPING
@@ -296,6 +307,7 @@ class Watch:
         self.folder.last_words(error)
         self._linger()
         abort_groups(self.folder.path, self._rank)
+        # os._exit flushes nothing
         flush()
         # not sys.exit: this is not the main thread, which may be inside a collective that never returns
         os._exit(int(ExitCode.PEER))
@@ -303,6 +315,7 @@ class Watch:
     def _tell(self, cause: Cause) -> None:
         """Write the report page to this rank's stderr and the run's folder, once."""
         with self._deciding:
+            # the main thread and the guard may both come here
             if self._has_reported:
                 return
             self._has_reported = True
@@ -323,6 +336,7 @@ class Watch:
         self._courier.acknowledge(_STORE_SECONDS)
         until = time.monotonic() + _GRACE_SECONDS + self._beat
         while self._serves_store and time.monotonic() < until:
+            # ranks that are gone acknowledge nothing: waiting for them would use up the whole time
             gone = sum(state != ALIVE for state, _ in self._neighbours.values())
             if self._courier.num_acknowledged(_STORE_SECONDS) >= self._world_size - gone:
                 return

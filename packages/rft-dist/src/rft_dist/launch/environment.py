@@ -64,9 +64,10 @@ def ranks_from_environment(environment: Mapping[str, str] | None = None, *, num_
     Raises PreflightError for a partial set, a value that is no integer, RANK outside
     0..WORLD_SIZE-1 or a port outside 1..65535.
     """
-    given = os.environ if environment is None else environment
-    task = None if _is_launched(given) else task_of(given)
-    values = given if task is None else _with_task(given, task)
+    variables = os.environ if environment is None else environment
+    task = None if _is_launched(variables) else task_of(variables)
+    values = variables if task is None else _with_task(variables, task)
+    # LOCAL_RANK counts too: alone it is a part of the set, and refused below
     if not any(values.get(name) for name in (*_REQUIRED, "LOCAL_RANK")):
         fields = ("rank", "world_size", "local_rank", "node_rank", "master_addr", "master_port")
         return RankInfo(0, 1, 0, 0, "", 0, dict.fromkeys(fields, "default"))
@@ -77,12 +78,12 @@ def ranks_from_environment(environment: Mapping[str, str] | None = None, *, num_
     if not 1 <= port <= 65535:
         raise _bad_value("MASTER_PORT", str(port), "a TCP port from 1 to 65535", "export MASTER_PORT=29500")
     local_rank, local_origin = _local_rank(values, rank, num_local_devices)
-    if task is not None and not given.get("LOCAL_RANK"):
-        local_origin = origin_of(given, "LOCAL_RANK")
+    if task is not None and not variables.get("LOCAL_RANK"):
+        local_origin = origin_of(variables, "LOCAL_RANK")
     node_rank, node_origin = _node_rank(values)
-    if task is not None and not given.get("NODE_RANK"):
-        node_origin = origin_of(given, "NODE_RANK")
-    required = {name.lower(): origin_of(given, name) for name in _REQUIRED}
+    if task is not None and not variables.get("NODE_RANK"):
+        node_origin = origin_of(variables, "NODE_RANK")
+    required = {name.lower(): origin_of(variables, name) for name in _REQUIRED}
     origins = required | {"local_rank": local_origin, "node_rank": node_origin}
     return RankInfo(rank, world_size, local_rank, node_rank, values["MASTER_ADDR"], port, origins)
 
@@ -92,7 +93,7 @@ def _is_launched(values: Mapping[str, str]) -> bool:
     return "TORCHELASTIC_RUN_ID" in values or bool(values.get(SPAWNED))
 
 
-def _with_task(given: Mapping[str, str], task: SlurmTask) -> dict[str, str]:
+def _with_task(variables: Mapping[str, str], task: SlurmTask) -> dict[str, str]:
     """Add the variables that follow from an srun task; exported ones stay."""
     from_task = {
         "MASTER_ADDR": task.first_host,
@@ -102,7 +103,7 @@ def _with_task(given: Mapping[str, str], task: SlurmTask) -> dict[str, str]:
         "LOCAL_RANK": f"{task.local_rank}",
         "NODE_RANK": f"{task.node_rank}",
     }
-    return {**given, **{name: value for name, value in from_task.items() if not given.get(name)}}
+    return {**variables, **{name: value for name, value in from_task.items() if not variables.get(name)}}
 
 
 _FROM_SLURM = {
@@ -115,10 +116,10 @@ _FROM_SLURM = {
 }
 
 
-def origin_of(given: Mapping[str, str], name: str) -> str:
+def origin_of(variables: Mapping[str, str], name: str) -> str:
     """Return the origin of a rank variable's value: the variable itself, or one of SLURM."""
-    if given.get(name) or name not in _FROM_SLURM:
-        return f"{name} ({_setter(given)})"
+    if variables.get(name) or name not in _FROM_SLURM:
+        return f"{name} ({_setter(variables)})"
     return f"{_FROM_SLURM[name]} (SLURM)"
 
 
@@ -232,8 +233,8 @@ def _refuse_partial(values: Mapping[str, str]) -> None:
         code="launch.partial_environment",
         what=f"{', '.join(present)} set, but {', '.join(missing)} missing",
         where="environment of this process",
-        why="the four of MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE say together which rank this is; "
-        "torchrun sets them all, and with none set the process is alone",
+        why="MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE together say which rank this is: torchrun sets all four, "
+        "and without any of them the run is a single process",
         do="export " + " ".join(f"{name}={_EXAMPLES[name]}" for name in missing),
     )
 
@@ -269,7 +270,7 @@ def _node_rank(values: Mapping[str, str]) -> tuple[int, str]:
 
 def _integer(values: Mapping[str, str], name: str) -> int:
     text = values[name]
-    if not (text.isascii() and text.strip().lstrip("-").isdigit()):
+    if not (text.isascii() and text.strip().removeprefix("-").isdigit()):
         raise _bad_value(name, text, "an integer", f"export {name}={_EXAMPLES.get(name, '0')}")
     return int(text)
 

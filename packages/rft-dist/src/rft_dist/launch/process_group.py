@@ -108,6 +108,7 @@ def start_process_group(
     backend, seconds = backend_for(device, values), timeout_seconds(values)
     store = store or meet(info, start_seconds(values), values)
     if compare is not None:
+        # before the backend connects: ranks that differ would hang in there without a name
         compare(PrefixStore("preflight", store))
     patience = seconds if values.get("NCCL_TIMEOUT") or watched is None else max(seconds, _patience(watched.settings))
     if backend == "nccl":
@@ -133,6 +134,7 @@ def start_process_group(
     if watched is None:
         return TorchCollectives(carrier, where=this_process(info))
     check = FingerprintCheck(
+        # a connection of its own: here a rank may wait very long for rank 0's next call
         PrefixStore("calls", another_client(info, values)),
         watched.activity,
         rank=info.rank,

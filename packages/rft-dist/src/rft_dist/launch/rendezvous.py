@@ -63,6 +63,7 @@ def _connect(info: RankInfo, seconds: float, environment: Mapping[str, str]) -> 
     start = time.monotonic()
     if not serves:
         _wait_for_master(info, seconds)
+    # the search for the master has used up a part of the time
     left = max(1.0, seconds - (time.monotonic() - start))
     return PrefixStore(_prefix(environment), _open(info, seconds if serves else left, serves=serves))
 
@@ -74,9 +75,9 @@ def _open(info: RankInfo, seconds: float, *, serves: bool) -> TCPStore:
 
     def attempt() -> None:
         limit = timedelta(seconds=seconds)
-        place = (info.master_addr, info.master_port, info.world_size)
+        endpoint = (info.master_addr, info.master_port, info.world_size)
         try:
-            opened.append(TCPStore(*place, serves, limit, wait_for_workers=False, multi_tenant=True))
+            opened.append(TCPStore(*endpoint, serves, limit, wait_for_workers=False, multi_tenant=True))
         except RuntimeError as error:  # torch.distributed.DistError and its kinds
             refused.append(error)
 
@@ -113,7 +114,7 @@ def _wait_for_master(info: RankInfo, seconds: float) -> None:
         if now >= next_report:
             address = f"{info.master_addr}:{info.master_port}"
             left = f"for at most {seconds - (now - start):.0f} s more ({START_TIMEOUT})"
-            waits = f"{this_process(info)} waits for rank 0 at {address} since {now - start:.0f} s, {left}"
+            waits = f"{this_process(info)} waits for rank 0 at {address} ({now - start:.0f} s so far), {left}"
             _LOG.warning("%s: %s", waits, reason)
             next_report = now + _pause(now - start)
         time.sleep(0.1)
@@ -173,6 +174,7 @@ def _unreachable(info: RankInfo, seconds: float, reason: str) -> PeerError:
 
 
 def _announce(store: Store, info: RankInfo) -> None:
+    # `add` is one step of the store: of two processes with one rank exactly one gets 1
     if store.add(f"claims/{info.rank}", 1) > 1:
         holder = store.get(f"present/{info.rank}").decode() if store.check([f"present/{info.rank}"]) else "another one"
         raise PeerError(
@@ -183,6 +185,7 @@ def _announce(store: Store, info: RankInfo) -> None:
             do=f"give each of the {info.world_size} processes its own RANK from 0 to {info.world_size - 1}",
         )
     store.set(f"world_size/{info.rank}", str(info.world_size))
+    # last: whoever sees this rank present reads its world size at once
     store.set(f"present/{info.rank}", this_process(info))
 
 
@@ -216,13 +219,13 @@ def _wait_for_all(store: Store, info: RankInfo, seconds: float, environment: Map
 
 def _waiting(info: RankInfo, missing: list[int], waited: float, seconds: float, environment: Mapping[str, str]) -> str:
     """Who is missing, where and how long they are waited for, and what to look at."""
-    place = f"{info.master_addr}:{info.master_port}"
+    address = f"{info.master_addr}:{info.master_port}"
     outputs = f" (RUN/logs/output_rank_{missing[0]}.log)" if environment.get(SPAWNED) else ""
     left = f"for at most {max(0.0, seconds - waited):.0f} s more ({START_TIMEOUT})"
     return (
-        f"waiting for {len(missing)} of {info.world_size} ranks at {place} since {waited:.0f} s: "
-        f"missing {_some(missing)}; {left}. Look whether their processes run and what they print{outputs}, "
-        f"whether they have {_variables(info)}, and whether their machines reach {place}"
+        f"waiting for {len(missing)} of {info.world_size} ranks at {address} ({waited:.0f} s so far): "
+        f"missing {_some(missing)}; {left}. Check that their processes run, what they print{outputs}, "
+        f"that they have {_variables(info)}, and that their machines can reach {address}"
     )
 
 
@@ -238,7 +241,7 @@ def _incomplete(info: RankInfo, missing: list[int], seconds: float) -> PeerError
         what=f"rendezvous incomplete after {seconds:g} s: present {_some(present)}, missing {_some(missing)}",
         where=f"{this_process(info)} at {info.master_addr}:{info.master_port}",
         why=f"WORLD_SIZE = {info.world_size} ({info.origins['world_size']}) processes must arrive within this time; "
-        "the missing ones do not run, were told another place, or cannot reach it",
+        "the missing ones are not running, have another address, or cannot reach this one",
         do=f"start the missing ranks with {_variables(info)}; if they only come later, export {START_TIMEOUT}="
         f"{max(2 * seconds, 1200):g} for all",
     )
@@ -251,7 +254,7 @@ def _compare_world_size(info: RankInfo, rank: int, claimed: int) -> None:
         code="launch.world_size_differs",
         what=f"WORLD_SIZE = {info.world_size} on rank {info.rank}, {claimed} on rank {rank}",
         where=info.origins["world_size"],
-        why="all processes of a run must be told the same number",
+        why="all processes of a run need the same number",
         do=f"export WORLD_SIZE={max(info.world_size, claimed)} for every process",
     )
 

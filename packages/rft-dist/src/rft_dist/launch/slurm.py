@@ -96,10 +96,10 @@ def tasks_per_node(text: str) -> list[int]:
     """`"2(x3),1"` is 2, 2, 2, 1; empty for another form."""
     counts: list[int] = []
     for part in filter(None, text.split(",")):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if not found:
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if not match:
             return []
-        counts += [int(found[1])] * int(found[2] or 1)
+        counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
 
@@ -117,18 +117,19 @@ def _outside_brackets(text: str) -> list[str]:
 
 def _expanded(part: str, node_list: str) -> list[str]:
     """Every host of one part, its brackets from left to right."""
-    found = _BRACKETS.search(part)
-    if not found:
+    match = _BRACKETS.search(part)
+    if not match:
         return [part]
-    rest = _expanded(part[found.end() :], node_list)
+    rest = _expanded(part[match.end() :], node_list)
     middles: list[str] = []
-    for piece in found[1].split(","):
+    for piece in match[1].split(","):
         numbers = _RANGE.fullmatch(piece)
         if not numbers:
             raise _bad_list(node_list)
         first, last = numbers[1], numbers[2] or numbers[1]
+        # leading zeros belong to a host's name
         middles += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
-    return [part[: found.start()] + middle + end for middle in middles for end in rest]
+    return [part[: match.start()] + middle + end for middle in middles for end in rest]
 
 
 def _number(values: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -138,10 +139,10 @@ def _number(values: Mapping[str, str], name: str, default: int | None = None) ->
     if not text.isdecimal():
         raise PreflightError(
             code="launch.slurm_value",
-            what=f"{name} = {text!r}" if text else f"{name} is not set, and SLURM_STEP_NODELIST is",
+            what=f"{name} = {text!r}" if text else f"{name} is not set, but SLURM_STEP_NODELIST is",
             where=f"{name} (SLURM)",
-            why="the tasks of a step find their places by numbers that srun sets",
-            do="start the program by srun, or export MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE",
+            why="a task's rank and machine follow from numbers that srun sets",
+            do="start the program with srun, or export MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE",
         )
     return int(text)
 

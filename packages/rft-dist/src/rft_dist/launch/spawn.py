@@ -146,12 +146,15 @@ def _wait(processes: Sequence[subprocess.Popen]) -> int | None:
         for rank, process in enumerate(processes):
             if rank not in order and process.poll() is not None:
                 order.append(rank)
+        # a rank that saved after a signal is no failure: the others are saving too and need their time
         failures = [rank for rank in order if processes[rank].returncode not in (0, ExitCode.SAVED_AFTER_SIGNAL)]
         if len(order) == len(processes):
+            # what ended only because it was asked to is not the culprit
             return _culprit(processes, order[:asked])
         if failures:
             now = time.monotonic()
             failed_at = failed_at if failed_at is not None else now
+            # not at once: the others may still name the rank that they miss
             if now - failed_at > GRACE_SECONDS and asked is None:
                 asked = len(order)
                 _send(processes, signal.SIGTERM)

@@ -77,13 +77,16 @@ class LocalAdamW:
     def update(self, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
         """One step with a gradient for every tensor, already summed and clipped."""
         for name, parameter in self._stepped.items():
+            # to where the step is taken: in float32 for a master copy, in host memory with offload
             parameter.grad = gradients[name].detach().to(parameter.device, parameter.dtype)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
         for name, parameter in self._stepped.items():
+            # a converted gradient has no other owner: it is freed here and does not wait for the next step
             parameter.grad = None
-            if not _shares_memory(parameter, self.local[name]):
+            # round a master copy back, or bring it from the host; a step in place has nothing to copy
+            if parameter.data_ptr() != self.local[name].data_ptr():
                 self.local[name].detach().copy_(parameter.detach())
         if self._average is not None:
             self._average.update(self._stepped)
@@ -113,11 +116,14 @@ class LocalAdamW:
         begins = self._average is not None and not averages
         if self._average is None or begins:
             tensors = {name: tensor for name, tensor in tensors.items() if name not in averages}
+        # names, shapes and dtypes are compared, which takes no memory on the meta device
         expected = {name: torch.empty_like(tensor, device="meta") for name, tensor in self.state_tensors().items()}
         if begins:
             expected = {name: tensor for name, tensor in expected.items() if not name.startswith(f"{ema.KIND}/")}
+        # before anything is written: a state that is refused leaves the optimizer as it was
         compare_states(expected, tensors)
         for name, parameter in self._stepped.items():
+            # not load_state_dict, which knows parameters by their position and not by name
             state = fresh_state(parameter)
             for kind in STATES:
                 state[kind].copy_(tensors[f"{kind}/{name}"])
@@ -125,17 +131,10 @@ class LocalAdamW:
             if f"master/{name}" in tensors:
                 parameter.detach().copy_(tensors[f"master/{name}"])
         if self._average is not None and begins:
+            # after the loop: averages that begin anew begin from the copies that it has put back
             self._average.restart(self._stepped)
         for name, average in self._averages().items():
             average.copy_(tensors.get(f"{ema.KIND}/{name}", average))
-
-    def round_weights(self) -> None:
-        """Take the master copies anew from the held weights, after these were loaded."""
-        for name, parameter in self._stepped.items():
-            if not _shares_memory(parameter, self.local[name]):
-                parameter.detach().copy_(self.local[name].detach())
-        if self._average is not None:
-            self._average.restart(self._stepped)
 
     def _averages(self) -> dict[str, Tensor]:
         return {} if self._average is None else self._average.tensors()
@@ -170,13 +169,7 @@ def _stepped(tensor: Tensor, master: bool, offload: bool) -> Parameter:
     """Return the tensor that the optimizer steps on: itself, or a copy of more bits or in another memory."""
     dtype = torch.float32 if master and tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
     device = torch.device("cpu") if offload else tensor.device
-    own = tensor.detach()
-    return Parameter(own if (dtype, device) == (own.dtype, own.device) else own.to(device, dtype, copy=True))
-
-
-def _shares_memory(first: Tensor, second: Tensor) -> bool:
-    same = first.device == second.device and first.dtype == second.dtype
-    return same and first.data_ptr() == second.data_ptr()
+    return Parameter(tensor.detach().to(device, dtype))  # which is the tensor itself where neither differs
 
 
 def _adamw(
@@ -201,6 +194,7 @@ def _adamw(
 def total_norm(gradients: list[Tensor]) -> float:
     """L2 norm over all entries, added up in float64 across blocks."""
     device = gradients[0].device
+    # added up on the device: one wait for it, and not one for each gradient
     total = torch.stack([squared_norm(gradient).to(device) for gradient in gradients]).sum().sqrt().item()
     if math.isfinite(total):
         return total
@@ -219,31 +213,40 @@ def squared_norm(gradient: Tensor) -> Tensor:
 
 def fresh_state(parameter: Tensor) -> dict[str, Tensor]:
     """Return AdamW's state of a parameter before its first step."""
-    moments = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    moments = torch.zeros_like(parameter)
     beside = parameter.device.type in ("cpu", "cuda")  # fused AdamW keeps its step count beside the parameter
     step = torch.zeros((), dtype=torch.float32, device=parameter.device if beside else "cpu")
     return {"exp_avg": moments, "exp_avg_sq": torch.zeros_like(moments), "step": step}
 
 
-def compare_states(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+def compare_states(expected: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError unless names, shapes and dtypes are the same."""
-    missing = sorted(set(expected) - set(found))
-    unexpected = sorted(set(found) - set(expected))
+    missing = sorted(set(expected) - set(saved))
+    unexpected = sorted(set(saved) - set(expected))
     different = [
-        f"{name} {list(found[name].shape)} {found[name].dtype} for {list(want.shape)} {want.dtype}"
+        f"{name} {list(saved[name].shape)} {saved[name].dtype} for {list(want.shape)} {want.dtype}"
         for name, want in expected.items()
-        if name in found and (found[name].shape != want.shape or found[name].dtype != want.dtype)
+        if name in saved and (saved[name].shape != want.shape or saved[name].dtype != want.dtype)
     ]
     if not (missing or unexpected or different):
         return
     examples = [f"missing {name}" for name in missing] + [f"unexpected {name}" for name in unexpected] + different
-    raise CheckpointError(
-        code="optimizer.state_differs",
-        what=f"optimizer state: {len(missing)} missing, {len(unexpected)} unexpected, {len(different)} of another shape"
-        f" or dtype: {'; '.join(examples[:5])}",
-        where=f"{len(found)} saved tensors against {len(expected)} of this optimizer",
-        why="moments belong to one parameter of one shape",
+    raise other_state(
+        f"{len(missing)} missing, {len(unexpected)} unexpected, {len(different)} of another shape or dtype: "
+        + "; ".join(examples[:5]),
+        where=f"{len(saved)} saved tensors against {len(expected)} of this optimizer",
         state="the optimizer was left as it was",
+    )
+
+
+def other_state(difference: str, *, where: str, state: str) -> CheckpointError:
+    """Return the error for a saved state that is not one of this optimizer."""
+    return CheckpointError(
+        code="optimizer.state_differs",
+        what=f"optimizer state: {difference}",
+        where=where,
+        why="moments belong to one parameter of one shape",
+        state=state,
         do="resume with the model and the trained parameters of the run that saved the checkpoint",
     )
 

@@ -56,4 +56,5 @@ def init(tensor: Tensor) -> Tensor:
 
 def update(average: Tensor, tensor: Tensor, decay: float) -> None:
     """a <- d a + (1 - d) w, in place."""
+    # lerp adds a share of the difference: where both are equal, the average does not change by a bit
     average.lerp_(tensor.detach().to(average.dtype), 1.0 - decay)

@@ -52,6 +52,7 @@ class LossScaler:
 
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss that goes backward, in float32 at least."""
+        # widened before the product: the first scale, 65536, is above what float16 holds already
         wide = loss if loss.dtype in (torch.float32, torch.float64) else loss.float()
         return wide * self.scale
 
@@ -113,9 +114,9 @@ class NoLossScaler:
 def _exhausted(scale: float, skipped: int) -> NumericsError:
     return NumericsError(
         code="numerics.loss_scale",
-        what=f"a gradient is not finite at a loss scale of {scale:g}; {skipped} steps were skipped on the way there",
+        what=f"a gradient is not finite at a loss scale of {scale:g}; {skipped} steps were skipped before that",
         where="--fp16",
-        why="the scale cannot be made smaller: the loss or the activations themselves leave what float16 can hold "
+        why="the scale cannot be made smaller: the loss or the activations themselves exceed the largest float16 "
         "(65504)",
         state="weights and moments are those of the last step that was applied",
         do="train with --use_mp_opt in place of --fp16: bfloat16 has the range of float32",

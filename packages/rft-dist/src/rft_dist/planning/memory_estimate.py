@@ -1,18 +1,16 @@
 """Bytes of one rank, by formula: weights, gradients, moments, activations, logits, keys and values.
 
 Numbers in, numbers out: nothing is loaded and no torch is imported. With replicated ranks every rank holds the
-whole; the other ways of sharding divide a part by the number of data-parallel ranks (ZeRO, Rajbhandari et al.
-2020, section 5: stage 1 the moments, 2 the gradients too, 3 the weights too; FSDP as stage 3).
+whole; what a strategy shards is divided by the number of ranks that share it (`rft_dist.planning.run_layout`; ZeRO,
+Rajbhandari et al. 2020, section 5).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
 
-Sharding = Literal["replicated", "zero1", "zero2", "zero3", "fsdp"]
-SHARDINGS: tuple[Sharding, ...] = ("replicated", "zero1", "zero2", "zero3", "fsdp")
+from rft_dist.planning.run_layout import RunLayout
 
 BUCKET_BYTES = 64 * 2**20
 """Float32 buffer in which replicated gradients are summed, and as much for its parts."""
@@ -81,12 +79,7 @@ class DecoderSizes:
 class TrainingMemoryConfig:
     """Training settings that determine the memory of a run."""
 
-    dp_size: int = 1
-    sp_size: int = 1
-    tp_size: int = 1
-    sharding: Sharding = "replicated"
-    shard_size: int | None = None
-    """Ranks that share one copy out, where there are several copies (HSDP); None = all of them."""
+    layout: RunLayout = field(default_factory=RunLayout)
     weight_bytes: int = 4
     """Of an element: 4 in float32, 2 in bfloat16."""
     master_copy: bool = False
@@ -134,23 +127,18 @@ class MemoryTerm:
     on_host: bool = False
     """In the memory of the host, where the device has one of its own."""
 
-    def line(self) -> str:
-        """Return the term as one line of text."""
-        where = "; in host memory" if self.on_host else ""
-        return f"{self.name:<22} {self.num_bytes / GIB:9.3f} GiB = {self.formula}{where}"
-
 
 def estimate(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]:
     """Every part of one rank's memory, at most."""
     terms = [*_weights(sizes, run), *_exchange(sizes, run)]
     if run.critic:
-        ranks = run.dp_size * run.tp_size  # which all compute with whole matrices of it
-        own = replace(run, dp_size=ranks, tp_size=1, master_copy=False, narrow_compute=False, average=False)
-        if run.sharding != "fsdp":
-            own = replace(own, sharding="replicated", host_moments=False)
+        host_moments = run.host_moments and run.layout.critic.optimizer
+        own = replace(run, layout=run.layout.of_critic(), host_moments=host_moments)
+        # a critic is stepped on in its own type, whatever the policy does
+        own = replace(own, master_copy=False, narrow_compute=False, average=False)
         terms += [replace(term, name=f"critic {term.name}") for term in _weights(sizes, own)]
     if run.reference:
-        shared = run.sharding in ("zero3", "fsdp")
+        shared = run.layout.reference.weights
         terms.append(
             _shared_out("reference model", sizes.parameters, run.weight_bytes, run, shared, True, run.host_weights)
         )
@@ -181,38 +169,37 @@ def _weights(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]
         return _adapters(sizes, run)
     moment_bytes = 4 if run.master_copy else run.weight_bytes
     gradient_bytes = 4 if run.master_copy else run.weight_bytes
-    in_blocks = run.sharding in ("zero3", "fsdp")
-    is_sharded = run.sharding != "replicated"
+    sharded = run.layout.policy
     rows = [
-        ("parameters", run.weight_bytes, in_blocks, True, run.host_weights),
-        ("gradients", gradient_bytes, in_blocks or run.sharding == "zero2", False, run.host_weights),
-        ("Adam moments", 2 * moment_bytes, is_sharded, True, run.host_moments),
+        ("parameters", run.weight_bytes, sharded.weights, True, run.host_weights),
+        ("gradients", gradient_bytes, sharded.gradients, False, run.host_weights),
+        ("Adam moments", 2 * moment_bytes, sharded.optimizer, True, run.host_moments),
     ]
     if run.master_copy:
-        rows.append(("master copy", 4, is_sharded, True, run.host_moments))
+        rows.append(("master copy", 4, sharded.optimizer, True, run.host_moments))
     if run.average:
-        rows.append(("moving average", 4, is_sharded, True, run.host_moments))
+        rows.append(("moving average", 4, sharded.optimizer, True, run.host_moments))
     terms = [
         _shared_out(name, sizes.parameters, size, run, shared, stays, host) for name, size, shared, stays, host in rows
     ]
-    return [*terms, _gathered(sizes, run)] if in_blocks else terms
+    return [*terms, _gathered(sizes, run)] if sharded.weights else terms
 
 
 def _adapters(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]:
-    in_blocks, is_sharded = run.sharding in ("zero3", "fsdp"), run.sharding != "replicated"
-    base = _shared_out("parameters", sizes.parameters, run.weight_bytes, run, in_blocks, True, run.host_weights)
+    sharded = run.layout.policy
+    base = _shared_out("parameters", sizes.parameters, run.weight_bytes, run, sharded.weights, True, run.host_weights)
     rows = [
-        ("adapters", 4, in_blocks, True, False),
-        ("gradients", 4, in_blocks or run.sharding == "zero2", False, False),
-        ("Adam moments", 8, is_sharded, True, run.host_moments),
+        ("adapters", 4, sharded.weights, True, False),
+        ("gradients", 4, sharded.gradients, False, False),
+        ("Adam moments", 8, sharded.optimizer, True, run.host_moments),
     ]
     if run.average:
-        rows.append(("moving average", 4, is_sharded, True, run.host_moments))
+        rows.append(("moving average", 4, sharded.optimizer, True, run.host_moments))
     terms = [
         _shared_out(name, run.adapter_weights, size, run, shared, stays, host)
         for name, size, shared, stays, host in rows
     ]
-    return [base, *terms, *([_gathered(sizes, run)] if in_blocks else [])]
+    return [base, *terms, *([_gathered(sizes, run)] if sharded.weights else [])]
 
 
 def _gathered(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
@@ -221,13 +208,14 @@ def _gathered(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
     outside = sizes.vocab * sizes.hidden * (1 if sizes.tied else 2) + sizes.hidden
     layer = (sizes.parameters - outside) // sizes.layers
     count = outside + min(2, sizes.layers) * layer
-    return MemoryTerm("gathered weights", count * size // run.tp_size, f"{count:,} x {size} bytes", in_rollout=False)
+    num_bytes = count * size // run.layout.dims.tp_size
+    return MemoryTerm("gathered weights", num_bytes, f"{count:,} x {size} bytes", in_rollout=False)
 
 
 def _shared_out(
     name: str, count: int, size: int, run: TrainingMemoryConfig, shared: bool, stays: bool, host: bool
 ) -> MemoryTerm:
-    ranks = run.tp_size * ((run.shard_size or run.dp_size * run.sp_size) if shared else 1)
+    ranks = run.layout.ranks_of(sharded=shared)
     over = f" / {ranks} ranks" if ranks > 1 else ""
     divided = " (by division)" if shared else ""
     formula = f"{count:,} x {size} bytes{over}{divided}"
@@ -236,9 +224,9 @@ def _shared_out(
 
 def _exchange(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]:
     """2 min(4 P, B): replicated gradients are summed in float32 buckets of at most B bytes, and parts of one."""
-    if run.dp_size * run.sp_size * run.tp_size == 1 or run.sharding != "replicated":
+    if run.layout.dims.world_size == 1 or not run.layout.policy.sums_in_buckets:
         return []
-    bucket = min(BUCKET_BYTES, -(-4 * (run.adapter_weights or sizes.parameters) // run.tp_size))
+    bucket = min(BUCKET_BYTES, -(-4 * (run.adapter_weights or sizes.parameters) // run.layout.dims.tp_size))
     return [MemoryTerm("gradient exchange", 2 * bucket, f"2 x {bucket:,} bytes", in_rollout=False)]
 
 
@@ -256,8 +244,8 @@ def activation_bytes_of_block(sizes: DecoderSizes, weight_bytes: int, tp_size: i
 
 def _activations(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
     """T L b of all blocks; recomputed: T h w of each kept block's input, and b of the blocks between two of them."""
-    tokens = -(-run.micro_tokens // run.sp_size)
-    block = activation_bytes_of_block(sizes, run.compute_bytes, run.tp_size)
+    tokens = -(-run.micro_tokens // run.layout.dims.sp_size)
+    block = activation_bytes_of_block(sizes, run.compute_bytes, run.layout.dims.tp_size)
     if not run.recomputes:
         formula = f"at most {tokens:,} tokens x {sizes.layers} blocks x {block:,} bytes"
         return MemoryTerm("activations", tokens * sizes.layers * block, formula, in_rollout=False)
@@ -269,9 +257,9 @@ def _activations(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
 
 def _logits(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
     """2 R V 4: the logits of R rows and their gradient, in float32."""
-    tokens = -(-run.micro_tokens // run.sp_size)
+    tokens = -(-run.micro_tokens // run.layout.dims.sp_size)
     rows = min(tokens, run.head_rows) if run.head_rows else tokens
-    vocab = -(-sizes.vocab // run.tp_size)
+    vocab = -(-sizes.vocab // run.layout.dims.tp_size)
     formula = f"at most 2 x {rows:,} rows x {vocab:,} tokens x 4 bytes"
     return MemoryTerm("logits", 2 * rows * vocab * 4, formula, in_rollout=False)
 

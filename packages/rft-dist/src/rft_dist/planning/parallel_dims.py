@@ -43,20 +43,10 @@ class BatchShare:
     def of(self, dp_size: int) -> tuple[int, int]:
         """(samples of a rank at most, its micro-batches): ceil(size / dp), ceil of that / micro.
 
-        Example: `Share("train_batch_size", 128, 8).of(16)` is (8, 1).
+        Example: `BatchShare("train_batch_size", 128, 8).of(16)` is (8, 1).
         """
         samples = -(-self.size // dp_size)
         return samples, -(-samples // self.micro)
-
-    def line(self, dp_size: int) -> str:
-        """The arithmetic for a person."""
-        samples, accumulation = self.of(dp_size)
-        uneven = "" if self.size % dp_size == 0 else " at most"
-        idle = f"; {dp_size - self.size} have none" if self.size < dp_size else ""
-        return (
-            f"{self.name} {self.size:,} / {dp_size:,} = {samples:,} samples{uneven} a rank = "
-            f"{accumulation:,} micro-batches of {min(self.micro, samples):,}{idle}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +92,6 @@ class ParallelDims:
         dp, sp = divmod(rest, self.sp_size)
         return dp, sp, tp
 
-    def lines(self) -> list[str]:
-        """The grid for a person."""
-        machines = f"{self.num_nodes} {'node' if self.num_nodes == 1 else 'nodes'}"
-        ranks = f"{self.world_size} {'rank' if self.world_size == 1 else 'ranks'}"
-        grid = f"data {self.dp_size} x sequence {self.sp_size} x tensor {self.tp_size}"
-        return [f"{machines} x {self.ranks_per_node} = {ranks}: {grid}", *self.notes]
-
 
 def resolve_grid(requested: RequestedDims) -> ParallelDims:
     """The grid of these numbers; any two of ranks, nodes and ranks a node give the third.
@@ -119,7 +102,7 @@ def resolve_grid(requested: RequestedDims) -> ParallelDims:
     """
     for number in (requested.ranks, requested.nodes, requested.per_node, requested.sp_size, requested.tp_size):
         if number is not None and number.value < 1:
-            raise _refusal(requested, "launch.not_positive", f"{number} counts something: at least 1 is needed")
+            raise _refusal(requested, "launch.not_positive", f"{number} is a count and must be at least 1")
     nodes, per_node = _completed(requested)
     _check_product(requested, nodes, per_node)
     _check_devices(requested, nodes, per_node)
@@ -144,14 +127,15 @@ def layouts(requested: RequestedDims) -> list[tuple[int, int]]:
     tp_size = max(1, requested.tp_size.value)
     group = max(1, requested.sp_size.value) * tp_size
     most = max(1, limit or per_node or (ranks or 1))
-    found: set[tuple[int, int]] = set()
+    grids: set[tuple[int, int]] = set()
     for count in _node_counts(ranks, nodes, per_node, most):
+        # ranks a node in steps of this: tensor groups fit on one machine, and all nodes together hold whole groups
         unit = math.lcm(tp_size, group // math.gcd(group, count))
         near = (ranks or (nodes or 1) * most) / count
         below, above = math.floor(near / unit) * unit, math.ceil(near / unit) * unit
         sizes = {below, above, most // unit * unit, per_node or 0, unit}
-        found |= {(count, size) for size in sizes if size > 0}
-    valid = [grid for grid in found if _is_valid(grid, limit, group, tp_size)]
+        grids |= {(count, size) for size in sizes if size > 0}
+    valid = [grid for grid in grids if _is_valid(grid, limit, group, tp_size)]
     target, machines = ranks or (nodes or 1) * most, nodes or 1
     return sorted(valid, key=lambda grid: (abs(grid[0] * grid[1] - target), abs(grid[0] - machines), grid))
 
@@ -181,14 +165,15 @@ def _completed(requested: RequestedDims) -> tuple[int, int]:
     if nodes is not None:
         if ranks.value % nodes.value:
             raise _refusal(
-                requested, "launch.layout", f"{ranks.value} ranks cannot stand on {nodes.value} nodes evenly"
+                requested, "launch.layout", f"{ranks.value} ranks cannot be divided evenly among {nodes.value} nodes"
             )
         return nodes.value, ranks.value // nodes.value
     size = per_node or requested.devices
+    # nothing says how many machines there are: ranks that fit on one are taken to be on one
     if size is None or ranks.value <= size.value:
         return 1, ranks.value if per_node is None else per_node.value
     if size.value < 1 or ranks.value % size.value:
-        raise _refusal(requested, "launch.layout", f"{ranks.value} ranks are no multiple of {size.value} a node")
+        raise _refusal(requested, "launch.layout", f"{ranks.value} ranks are not a multiple of {size.value} a node")
     return ranks.value // size.value, size.value
 
 
@@ -207,10 +192,10 @@ def _check_devices(requested: RequestedDims, nodes: int, per_node: int) -> None:
 def _check_parallel(requested: RequestedDims, nodes: int, per_node: int) -> None:
     sp, tp = requested.sp_size, requested.tp_size
     if (nodes * per_node) % (sp.value * tp.value):
-        message = f"{nodes * per_node} ranks are no multiple of sp_size {sp} x tp_size {tp} = {sp.value * tp.value}"
+        message = f"{nodes * per_node} ranks are not a multiple of sp_size {sp} x tp_size {tp} = {sp.value * tp.value}"
         raise _refusal(requested, "launch.parallel_sizes", message)
     if per_node % tp.value:
-        message = f"{per_node} ranks a node are no multiple of tp_size {tp}: a tensor group stays on one machine"
+        message = f"{per_node} ranks a node are not a multiple of tp_size {tp}: a tensor group stays on one machine"
         raise _refusal(requested, "launch.parallel_sizes", message)
 
 

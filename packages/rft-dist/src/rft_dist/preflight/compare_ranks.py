@@ -53,12 +53,6 @@ class Report:
     """Largest difference of a rank's clock from that of rank 0."""
     notes: tuple[str, ...] = field(default=())
 
-    def lines(self) -> list[str]:
-        """Return the lines that are printed at the start of a run."""
-        nodes = "1 node" if self.num_nodes == 1 else f"{self.num_nodes} nodes"
-        summary = f"{self.num_ranks} ranks on {nodes} agree in {self.num_facts} things; the run's folder is one and the"
-        return [f"{summary} same; clocks within {self.clock_seconds:.3f} s", *self.notes]
-
 
 def compare_ranks(store: KeyValueStore, ranks: RankInfo, subject: Subject, *, seconds: float) -> Report:
     """Compare; returns on all ranks or raises the same error on all.
@@ -117,6 +111,7 @@ def _judge(store: KeyValueStore, ranks: RankInfo, subject: Subject, seconds: flo
     notes: list[str] = []
     try:
         token = _write_token(token_file, notes)
+        # in the order in which the others ask (token, clock, verdict), or both sides would wait
         store.set("token", json.dumps({"path": str(token_file), "text": token}))
         skews = _answer_clocks(store, ranks, seconds)
         _wait(store, ranks, {rank: f"facts/{rank}" for rank in others}, seconds)
@@ -146,6 +141,7 @@ Row = tuple[str, str, str]
 
 def _differences(first: Mapping[str, Any], other: Mapping[str, Any], seen: str, folder: Path) -> list[Row]:
     mine, theirs = first["facts"], other["facts"]
+    # what the other rank lacks is not compared: one rank of each machine reads the files for all of it
     rows = [(name, mine[name], theirs[name]) for name in mine if name in theirs and mine[name] != theirs[name]]
     rows += [(name, "absent", theirs[name]) for name in theirs if name not in mine]
     if seen:
@@ -155,11 +151,11 @@ def _differences(first: Mapping[str, Any], other: Mapping[str, Any], seen: str, 
 
 def _error(reports: Mapping[int, Mapping[str, Any]], differences: Mapping[int, Sequence[Row]]) -> dict[str, str] | None:
     """The fields of the error; ranks of one node that differ alike are named once."""
-    found = {rank: rows for rank, rows in sorted(differences.items()) if rows}
-    if not found:
+    rows_by_rank = {rank: rows for rank, rows in sorted(differences.items()) if rows}
+    if not rows_by_rank:
         return None
     by_place: dict[tuple[int, tuple[Row, ...]], list[int]] = {}
-    for rank, rows in found.items():
+    for rank, rows in rows_by_rank.items():
         by_place.setdefault((reports[rank]["node"], tuple(rows)), []).append(rank)
     headlines: list[str] = []
     table: list[str] = []
@@ -173,8 +169,8 @@ def _error(reports: Mapping[int, Mapping[str, Any]], differences: Mapping[int, S
         "code": "preflight.ranks_differ",
         "what": "; ".join(headlines),
         "where": "\n    " + "\n    ".join(table),
-        "why": "all ranks of a run compute with the same code, settings, data and model, and share its folder",
-        "do": f"make {found[min(found)][0][0]} the same on all nodes, then start again",
+        "why": "all ranks of a run need the same code, settings, data and model, and a shared run directory",
+        "do": f"make {rows_by_rank[min(rows_by_rank)][0][0]} the same on all nodes, then start again",
     }
 
 
@@ -219,8 +215,8 @@ def _missing(path: Path, want: str) -> str:
     deadline = time.monotonic() + _FILE_SECONDS
     while True:
         try:
-            found = path.read_text()
-            if found == want:
+            token = path.read_text()
+            if token == want:
                 return ""
             reason = "holds another file of that name"
         except OSError as error:
@@ -277,7 +273,7 @@ def _poll(done: Callable[[], bool], ranks: RankInfo, missing: Callable[[], list[
                 code="preflight.no_answer",
                 what=f"{_ranks(missing())} did not answer within {seconds:g} s while the ranks were compared",
                 where=f"rank {ranks.rank} ({socket.gethostname()}) at {ranks.master_addr}:{ranks.master_port}",
-                why="a rank ended or hangs before its model loads",
+                why="a rank has ended or hangs before its model is loaded",
                 do=f"read the first error of {_ranks(missing())}",
             )
         time.sleep(_PAUSE)

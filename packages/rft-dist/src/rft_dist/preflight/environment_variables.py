@@ -52,7 +52,7 @@ def _places(values: Mapping[str, str], ranks: RankInfo) -> Iterator[Found]:
             if values.get(name) and values.get(by_slurm) and values[name] != values[by_slurm]:
                 yield (
                     (name, by_slurm),
-                    "an exported value is the same in every task; srun numbers them",
+                    "an exported value is the same in every task; srun numbers the tasks",
                     f"unset {name}",
                 )
     local_size = _integer(values, "LOCAL_WORLD_SIZE")
@@ -64,7 +64,7 @@ def _places(values: Mapping[str, str], ranks: RankInfo) -> Iterator[Found]:
         yield ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), why, "unset LOCAL_RANK LOCAL_WORLD_SIZE"
     for name, counted in (("GPUS_PER_NODE", "LOCAL_WORLD_SIZE"), ("NUM_NODES", "GROUP_WORLD_SIZE")):
         if values.get(name) and values.get(counted) and values[name] != values[counted]:
-            yield (name, counted), "the launcher started another number than is written", f"unset {name}"
+            yield (name, counted), "the launcher started a different number than the one set", f"unset {name}"
     nodes = _integer(values, "NUM_NODES")
     if nodes is not None and ranks.node_rank >= nodes and ranks.world_size > 1:
         why = f"nodes count from 0 to NUM_NODES - 1, and this is node {ranks.node_rank}"
@@ -76,7 +76,7 @@ def _addresses(values: Mapping[str, str], ranks: RankInfo, grid: ParallelDims) -
     if ranks.world_size == 1 or grid.num_nodes == 1 or values.get("TORCHELASTIC_RUN_ID"):
         return  # torchrun's agents have met already, maybe as two of them on one machine
     if ranks.master_addr in _LOOPBACK or ranks.master_addr.startswith("127."):
-        why = f"{grid.num_nodes} nodes meet at an address that each has for itself"
+        why = f"{grid.num_nodes} nodes cannot meet at a loopback address"
         yield ("MASTER_ADDR",), why, "export MASTER_ADDR=<address of the first node>"
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         if values.get(name, "").removeprefix("=").split(":")[0] == "lo":
@@ -101,10 +101,10 @@ def _interfaces(values: Mapping[str, str], here: Collection[str]) -> Iterator[Fo
 def _transports(values: Mapping[str, str]) -> Iterator[Found]:
     """A transport that is switched off and configured at once."""
     pairs = (
-        ("NCCL_IB_DISABLE", "NCCL_IB_HCA", "InfiniBand is switched off, and an adapter of it is chosen"),
-        ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "direct GPU access is switched off, and its reach is chosen"),
+        ("NCCL_IB_DISABLE", "NCCL_IB_HCA", "InfiniBand is switched off, but one of its adapters is chosen"),
+        ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "direct GPU access is switched off, but its level is set"),
         ("NCCL_NET_GDR_LEVEL", "NCCL_IB_DISABLE", "network cards reach GPU memory over InfiniBand, which is off"),
-        ("TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "torch follows one way of noticing errors"),
+        ("TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "torch detects errors in only one of two ways"),
     )
     for first, second, why in pairs:
         off = "NCCL_IB_DISABLE" if first == "NCCL_NET_GDR_LEVEL" else first

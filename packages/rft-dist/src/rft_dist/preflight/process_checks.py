@@ -128,6 +128,7 @@ def refuse_taken_port(ranks: RankInfo) -> None:
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
+                # a port at which only connections of an ended run are closing is free
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((address, ranks.master_port))
         except OSError as error:
@@ -166,15 +167,16 @@ def holder_of(port: int) -> str:
 
 def _sockets_at(port: int) -> set[str]:
     """Inodes of the sockets bound to the port, as links under /proc name them."""
-    found: set[str] = set()
+    sockets: set[str] = set()
     for name in ("tcp", "tcp6"):
         try:
             rows = Path("/proc/net", name).read_text().splitlines()[1:]
         except OSError:
             continue
         parts = [row.split() for row in rows]
-        found |= {f"socket:[{p[9]}]" for p in parts if int(p[1].rpartition(":")[2], 16) == port and p[3] == "0A"}
-    return found
+        # 0A is the state LISTEN, and field 9 the inode
+        sockets |= {f"socket:[{p[9]}]" for p in parts if int(p[1].rpartition(":")[2], 16) == port and p[3] == "0A"}
+    return sockets
 
 
 def _holds(process: Path, sockets: Collection[str]) -> bool:

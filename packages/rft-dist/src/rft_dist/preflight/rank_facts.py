@@ -49,8 +49,8 @@ def file_facts(files: Mapping[str, str | Path]) -> dict[str, str]:
 
 def code_hash(package: str) -> str:
     """Twelve digits of the SHA-256 over a package's Python files, with their names; "absent" where it is not there."""
-    found = importlib.util.find_spec(package)
-    places = list(found.submodule_search_locations or []) if found else []
+    spec = importlib.util.find_spec(package)
+    places = list(spec.submodule_search_locations or []) if spec else []
     if not places:
         return "absent"
     root = Path(places[0])
@@ -86,6 +86,7 @@ def model_facts(directory: str | Path) -> dict[str, str]:
 def _digest(files: Iterable[tuple[str, Path]]) -> str:
     digest = hashlib.sha256()
     for name, path in files:
+        # names and sizes too: files that share the same bytes out differently must not look alike
         digest.update(f"{name}\0{path.stat().st_size}\0".encode())
         _add(digest, path)
     return digest.hexdigest()[:12]

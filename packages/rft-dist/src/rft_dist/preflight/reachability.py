@@ -46,9 +46,9 @@ def unreachable_next(store: KeyValueStore, ranks: RankInfo, *, seconds: float) -
 
 def own_address(ranks: RankInfo) -> str:
     """The address from which this machine reaches the master; nothing is sent."""
-    family, _, _, _, place = socket.getaddrinfo(ranks.master_addr, ranks.master_port, type=socket.SOCK_DGRAM)[0]
+    family, _, _, _, address = socket.getaddrinfo(ranks.master_addr, ranks.master_port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(place)
+        probe.connect(address)
         return str(probe.getsockname()[0])
 
 

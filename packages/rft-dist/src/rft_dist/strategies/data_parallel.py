@@ -36,13 +36,12 @@ from rft_dist.checkpoint_format.safetensors_pieces import tensor_bytes
 from rft_dist.checkpoint_format.shards import StoredComponent
 from rft_dist.collectives import Collectives
 from rft_dist.optim.adamw import total_norm, trained_parameters
+from rft_dist.planning.memory_estimate import BUCKET_BYTES
 from rft_dist.strategies.dtensor_shards import ShardedWeights
 from rft_dist.strategies.optimizer import AdamWOptimizer, AdamWOptions
 from rft_dist.strategies.process_groups import DataParallelRanks
 from rft_dist.strategies.protocols import DataRanks, DistributedModel, ShardableModel, StrategyContext, narrow_dtype
 from rft_dist.strategies.sequence_parallel import SequenceGroup
-
-_BUCKET_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +98,12 @@ class DataParallelOptimizer(AdamWOptimizer):
         named_parameters: Iterable[tuple[str, Parameter]],
         collectives: Collectives,
         *,
-        bucket_bytes: int = _BUCKET_BYTES,
+        bucket_bytes: int = BUCKET_BYTES,
         **options: Unpack[AdamWOptions],
     ) -> None:
         """`bucket_bytes`: gradients are exchanged in runs of at most so many; `options` as of `AdamWOptimizer`."""
         parameters = trained_parameters(named_parameters)
+        # at the start: replicas that begin apart take the same steps for ever and never meet
         verify_equal_weights(parameters.items(), collectives)
         super().__init__(parameters.items(), collectives, lambda parameter: parameter, **options)
         master = options.get("master", False)
@@ -162,6 +162,7 @@ class DataParallelOptimizer(AdamWOptimizer):
             return
         for bucket in self._buckets:
             own = [gradients[name] for name in bucket.names]
+            # a bucket at a time: a flat copy of all gradients would need their memory once more
             flat = torch.cat([gradient.to(bucket.dtype).reshape(-1) for gradient in own])
             self._collectives.sum_in_place(flat)
             for gradient, piece in zip(own, flat.split([gradient.numel() for gradient in own]), strict=True):
@@ -170,7 +171,7 @@ class DataParallelOptimizer(AdamWOptimizer):
     def _is_finite(self, norm: float) -> bool:
         # The sums are equal on all ranks, and so is the norm; the exchange covers a rank whose
         # memory or arithmetic is at fault, since ranks that disagree here never agree again.
-        refused = torch.tensor([0 if math.isfinite(norm) else 1], dtype=torch.int64)
+        refused = torch.tensor([0 if math.isfinite(norm) else 1])
         return int(self._collectives.max(refused).item()) == 0
 
 
@@ -184,6 +185,7 @@ def weights_hash(named_tensors: Iterable[tuple[str, Tensor]]) -> str:
     """SHA-256, in hexadecimal, over name, dtype, shape and bytes of every tensor, in name order."""
     digest = hashlib.sha256()
     for name, tensor in sorted(named_tensors, key=lambda entry: entry[0]):
+        # the shape and the dtype count too: equal bytes are not always equal weights
         digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|".encode())
         digest.update(tensor_bytes(tensor))
     return digest.hexdigest()
@@ -191,6 +193,7 @@ def weights_hash(named_tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 def verify_equal_weights(named_tensors: Iterable[tuple[str, Tensor]], collectives: Collectives) -> None:
     """Raise PeerError, on every rank, naming the ranks whose tensors differ from those of rank 0."""
+    # 64 bytes a rank are exchanged, and no weights
     hashes = [entry.decode() for entry in collectives.gather_bytes(weights_hash(named_tensors).encode())]
     different = [rank for rank, entry in enumerate(hashes) if entry != hashes[0]]
     if different:
@@ -203,17 +206,9 @@ def verify_equal_weights(named_tensors: Iterable[tuple[str, Tensor]], collective
         )
 
 
-def broadcast_weights(named_tensors: Iterable[tuple[str, Tensor]], collectives: Collectives) -> None:
-    """Replace the tensors of every rank by those of rank 0, in name order."""
-    for _, tensor in sorted(named_tensors, key=lambda entry: entry[0]):
-        values = tensor.detach().contiguous()
-        collectives.broadcast_in_place(values)
-        if values.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(values)
-
-
 def _cut_into_buckets(parameters: Mapping[str, Parameter], bucket_bytes: int) -> list[_Bucket]:
     """Split parameters into runs of one reduction dtype and device, of at most `bucket_bytes` or one parameter each."""
+    # cut by names and sizes alone, which are equal on all ranks: so are the buckets, without an exchange
     buckets: list[_Bucket] = []
     current: list[str] = []
     size = 0

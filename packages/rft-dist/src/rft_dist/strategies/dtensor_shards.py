@@ -100,6 +100,7 @@ def full_tensor(tensor: DTensor) -> Tensor:
         shape = torch.Size(_place(tensor, number + 1)[1])
         strides = torch.empty(shape, device="meta").stride()
         mesh = tensor.device_mesh[name]
+        # shape and strides are given, because torch would take pieces of unequal size for equal ones
         block = DTensor.from_local(gathered, mesh, [Shard(cut)], run_check=False, shape=shape, stride=strides)
         gathered = block.full_tensor()
     return gathered
@@ -136,16 +137,16 @@ class ShardedWeights:
         return [
             ShardRequest(name, tuple(parameter.shape), shard.dtype, start_of(parameter), tuple(shard.shape))
             for name, parameter in self._named_parameters()
-            if (shard := local(parameter.detach())).numel()
+            if (shard := local(parameter)).numel()
         ]
 
     @torch.no_grad()
     def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
         """Copy a tensor that was read into this rank's shard (`ShardSink`)."""
         del start
-        local(dict(self._named_parameters())[name].detach()).copy_(tensor)
+        local(dict(self._named_parameters())[name]).copy_(tensor)
 
-    def shards(self) -> list[CheckpointShard]:
+    def checkpoint_tensors(self) -> list[CheckpointShard]:
         """Return the shards that this rank saves; one that several ranks keep comes from the lowest of them."""
         return [
             CheckpointShard(name, tuple(parameter.shape), start_of(parameter), shard.contiguous())

@@ -36,6 +36,7 @@ def swap_in_ema(parameters: Mapping[str, Tensor], state: Callable[[], Mapping[st
     """
     averages = averages_of(state())
     blocks = {name: local(parameters[name].detach()) for name in averages}
+    # all are kept before the first is replaced: whatever fails in between, `finally` can put them back
     kept = {name: block.to("cpu", copy=True) for name, block in blocks.items()}
     try:
         for name, average in averages.items():
@@ -71,6 +72,7 @@ def swap_in_ema_zero(
     averages = {name: [each for each in own if each.name == f"{ema.KIND}/{name}"] for name in parameters}
     try:
         for name, parameter in parameters.items():
+            # one whole parameter at a time: together they would be the model once more, in float32
             full = _full_tensor(shape_of(parameter), averages[name], parameter.device, ranks)
             weights.write(name, (0,) * full.ndim, full)
         yield

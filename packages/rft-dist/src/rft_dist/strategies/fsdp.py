@@ -71,6 +71,7 @@ def shard_weights(model: ShardableModel, context: StrategyContext, mesh: DeviceM
         mesh=mesh,
     )
     model.wrap_forward(sharded.compute)
+    # after sharding: a model made without memory never has more than this rank's blocks
     model.load_pending(lambda read: sharded.load_shards(read, context.device), context.device, compute_dtype)
     return sharded
 
@@ -130,6 +131,7 @@ class FullyShardedModel(ShardedWeights):
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # a loss carries its global denominator: sums, not means
                 module.set_force_sum_reduction_for_comms(True)
+        # as a method of the model: FSDP2 gathers weights around forwards and registered methods only
         setattr(model, _METHOD, types.MethodType(_call, model))
         register_fsdp_forward_method(model, _METHOD)
 
@@ -149,12 +151,13 @@ class FullyShardedModel(ShardedWeights):
             read: gives a block of a whole tensor, of any floating-point type.
             device: where the model computes; blocks that are kept in host memory get it there.
         """
+        # `to_empty` drops the values of buffers too, and only parameters are read below
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         self.model.to_empty(device="cpu" if self._cpu_offload else device)
         for name, buffer in self.model.named_buffers():
             buffer.data = buffers[name]  # they may be elsewhere than the blocks
         for name, parameter in self.model.named_parameters():
-            block = local(parameter.detach())
+            block = local(parameter)
             if block.numel():
                 block.copy_(read(name, start_of(parameter), tuple(block.shape)))
 
@@ -174,7 +177,7 @@ def _mesh(device: torch.device, world_size: int, shard_size: int | None) -> Devi
             code="fsdp.shard_size",
             what=f"shard_size = {shard_size}, {world_size} ranks",
             where="--shard_size",
-            why=f"weights are spread over equal groups of ranks; allowed: {', '.join(map(str, divisors))}",
+            why=f"weights are sharded over equal groups of ranks; allowed: {', '.join(map(str, divisors))}",
             do=f"--shard_size {min(divisors, key=lambda size: abs(size - shard_size))}",
         )
     shape = (world_size // shard_size, shard_size)
@@ -206,7 +209,7 @@ class ShardedOptimizer(AdamWOptimizer):
         """Read this rank's shards of the state; averages and a loss scale that were not saved begin anew."""
         restore_shards(self, stored)
 
-    def shards(self) -> list[Shard]:
+    def checkpoint_tensors(self) -> list[Shard]:
         """Return this rank's blocks of the state; a block that several ranks hold comes from the lowest of them."""
         shards: list[Shard] = []
         for key, tensor in self._adamw.state_tensors().items():
@@ -217,6 +220,7 @@ class ShardedOptimizer(AdamWOptimizer):
                 continue
             if kind != "step":
                 shards.append(Shard(key, tuple(parameter.shape), start, tensor.contiguous()))
+            # the step count is one number a parameter: it comes from the rank with the first block
             elif not any(start):
                 shards.append(full_shard(key, tensor))
         return shards + (full_shards(self._scaler.state_tensors()) if self._collectives.rank == 0 else [])
@@ -232,6 +236,7 @@ class ShardedOptimizer(AdamWOptimizer):
             parameter = self._parameters[name]
             shape, start = (tuple(parameter.shape), start_of(parameter)) if kind != "step" else ((), ())
             requests.append(ShardRequest(key, shape, tensor.dtype, start, tuple(tensor.shape)))
+        # optional ones first: `write` loads the state as soon as the last required one is there
         return sorted(requests, key=lambda each: not is_optional(each.name))
 
     def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
@@ -261,4 +266,4 @@ class ShardedOptimizer(AdamWOptimizer):
             if not bool(own.isfinite()):  # squares of finite numbers above 1e19 overflow float32
                 own = torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
             squares += own.to("cpu") / num_copies(self._parameters[name], self._collectives.world_size)
-        return math.sqrt(value) if (value := float(self._collectives.sum(squares))) == value else math.nan
+        return math.sqrt(float(self._collectives.sum(squares)))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, Required, TypedDict, Unpack
@@ -47,6 +47,10 @@ class StrategyOptimizer(Protocol):
         """Put back what `state_tensors` gave on this rank, bit for bit."""
         ...
 
+    def checkpoint_tensors(self) -> Mapping[str, Tensor] | Sequence[Shard]:
+        """Return what this rank saves: all tensors by name, or shards, which with all ranks' cover each tensor once."""
+        ...
+
     def restore(self, stored: StoredComponent) -> None:
         """Take the state from a checkpoint of any strategy and number of ranks; CheckpointError where it differs."""
         ...
@@ -56,15 +60,7 @@ class StrategyOptimizer(Protocol):
         ...
 
 
-class ShardedState(ShardSink, Protocol):
-    """The optimizer state of a strategy that keeps a part of it on each rank."""
-
-    def shards(self) -> list[Shard]:
-        """Return this rank's shards; with those of all ranks every tensor is covered exactly once."""
-        ...
-
-
-def restore_shards(state: ShardedState, stored: StoredComponent) -> None:
+def restore_shards(state: ShardSink, stored: StoredComponent) -> None:
     """Read the shards that `state` requests; an optional tensor only if it was saved."""
     stored.load(_SavedShards(state, stored.names))
 
@@ -73,7 +69,7 @@ def restore_shards(state: ShardedState, stored: StoredComponent) -> None:
 class _SavedShards:
     """Sink that requests every required tensor, and an optional one only if it was saved."""
 
-    state: ShardedState
+    state: ShardSink
     saved: Collection[str]
 
     def shard_requests(self) -> list[ShardRequest]:
@@ -128,6 +124,7 @@ class AdamWOptimizer(ABC):
         self._scaler = options.get("scaler") or NoLossScaler()
         self._local = {name: local(parameter.detach()) for name, parameter in self._parameters.items()}
         self._adamw = LocalAdamW(
+            # a rank holds nothing of a parameter that has fewer rows than there are ranks
             {name: tensor for name, tensor in self._local.items() if tensor.numel()},
             betas=options["betas"],
             epsilon=options["epsilon"],
@@ -170,21 +167,29 @@ class AdamWOptimizer(ABC):
         """
         assert 0 <= learning_rate < math.inf, f"learning rate {learning_rate}"
         gradients = self._summed_gradients()
+        # read before `update` moves it: the outcome has the scale of this step's losses
         scale = self._scaler.scale
+        # before the norm, since `max_norm` is meant for gradients of the loss itself
         self._scaler.unscale(gradients.values())
         norm = self._gradient_norm(gradients)
         applied = self._is_finite(norm)
         if applied:
             clip(gradients.values(), norm, self._max_norm)
             self._adamw.update(gradients, learning_rate)
+        # after a refused step too: its gradients must not go into the next one
         for parameter in self._parameters.values():
             parameter.grad = None
+        # last, because it may raise: by now the gradients are cleared
         self._scaler.update(finite=applied)
         return StepOutcome(norm, applied, scale)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the `LocalAdamW` state of this rank's tensors, and "loss_scale" where there is a scaler."""
         return self._adamw.state_tensors() | self._scaler.state_tensors()
+
+    def checkpoint_tensors(self) -> Mapping[str, Tensor] | Sequence[Shard]:
+        """Return all of the state: every rank has the same."""
+        return self.state_tensors()
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Put back what `state_tensors` gave, bit for bit; the next step equals the uninterrupted one.

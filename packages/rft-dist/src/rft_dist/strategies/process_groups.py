@@ -119,6 +119,7 @@ class _Merge(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         del ctx
+        # no sum: each rank has the gradient of the whole, in which its own values have the factor 1
         return gradients[0], None
 
 
@@ -134,6 +135,7 @@ class DataParallelRanks:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """A new tensor: the sum over the groups."""
+        # the other members add zeros: they must join, as the sum is over all ranks
         return self._all.sum(tensor if self._group.rank == 0 else torch.zeros_like(tensor))
 
     def max(self, tensor: Tensor) -> Tensor:

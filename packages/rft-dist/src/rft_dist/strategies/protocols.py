@@ -131,7 +131,7 @@ class ModelWeights(Protocol):
         """Return what this rank keeps, by name."""
         ...
 
-    def shards(self) -> list[Shard]:
+    def checkpoint_tensors(self) -> list[Shard]:
         """Return the shards that this rank saves; with those of all ranks every parameter is covered exactly once."""
         ...
 

@@ -1,17 +1,19 @@
 """The parallel strategies: one row each, and the row that a run's settings choose. No torch is imported here.
 
 A strategy is a module with a function `parallelize(model: ShardableModel, context: StrategyContext) ->
-DistributedModel`, and a row of `STRATEGIES`. The rows are asked in order; the last one takes every run.
+DistributedModel`, and a row of `STRATEGIES`. The rows are asked in order; the last one takes every run. What others
+need to know of a run's layout is computed here from settings and row: batches, the memory estimate, the pages.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rft_dist.planning.memory_estimate import Sharding
+from rft_dist.planning.parallel_dims import ParallelDims
+from rft_dist.planning.run_layout import REPLICATED, RunLayout, Sharding
 from rft_dist.settings import StrategySettings
 
 if TYPE_CHECKING:
@@ -39,6 +41,15 @@ class StrategyRefusal:
         return self.do.format_map(values)
 
 
+class GroupSizes(NamedTuple):
+    """The ranks that compute every sample together: all pairs of these two."""
+
+    sequence: int
+    """Ranks that share the tokens of a sample."""
+    matrix: int
+    """Ranks that hold the parts of a matrix."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelStrategy:
     """One way to distribute weights, gradients and moments over ranks."""
@@ -48,21 +59,33 @@ class ParallelStrategy:
     """The module whose `parallelize` distributes a model; imported at that moment."""
     chosen: Callable[[StrategySettings], bool]
     """Whether these settings choose it, where no row before it was chosen."""
+    setting: str = ""
+    """The setting that chooses it; empty = it runs where no other is chosen."""
     sharding: Callable[[StrategySettings], Sharding]
-    """What of the training state its ranks divide: the term of the memory estimate."""
-    ranks_per_sample: Callable[[StrategySettings], int] = lambda settings: settings.sp_size
-    """Ranks that compute every sample together; all others compute different samples."""
-    shards_weights: Callable[[StrategySettings], bool] = lambda settings: False
-    """Whether a rank keeps only a part of the weights between two forwards."""
+    """What of the training state its ranks divide among them."""
+    summary: Callable[[StrategySettings], Sequence[str]]
+    """Where weights, gradients and moments are, on the page that shows a run's plan."""
+    sequence_setting: str = "sp_size"
+    """The setting that counts the ranks that share the tokens of every sample."""
+    matrix_setting: str = "tp_size"
+    """The setting that counts the ranks that hold the parts of every matrix and compute every sample together."""
+    options: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict[str, Callable[[Any], bool]])
+    """Settings that act only with this strategy, and for which values of `setting` they do."""
     collective_forward: bool = False
     """Whether every forward and backward is an exchange, so that all ranks must make equally many."""
-    float32_weights: bool = False
-    """Whether it keeps float32 weights where the forward computes in a narrower type, in place of master copies."""
     reference: Callable[[StrategySettings], StrategySettings] = lambda settings: settings
     """Settings by which a model of the same size that is not trained is distributed."""
     critic: Callable[[StrategySettings], StrategySettings] = lambda settings: _full_copies(settings)
     """Settings by which a critic is distributed, whose weights are stepped on in their own type."""
     refusals: tuple[StrategyRefusal, ...] = ()
+
+    def group_sizes(self, settings: StrategySettings) -> GroupSizes:
+        """Return how many ranks compute every sample together."""
+        return GroupSizes(getattr(settings, self.sequence_setting), getattr(settings, self.matrix_setting))
+
+    def shards_weights(self, settings: StrategySettings) -> bool:
+        """Return whether a rank keeps only a part of the weights between two forwards."""
+        return self.sharding(settings).weights or self.group_sizes(settings).matrix > 1
 
     def parallelize(self, model: ShardableModel, context: StrategyContext) -> DistributedModel:
         """Distribute a model in place, see `strategies.protocols`."""
@@ -96,6 +119,31 @@ def _zero_reference(settings: StrategySettings) -> StrategySettings:
     return replace(full, fsdp=True) if settings.zero_stage == 3 else full
 
 
+def _fsdp_summary(settings: StrategySettings, ranks: str) -> list[str]:
+    over = f"groups of {settings.shard_size} ranks" if settings.shard_size else ranks
+    words = [f"FSDP2: weights, gradients and moments in blocks over {over}; a layer is gathered while it computes"]
+    return [*words, "blocks, gradients and moments in host memory"] if settings.fsdp_cpu_offload else words
+
+
+def _zero_summary(settings: StrategySettings) -> list[str]:
+    parts = ("moments", "moments and gradients", "moments, gradients and weights")[settings.zero_stage - 1]
+    words = [f"DeepSpeed ZeRO {settings.zero_stage}: {parts} spread over all ranks"]
+    if settings.zpg > 1:
+        words.append(f"a second copy of the weights over every {settings.zpg} ranks")
+    if settings.overlap_comm:
+        words.append("gradients are exchanged during the backward pass")
+    return words
+
+
+FULLY_SHARDED = Sharding(weights=True, gradients=True, optimizer=True, float32_weights=True)
+ZERO_SHARDINGS = (
+    Sharding(optimizer=True),
+    Sharding(optimizer=True, gradients=True),
+    Sharding(optimizer=True, gradients=True, weights=True),
+)
+"""Of DeepSpeed's stages 1, 2 and 3."""
+
+
 def _parts_in_blocks(name: str, why: str) -> StrategyRefusal:
     return StrategyRefusal(
         "strategy.tp_fsdp",
@@ -110,19 +158,18 @@ TENSOR_PARALLEL_FSDP = ParallelStrategy(
     name="tensor_parallel_fsdp",
     module="rft_dist.strategies.tensor_parallel_fsdp",
     chosen=lambda settings: settings.fsdp and settings.tp_size > 1,
-    sharding=lambda settings: "fsdp",
-    ranks_per_sample=lambda settings: settings.tp_size,
-    shards_weights=lambda settings: True,
+    setting="fsdp",
+    sharding=lambda settings: FULLY_SHARDED,
+    summary=lambda settings: _fsdp_summary(settings, "the ranks that hold the same parts"),
     collective_forward=True,
-    float32_weights=True,
     critic=_fsdp_critic,
     refusals=(
         _parts_in_blocks(
-            "shard_size", "parts are spread over all ranks that hold the same, which is what a shard_size would lower"
+            "shard_size", "each part is sharded over all ranks that hold it, and shard_size would lower their number"
         ),
-        _parts_in_blocks("fsdp_cpu_offload", "gradients of norms are summed over the ranks of a group, on the device"),
+        _parts_in_blocks("fsdp_cpu_offload", "gradients of norms are summed over a tensor group on the device"),
         _parts_in_blocks(
-            "meta_init", "parts are compared with the whole model before they are spread, so that it is loaded whole"
+            "meta_init", "the ranks compare the full weights before they cut them, so the full model is loaded"
         ),
     ),
 )
@@ -130,10 +177,11 @@ FSDP = ParallelStrategy(
     name="fsdp",
     module="rft_dist.strategies.fsdp",
     chosen=lambda settings: settings.fsdp,
-    sharding=lambda settings: "fsdp",
-    shards_weights=lambda settings: True,
+    setting="fsdp",
+    sharding=lambda settings: FULLY_SHARDED,
+    summary=lambda settings: _fsdp_summary(settings, "all ranks"),
+    options={"shard_size": bool, "fsdp_cpu_offload": bool},
     collective_forward=True,
-    float32_weights=True,
     reference=_fsdp_reference,
     critic=_fsdp_critic,
 )
@@ -141,8 +189,10 @@ ZERO = ParallelStrategy(
     name="zero",
     module="rft_dist.strategies.zero.optimizer",
     chosen=lambda settings: settings.zero_stage > 0,
+    setting="zero_stage",
     sharding=lambda settings: ZERO_SHARDINGS[settings.zero_stage - 1],
-    shards_weights=lambda settings: settings.zero_stage == 3,
+    summary=_zero_summary,
+    options={"zpg": lambda stage: stage == 3, "overlap_comm": bool},
     collective_forward=True,
     reference=_zero_reference,
     refusals=(
@@ -150,21 +200,28 @@ ZERO = ParallelStrategy(
             "strategy.two",
             ("fsdp", "zero_stage"),
             lambda values: values["fsdp"] and values["zero_stage"],
-            "FSDP2 and DeepSpeed each spread the same weights; one of them does",
+            "FSDP2 and DeepSpeed both shard the weights; only one of them can",
             "--fsdp, or --zero_stage 3 without it",
         ),
         StrategyRefusal(
             "strategy.overlap_stage",
             ("overlap_comm", "zero_stage"),
             lambda values: values["overlap_comm"] and values["zero_stage"] == 1,
-            "DeepSpeed sums gradients after the backward pass at stage 1",
+            "stage 1 exchanges gradients once a step, after the last backward pass: there is nothing to overlap",
             "--zero_stage 2",
+        ),
+        StrategyRefusal(
+            "strategy.zpg_stage",
+            ("zpg", "zero_stage"),
+            lambda values: values["zpg"] > 1 and values["zero_stage"] in (1, 2),
+            "a second copy of sharded weights needs sharded weights, which is stage 3",
+            "--zero_stage 3 --zpg {zpg}",
         ),
         StrategyRefusal(
             "strategy.fp16_zero",
             ("fp16", "zero_stage"),
             lambda values: values["fp16"] and values["zero_stage"],
-            "DeepSpeed scales losses in its own way, and not on every device; FSDP2 spreads as much with ours",
+            "DeepSpeed scales losses itself, and not on every device; FSDP2 shards as much with RFT's scaler",
             "--fsdp --fp16 (and leave zero_stage out)",
         ),
     ),
@@ -173,29 +230,29 @@ TENSOR_PARALLEL = ParallelStrategy(
     name="tensor_parallel",
     module="rft_dist.strategies.tensor_parallel",
     chosen=lambda settings: settings.tp_size > 1,
-    sharding=lambda settings: "replicated",
-    ranks_per_sample=lambda settings: settings.tp_size,
-    shards_weights=lambda settings: True,
+    setting="tp_size",
+    sharding=lambda settings: REPLICATED,
+    summary=lambda settings: ["gradients are summed once a step over the ranks that hold the same parts"],
     refusals=(
         StrategyRefusal(
             "strategy.tp_blocks",
             ("tp_size", "zero_stage"),
             lambda values: values["tp_size"] > 1 and values["zero_stage"],
-            "DeepSpeed lays whole matrices out; FSDP2 spreads the parts of one as ZeRO 3 spreads it whole",
+            "DeepSpeed partitions whole matrices only; FSDP2 shards parts of them as ZeRO 3 shards whole ones",
             "--fsdp --tp_size {tp_size} (without zero_stage), or --zero_stage {zero_stage} --tp_size 1",
         ),
         StrategyRefusal(
             "strategy.tp_sp",
             ("tp_size", "sp_size"),
             lambda values: values["tp_size"] > 1 and values["sp_size"] > 1,
-            "a group shares out the heads, or the tokens of a sequence",
+            "a group of ranks shares either the heads or the tokens of a sequence",
             "--sp_size {sp_size} --fsdp --tp_size 1, or --tp_size {tp_size} --sp_size 1",
         ),
         StrategyRefusal(
             "strategy.tp_router",
             ("tp_size", "aux_loss_coef"),
             lambda values: values["tp_size"] > 1 and values["aux_loss_coef"],
-            "mixtures of experts are not cut over ranks",
+            "tensor parallel does not cut mixtures of experts",
             "--fsdp --tp_size 1",
         ),
     ),
@@ -204,7 +261,8 @@ DATA_PARALLEL = ParallelStrategy(
     name="data_parallel",
     module="rft_dist.strategies.data_parallel",
     chosen=lambda settings: True,
-    sharding=lambda settings: "replicated",
+    sharding=lambda settings: REPLICATED,
+    summary=lambda settings: ["every rank holds all; gradients are summed once a step"],
     reference=lambda settings: replace(settings, sp_size=1),
 )
 
@@ -213,34 +271,88 @@ SEQUENCE_REFUSALS = (
         "strategy.sp_mode",
         ("sp_mode", "sp_size"),
         lambda values: values["sp_mode"] != "auto" and values["sp_size"] == 1,
-        "there is one rank a sequence, and nothing to share out",
+        "each sequence is on one rank, so there is nothing to share",
         "--sp_size 2, or leave sp_mode out",
     ),
     StrategyRefusal(
         "strategy.ring_kernel",
         ("sp_mode", "flash_attn"),
         lambda values: values["sp_mode"] == "ring" and values["sp_size"] > 1 and values["flash_attn"],
-        "in a ring the scores are computed tile by tile, and not by the package",
+        "ring attention computes the scores tile by tile, without the flash-attn package",
         "--sp_mode ulysses, or no --flash_attn",
     ),
     StrategyRefusal(
         "strategy.sp_router",
         ("sp_size", "aux_loss_coef"),
         lambda values: values["sp_size"] > 1 and values["aux_loss_coef"],
-        "the routers' loss counts the experts of whole rows, which no rank has",
+        "the routers' loss counts the experts of whole rows, and no rank has a whole row",
         "--sp_size 1",
     ),
 )
 """Of sequences that groups of ranks share, which every strategy but tensor parallel can do beside its own."""
 
-ZERO_SHARDINGS: tuple[Sharding, ...] = ("zero1", "zero2", "zero3")
-STRATEGIES: tuple[ParallelStrategy, ...] = (TENSOR_PARALLEL_FSDP, FSDP, ZERO, TENSOR_PARALLEL, DATA_PARALLEL)
+STRATEGIES: tuple[ParallelStrategy, ...] = (
+    # both together before each alone, and last what every setting chooses
+    TENSOR_PARALLEL_FSDP,
+    FSDP,
+    ZERO,
+    TENSOR_PARALLEL,
+    DATA_PARALLEL,
+)
 """All strategies; the first that the settings choose is taken."""
+
+SHARDINGS: dict[str, StrategySettings] = {
+    "replicated": StrategySettings(),
+    "zero1": StrategySettings(zero_stage=1),
+    "zero2": StrategySettings(zero_stage=2),
+    "zero3": StrategySettings(zero_stage=3),
+    "fsdp": StrategySettings(fsdp=True),
+}
+"""Words for a sharding that is planned in place of the settings' own, with settings that choose it."""
 
 
 def choose_strategy(settings: StrategySettings) -> ParallelStrategy:
     """Return the strategy that the settings choose."""
     return next(strategy for strategy in STRATEGIES if strategy.chosen(settings))
+
+
+def strategy_settings(values: Values) -> StrategySettings:
+    """Return the strategy's settings among those of a run."""
+    names = [each.name for each in fields(StrategySettings)]
+    return StrategySettings(**{name: values[name] for name in names if name in values})
+
+
+def sharding_settings(values: Values) -> list[str]:
+    """Return the settings by which ranks keep a part of the weights, or exchange them in a forward; mostly none."""
+    settings = strategy_settings(values)
+    rows = [row for row in STRATEGIES if row.setting and row.chosen(settings)]
+    names = [row.setting for row in rows if row.collective_forward or row.shards_weights(settings)]
+    return list(dict.fromkeys(names))
+
+
+def run_dims(settings: StrategySettings, world_size: int) -> ParallelDims:
+    """Return the parallel dimensions of a run on so many ranks, on whatever machines those are."""
+    return ParallelDims(1, world_size, *choose_strategy(settings).group_sizes(settings))
+
+
+def run_layout(settings: StrategySettings, dims: ParallelDims, sharding: StrategySettings | None = None) -> RunLayout:
+    """Return where the state of a run's models is, on ranks of these dimensions.
+
+    `sharding`: settings that choose what the ranks divide among them, in place of the run's own.
+    """
+    chosen = settings if sharding is None else sharding
+    strategy = choose_strategy(chosen)
+    return RunLayout(
+        dims=dims,
+        shard_size=settings.shard_size,
+        policy=strategy.sharding(chosen),
+        reference=_sharding(strategy.reference(chosen)),
+        critic=_sharding(strategy.critic(chosen)),
+    )
+
+
+def _sharding(settings: StrategySettings) -> Sharding:
+    return choose_strategy(settings).sharding(settings)
 
 
 def refusals(values: Values) -> Iterator[StrategyRefusal]:

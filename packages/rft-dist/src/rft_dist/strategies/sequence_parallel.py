@@ -57,8 +57,10 @@ class SequenceGroup(SubGroup):
         incoming = [tensor.new_empty((num_arriving, *tensor.shape[1:])) for tensor in outgoing]
         first = self.data_rank * self.size
         following, preceding = (first + (self.rank + step) % self.size for step in (1, -1))
+        # empty tensors are left out on both sides: the receiver knows by `num_arriving` that none comes
         moves = [dist.P2POp(dist.isend, tensor, following, self._group) for tensor in outgoing if tensor.numel()]
         moves += [dist.P2POp(dist.irecv, tensor, preceding, self._group) for tensor in incoming if tensor.numel()]
+        # in one batch: a ring whose ranks all begin with a send alone may wait for itself under NCCL
         works = dist.batch_isend_irecv(moves) if moves else []
 
         def wait() -> list[Tensor]:
@@ -85,6 +87,7 @@ def _first(num_rows: int, size: int, rank: int) -> int:
 def _to_heads(group: SequenceGroup, rows_LHD: Tensor, num_rows: int) -> Tensor:
     num_local, num_heads, width = rows_LHD.shape
     share = num_heads // group.size
+    # ranks become the first dimension, the one along which `trade` cuts
     by_rank = rows_LHD.view(num_local, group.size, share, width).transpose(0, 1)  # [S, L, H / S, D]
     return group.trade(by_rank.reshape(-1, share, width), [num_local] * group.size, group.lengths(num_rows))
 
@@ -106,6 +109,7 @@ class _ToHeads(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        # the exchange the other way round: a gradient goes back to where its value came from
         return _to_rows(ctx.group, gradients[0], ctx.num_rows), None, None
 
 

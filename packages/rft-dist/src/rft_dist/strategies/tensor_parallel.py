@@ -24,14 +24,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional as F
 
 from rft_dist.collectives import Collectives
+from rft_dist.planning.memory_estimate import BUCKET_BYTES
 from rft_dist.strategies.data_parallel import verify_equal_weights, weights_of
 from rft_dist.strategies.dtensor_shards import ShardedWeights, local, start_of
 from rft_dist.strategies.fsdp import ShardedOptimizer
 from rft_dist.strategies.optimizer import AdamWOptions
 from rft_dist.strategies.process_groups import DataParallelRanks, TensorGroup
 from rft_dist.strategies.protocols import DistributedModel, ShardableModel, StrategyContext, TensorPlan, narrow_dtype
-
-_BUCKET_BYTES = 64 * 2**20
 
 
 def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedModel:
@@ -77,6 +76,7 @@ class TensorParallelModel(ShardedWeights):
         """
         super().__init__(model.named_parameters, group.everyone.rank)
         self.model = model
+        # `src_data_rank=None` below sends nothing: each rank cuts its own copy, so the copies must be equal
         verify_equal_weights(model.named_parameters(), group.everyone)
         styles: dict[str, Any] = {name: ColwiseParallel() for name in plan.by_outputs}
         styles |= {name: RowwiseParallel() for name in plan.by_inputs}
@@ -111,6 +111,7 @@ class _Lookup:
         assert isinstance(weight, DTensor)
         rows_VD, first = weight.to_local(), start_of(weight)[0]
         here = (token_ids >= first) & (token_ids < first + rows_VD.shape[0])
+        # ids of other ranks look up row 0 here, and the last line masks them out
         rows = F.embedding(torch.where(here, token_ids - first, 0), rows_VD) if rows_VD.shape[0] else None
         if rows is None:  # fewer rows than ranks: the last ones hold nothing
             rows = rows_VD.new_zeros((*token_ids.shape, rows_VD.shape[1]))
@@ -201,14 +202,14 @@ class TensorParallelOptimizer(ShardedOptimizer):
 
 
 def buckets(gradients: Sequence[Tensor]) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """Yield (flat copy, its tensors), at most `_BUCKET_BYTES` or one tensor each, in float32 at least."""
+    """Yield (flat copy, its tensors), at most `BUCKET_BYTES` or one tensor each, in float32 at least."""
     waiting = [gradient for gradient in gradients if gradient.numel()]
     while waiting:
         dtype = torch.float64 if waiting[0].dtype is torch.float64 else torch.float32
         parts, num_bytes = list[Tensor](), 0
         while waiting and waiting[0].dtype == (parts or waiting)[0].dtype:
             num_bytes += waiting[0].numel() * dtype.itemsize
-            if parts and num_bytes > _BUCKET_BYTES:
+            if parts and num_bytes > BUCKET_BYTES:
                 break
             parts.append(waiting.pop(0))
         yield torch.cat([part.to(dtype).reshape(-1) for part in parts]), parts

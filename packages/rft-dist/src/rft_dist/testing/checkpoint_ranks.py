@@ -43,7 +43,7 @@ class ThreadExchange:
             )
             if not complete or len(answers) < self.world_size:
                 raise PeerError(
-                    code="checkpoint.peer_missing",
+                    code="testing.rank_ended",
                     what=f"{self.world_size - len(answers)} ranks did not come",
                     where=f"rank {self.rank}",
                     why="their threads have ended",

@@ -28,7 +28,7 @@ class LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self, device_type: str = "cpu", *, full: bool = False) -> None:
-        """`whole`: there was no tensor before, so what operations are given counts too: files make tensors by none."""
+        """`full`: there was no tensor before, so what operations are given counts too: files make tensors by none."""
         super().__init__()
         self._full = full
         self.now = 0
@@ -60,14 +60,14 @@ class LiveBytes(TorchDispatchMode):
         super().__exit__(*arguments)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given: set[int] = set()  # views and changes in place make nothing
+        inputs: set[int] = set()  # views and changes in place make nothing
         for storage in _storages((args, kwargs)):
-            given.add(storage._cdata)
+            inputs.add(storage._cdata)
             if self._full:
                 self._take_in(storage)
         result = func(*args, **(kwargs or {}))
         for storage in _storages(result):
-            if storage._cdata not in given:
+            if storage._cdata not in inputs:
                 self._take_in(storage)
         return result
 
@@ -75,6 +75,7 @@ class LiveBytes(TorchDispatchMode):
         key = storage._cdata
         if key in self._sizes or storage.device.type != self.device_type:
             return
+        # known before its bytes are counted: `_resized` counts the difference to what is known
         self._sizes[key] = 0
         weakref.finalize(storage, self._freed, key)
         self._resized(storage)

@@ -21,6 +21,7 @@ def run_ranks(
     common = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
     if world_size > 1:
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(world_size)}
+        # ranks that miss another end by themselves, before the whole test is cut off
         common.setdefault("NCCL_TIMEOUT", "120")
     processes = [
         subprocess.Popen(

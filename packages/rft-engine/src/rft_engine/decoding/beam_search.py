@@ -40,10 +40,10 @@ class BeamSearch:
             raise refusal("engine.num_beams", f"num_beams = {num_beams}", "at least one is needed", "num_beams=1")
         if not 0.0 < self.temperature < math.inf:
             what = f"temperature = {self.temperature}"
-            raise refusal("engine.sampling_option", what, "beams are ranked by probability", "temperature=1.0")
+            raise refusal("engine.beam_temperature", what, "beams are ranked by probability", "temperature=1.0")
         if self.width > max_rows:
-            what = f"{self.width} beams of one prompt, the engine decodes {max_rows} sequences at once"
-            raise refusal("engine.num_beams", what, "all beams of a prompt take a step together", "more max_rows")
+            what = f"{self.width} beams of one prompt; the engine decodes {max_rows} sequences at once"
+            raise refusal("engine.num_beams", what, "all beams of a prompt are decoded together", "a higher max_rows")
         check_vocabulary(self.trie, vocab_size)
 
     def run(
@@ -68,9 +68,11 @@ class BeamSearch:
             history = history.after(step)
             if bool(step.beams.are_done(self.trie).all()):
                 return history.completions(step.beams, weight_version)
+            # the cache still has the old width: one row a prompt before the first step, `width` of them after it
             first_row_P1 = torch.arange(len(prompts), device=device)[:, None] * beams.scores_PK.shape[1]
             # rows of the cache must follow the beams before the next step reads them
             cache.select((first_row_P1 + step.parents_PK).flatten())
+            # rows that are complete or empty have token -1, and any id will do: their logits are not read
             logits = model.step(cache, step.tokens_PK.clamp(min=0).flatten())
             beams = step.beams
             self.num_steps += 1
@@ -91,6 +93,7 @@ class _History:
         """Return the history with the tokens of one more step, in the order of its beams."""
         added = (step.tokens_PK, step.logprobs_PK, step.log_mass_PK)
         old = (self._tokens, self._logprobs, self._log_mass)
+        # a beam's past is that of its parent, which several beams may share
         parents_PKT = step.parents_PK[..., None].expand(-1, -1, self._tokens.shape[2])
         return _History(
             *(torch.cat([o.gather(1, parents_PKT), a[..., None]], 2) for o, a in zip(old, added, strict=True))
@@ -98,6 +101,7 @@ class _History:
 
     def completions(self, beams: Beams, weight_version: int) -> list[list[Completion]]:
         """Return the beams as records on the host; empty beams are left out."""
+        # one copy to the host for each table, not one for each beam
         is_beam_PK = (beams.scores_PK > -torch.inf).cpu()
         tokens, logprobs, log_mass = self._tokens.cpu(), self._logprobs.cpu(), self._log_mass.cpu()
         lengths_PK = (tokens >= 0).sum(2)

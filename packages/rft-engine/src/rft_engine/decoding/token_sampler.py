@@ -78,6 +78,7 @@ class TokenSampler:
             tokens_B, logprobs_B = sampling.greedy(logits_BV)
             return tokens_B, logprobs_B, torch.zeros_like(logprobs_B)
         tokens_B, _ = sampling.greedy(self._without_stops(logits_BV, may_stop_B))
+        # of the whole distribution: the log-prob of a token means the same with and without `min_new_tokens`
         logprobs_BV = sampling.temperature_scaled_logprobs(logits_BV, 1.0)
         logprobs_B = logprobs_BV.gather(1, tokens_B.unsqueeze(1)).squeeze(1)
         return tokens_B, logprobs_B, torch.zeros_like(logprobs_B)

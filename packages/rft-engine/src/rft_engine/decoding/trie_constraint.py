@@ -86,10 +86,11 @@ def check_constraint(trie: TokenTrie, options: SamplingOptions, budgets: Sequenc
         why = "the last token of a sequence ends it, and min_new_tokens come before the end"
         raise _refusal("min_new_tokens", what, why, f"min_new_tokens={trie.shortest - 1}, or leave short ones out")
     stops = torch.tensor(options.stop_token_ids, dtype=torch.int64, device=trie.tokens_E.device)
+    # all edges at once: a stop token is allowed on an edge that completes a sequence only
     goes_on_E = ~trie.is_end(trie.children_E) & torch.isin(trie.tokens_E, stops)
     if bool(goes_on_E.any()):
         token = int(trie.tokens_E[goes_on_E][0])
-        what = f"stop token {token} stands within a sequence of the constraint"
+        what = f"stop token {token} occurs inside a sequence of the constraint"
         raise _refusal("stop_token_ids", what, "it would end the sequence early", "stop_token_ids without it")
 
 
@@ -112,7 +113,7 @@ def end_tokens(trie: TokenTrie) -> list[int]:
     last = sorted(set(to_ints(trie.tokens_E[ends_E])))
     within_E = ~ends_E & torch.isin(trie.tokens_E, torch.tensor(last, device=ends_E.device))
     if bool(within_E.any()):
-        what = f"token {int(trie.tokens_E[within_E][0])} ends a sequence of the constraint and stands within another"
+        what = f"token {int(trie.tokens_E[within_E][0])} ends a sequence of the constraint and occurs inside another"
         why = "this engine ends a sequence by its last token, or all at one length"
         raise _refusal("ends", what, why, "end all sequences with the stop token, or --engine_type native")
     return last
@@ -129,6 +130,7 @@ def check_whole(trie: TokenTrie, completions: Sequence[Completion]) -> None:
         ServiceError: a completion is no sequence of the tree; nothing that may follow had a probability, so there
             was nothing to draw.
     """
+    # before the walk: what is drawn from no mass at all may still be a sequence of the tree
     for number, completion in enumerate(completions):
         if not all(map(math.isfinite, completion.log_kept_mass)):
             finite = [math.isfinite(value) for value in completion.log_kept_mass]
@@ -143,6 +145,7 @@ def check_whole(trie: TokenTrie, completions: Sequence[Completion]) -> None:
         allowed_KC, children_KC, there_KC = trie.allowed(states_N[going_K])
         here_KC = there_KC & (allowed_KC == tokens_K[:, None])
         is_in_N[going_K] = here_KC.any(1)
+        # at most one child has the token, so the sum is that child
         states_N[going_K] = (children_KC * here_KC).sum(1)
     is_whole_N = is_in_N & trie.is_end(states_N)
     if not bool(is_whole_N.all()):
@@ -153,18 +156,18 @@ def check_whole(trie: TokenTrie, completions: Sequence[Completion]) -> None:
 def _not_whole(number: int, tokens: list[int]) -> ServiceError:
     return ServiceError(
         code="engine.constraint.not_whole",
-        what=f"completion {number}, {tokens[:20]}, is no sequence of the constraint",
+        what=f"completion {number}, {tokens[:20]}, is not a sequence of the constraint",
         where="generate(constraint=...)",
-        why="every completion is one of the sequences, whole",
+        why="every completion must be one of the sequences, complete",
         state="no sample of this call was used",
-        do="report this with the model and the engine; --engine_type native if it is another one",
+        do="report this with the names of the model and the engine; try --engine_type native if it is not in use",
     )
 
 
 def _no_mass(number: int, before: list[int]) -> ServiceError:
     return ServiceError(
         code="engine.constraint.no_mass",
-        what=f"completion {number}: the model gives probability 0, or no number, to all that may follow {before}",
+        what=f"completion {number}: the model gives probability 0 or NaN to every token that may follow {before}",
         where=f"generate(constraint=...), token {len(before)} of the completion",
         why="there is nothing to draw from, and a token outside of the constraint is never drawn",
         state="no sample of this call was used",

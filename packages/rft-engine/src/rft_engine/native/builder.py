@@ -19,5 +19,6 @@ def build(request: EngineBuildRequest) -> NativeEngine[Any]:
         decoder = request.model.decoder(graphs=graphs)
         return NativeEngine(decoder, max_rows=max_rows, max_len=max_len, device=request.device)
     engine = NativeEngineOnCopy(twin, request.weights, max_rows=max_rows, max_len=max_len, device=request.device)
+    # the copy holds no values yet, and the engine refuses to generate until a load has succeeded
     engine.refresh()
     return engine

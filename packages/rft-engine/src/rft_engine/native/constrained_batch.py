@@ -33,10 +33,12 @@ class ConstrainedBatch(ContinuousBatch[CacheT], Generic[CacheT]):
         trie = trie.to(device)
         self._walk, self._first_walk = TrieSampler(options, trie), TrieSampler(options.for_first_token, trie)
         self._states_B = TrieSampler.start(0, device)
+        # a sequence may end without a stop token, so ends are looked for at every step
         self._ends_early = True
 
     def _draw_first(self, logits_BV: Tensor, uniforms_B: Tensor) -> SampleTensors:
         drawn = self._first_walk.draw(logits_BV, uniforms_B, TrieSampler.start(logits_BV.shape[0], self._device))
+        # behind the others, as `_admit` appends the rows of the samples
         self._states_B = torch.cat([self._states_B, drawn[3]])
         return drawn
 

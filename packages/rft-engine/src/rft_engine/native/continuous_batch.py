@@ -81,6 +81,7 @@ class ContinuousBatch(Generic[CacheT]):
             started = time.perf_counter()
             self._admit(pieces)
             self.prefill_seconds += time.perf_counter() - started
+        # only when nothing can enter: a segment with free rows wastes a part of every step
         elif self._samples:
             self._decode_segment(self._num_done_to_leave(queue))
         else:
@@ -90,6 +91,7 @@ class ContinuousBatch(Generic[CacheT]):
     def _admit(self, pieces: Sequence[PromptCopies]) -> None:
         """Read prompts and draw the first token of each of their samples."""
         lengths = [piece.length for piece in pieces]
+        # padded on the right, where the causal mask hides it from the prompt's own tokens
         tokens_PL = torch.zeros((len(pieces), max(lengths)), dtype=torch.int64)
         for row, piece in zip(tokens_PL, pieces, strict=True):
             row[: piece.length] = torch.tensor(self._prompts[piece.prompt_index], dtype=torch.int64)
@@ -98,6 +100,7 @@ class ContinuousBatch(Generic[CacheT]):
         seen = [] if self.media is None else [[self.media[piece.prompt_index] for piece in pieces]]
         logits_PV = self._model.prefill(self._cache, tokens_PL.to(self._device), lengths_P, copies, *seen)
         samples = [s for piece in pieces for s in range(piece.first_sample, piece.first_sample + piece.num_copies)]
+        # the whole stream of each sample as it enters: token t takes column t, whatever else is in the batch
         uniforms_BM = self._uniforms_of(samples).to(self._device)
         # a prompt is read once for all of its samples
         logits_BV = logits_PV.repeat_interleave(torch.tensor(copies, device=self._device), dim=0)
@@ -117,7 +120,9 @@ class ContinuousBatch(Generic[CacheT]):
         """Decode with an unchanged set of rows, until enough are done or one has no room for more."""
         left = sorted(self._budgets[sample] - age for sample, age in zip(self._samples, self._ages, strict=True))
         enough = left[min(num_done_to_leave, len(left)) - 1]  # so many steps end so many budgets
+        # a row that is done but still here is drawn on, so the oldest row must not pass the end of the tables
         num_steps = min(self.max_segment_steps, self._options.max_new_tokens - max(self._ages), enough)
+        # one gather a segment: rows have different ages, so a step's draws stand in different columns
         uniforms_NB = self._uniforms_BM.gather(1, self._columns(self._ages, num_steps)).T.contiguous()
         drawn: list[SampleTensors] = []
         for step in range(num_steps):
@@ -126,6 +131,7 @@ class ContinuousBatch(Generic[CacheT]):
             self._last_B = drawn[-1][0]
             if self._ends_early:
                 self._alive_B = self._alive_B & ~self._has_ended(drawn[-1])
+                # waits for the device at every step, hence only where a row can end before its budget
                 if len(self._samples) - int(self._alive_B.sum()) >= num_done_to_leave:
                     break
             if self._is_interrupted():
@@ -164,8 +170,10 @@ class ContinuousBatch(Generic[CacheT]):
         if not self._ends_early:
             return
         is_stop_BN = self._has_ended(together)
+        # argmax gives the first of equals, so the earliest stop; one copy to the host a segment, not one a token
         first_B = to_ints(torch.where(is_stop_BN.any(1), is_stop_BN.int().argmax(1), -1))
         for sample, age, first in zip(samples, ages, first_B, strict=True):
+            # a stop token behind the budget was drawn only because the row had not left yet
             ends_within = 0 <= first < self._budgets[sample] - age
             if ends_within and not self.stopped_S[sample]:
                 self.stopped_S[sample] = True
@@ -195,6 +203,7 @@ class ContinuousBatch(Generic[CacheT]):
     def _num_done_to_leave(self, queue: PrefillScheduler) -> int:
         """Rows that must be done before the batch changes: a fifth, and as many as the next prompt lacks."""
         num_rows = len(self._samples)
+        # all samples of a prompt enter together: fewer free rows than it needs would be of no use
         lacking = queue.next_num_rows - (self._cache.max_rows - num_rows) if queue.next_num_rows else 0
         return max(-(-num_rows // _LEAVING_SHARE), lacking)
 
@@ -204,6 +213,7 @@ class ContinuousBatch(Generic[CacheT]):
 
     def _may_stop(self, ages: list[int], step: int) -> Tensor | None:
         """[B] bool: rows old enough to stop; None when all are."""
+        # None spares the sampler the distribution without stop tokens, which most steps do not need
         if not self._sampler.has_stop_tokens or min(ages) + step >= self._options.min_new_tokens:
             return None
         return torch.tensor([age + step >= self._options.min_new_tokens for age in ages], device=self._device)

@@ -10,6 +10,9 @@ from rft_engine.lifecycle import EngineState, StateMachine
 from rft_engine.native.engine import NativeEngine
 from rft_engine.protocols import CacheT, WeightCopy
 from rft_engine.weight_sync.fingerprints import Fingerprint, WeightProvider, compare, element_digest
+from rft_engine.weight_sync.weight_errors import unfinished_error
+
+_WHERE = "in-process engine with weights of its own"
 
 
 class NativeEngineOnCopy(NativeEngine[CacheT]):
@@ -49,6 +52,7 @@ class NativeEngineOnCopy(NativeEngine[CacheT]):
         """
         super().__init__(model, max_rows=max_rows, max_len=max_len, device=device)
         self._copy, self._weights = model, weights
+        # in the place of the base class's own: there are no weights yet
         self._states: _CopyStates = _CopyStates()
 
     @property
@@ -73,6 +77,7 @@ class NativeEngineOnCopy(NativeEngine[CacheT]):
         if self.state is EngineState.CLOSED or version <= self.weight_version:
             self._states.load_weights(version)  # raises the state error
         self._pull(version)
+        # recorded last: a load that failed leaves the version that it had
         self._states.load_weights(version)
 
     def refresh(self) -> None:
@@ -87,6 +92,7 @@ class NativeEngineOnCopy(NativeEngine[CacheT]):
 
     def sleep(self, level: int = 1) -> None:
         """Free the cache until `wake`; at level 2 the copy too, which must be loaded again. Also while asleep."""
+        # first: a sleep that the state refuses must not drop the copy
         super().sleep(level)
         if level == 2:
             self._drop_copy()
@@ -117,7 +123,7 @@ class NativeEngineOnCopy(NativeEngine[CacheT]):
     def _pull(self, version: int) -> None:
         """Copy, verify, derive; until all of it has worked the engine refuses to generate."""
         # set before the first tensor is written: a load that breaks off leaves part old and part new
-        self._states.fault = _unfinished(version)
+        self._states.fault = unfinished_error(version, _WHERE)
         self._drop_cache()  # its keys and values are those of other weights
         sent: Fingerprint = {}
         self._copy.begin()
@@ -125,6 +131,7 @@ class NativeEngineOnCopy(NativeEngine[CacheT]):
             own, target = self._copy.write(name, tensor)
             sent[own] = element_digest(tensor, tensor.shape, target.dtype)
             del tensor  # before the next one is made: two of them may not fit
+        # before the comparison: its error says that a tensor did not come, a digest only that it differs
         self._copy.finish()
         compare(sent, self.held_fingerprint(), version, self.weight_version, "that the engine's copy holds")
         self._states.fault = None
@@ -140,20 +147,9 @@ class _CopyStates(StateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fault: ServiceError | None = _unfinished(0)
+        self.fault: ServiceError | None = unfinished_error(0, _WHERE)
 
     def require_ready(self, operation: str) -> None:
         super().require_ready(operation)
         if self.fault is not None:
             raise self.fault
-
-
-def _unfinished(version: int) -> ServiceError:
-    return ServiceError(
-        code="engine.weights.unfinished",
-        what=f"weights of version {version} were not loaded in full",
-        where="in-process engine with weights of its own",
-        why="its tensors may be absent, or part old and part new",
-        state="the engine refuses to generate until a load succeeds",
-        do=f"load_weights({version})" if version else "refresh()",
-    )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from rft_core.errors import ServiceError
 from rft_engine.native.copied_weights import NativeEngineOnCopy
-from rft_engine.weight_sync.logprob_probe import PolicyLogprobs, ProbeGap, check_logprob_parity
+from rft_engine.weight_sync.logprob_probe import PolicyLogprobs, ProbeGap, measure_logprob_gap
+from rft_engine.weight_sync.weight_errors import WRONG_VERSION, first_names, parity_error
 
-_MOST_NAMED = 5
 _LIMITS = {"float32": 1e-4}  # nats; the same library adds the same numbers in another order
 _LIMIT_OF_SHORT_FLOATS = 0.25
 
@@ -34,7 +33,8 @@ def check_copy(
         policy_logprobs: the trainer's forward.
         trainer_version: of the policy's weights now.
         replica: number of this engine among its like, for the error.
-        prompts, limit: as of `check_logprob_parity`; the limit is 1e-4 for float32, 0.25 for shorter floats.
+        prompts: as of `measure_logprob_gap`.
+        limit: largest gap allowed; None = 1e-4 for float32, 0.25 for shorter floats.
 
     Returns:
         The probe's gap.
@@ -42,12 +42,13 @@ def check_copy(
     Raises:
         ServiceError: the version, a digest or the probe shows that these are not the policy's weights.
     """
-    wanted, found = engine.policy_fingerprint(), engine.held_fingerprint()
-    differing = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
-    gap = check_logprob_parity(engine, policy_logprobs, prompts=prompts, limit=math.inf)
+    wanted, served = engine.policy_fingerprint(), engine.held_fingerprint()
+    differing = sorted(name for name in served.keys() | wanted.keys() if served.get(name) != wanted.get(name))
+    # measured, not checked: one error is to name version, tensors and gap together
+    gap = measure_logprob_gap(engine, policy_logprobs, prompts=prompts)
     max_gap = limit if limit is not None else _LIMITS.get(engine.facts.dtype, _LIMIT_OF_SHORT_FLOATS)
-    if differing or gap.weight_version != trainer_version or gap.maximum > max_gap:
-        fault = _stale(gap, trainer_version, replica, differing, len(found), max_gap)
+    if differing or gap.weight_version != trainer_version or not gap.is_within(max_gap):
+        fault = _stale(gap, trainer_version, replica, differing, len(served), max_gap)
         # before the raise: a caller that catches the error must not sample from these weights
         engine.distrust(fault)
         raise fault
@@ -57,15 +58,13 @@ def check_copy(
 def _stale(
     gap: ProbeGap, trainer_version: int, replica: int, differing: Sequence[str], num_tensors: int, limit: float
 ) -> ServiceError:
-    more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
-    names = ": " + ", ".join(differing[:_MOST_NAMED]) + more if differing else ""
-    return ServiceError(
-        code="engine.logprob_parity",
-        what=f"engine replica {replica} serves weights v{gap.weight_version}, trainer is at v{trainer_version}; "
+    names = f": {first_names(differing)}" if differing else ""
+    return parity_error(
+        f"engine replica {replica} serves weights v{gap.weight_version}, trainer is at v{trainer_version}; "
         f"{len(differing)} of {num_tensors} tensors differ{names}; "
         f"probe log-prob gap {gap.maximum:.3g} (limit {limit:.3g}), mean {gap.mean:.3g} over {gap.num_tokens} tokens",
         where=f"check of the engine's weights after the update to version {trainer_version}",
-        why="tokens would carry the version of weights that did not sample them"
+        why=WRONG_VERSION
         if differing or gap.weight_version != trainer_version
         else "all tensors agree, so what is computed from them is old, or is computed otherwise: a cache, a kernel",
         state="no sample of this step was used, and the engine refuses to generate until a load succeeds",

@@ -93,7 +93,7 @@ class NativeEngine(EngineBase, Generic[CacheT]):
                 work within what may follow, whose mass counts in `log_kept_mass`, at temperature 0 too. Budgets
                 must hold the longest sequence and `min_new_tokens` lie below the shortest; a stop token may only
                 end sequences.
-            media: images of each prompt as the model's codec made them beside its token ids, None where it has
+            media: images of each prompt as the model's tokenizer made them beside its token ids, None where it has
                 none; None: no prompt has any.
 
         Returns:
@@ -139,12 +139,15 @@ class NativeEngine(EngineBase, Generic[CacheT]):
         lengths = [len(prompt) for prompt in prompts]
         rows, longest = min(self._max_rows, len(keys)), max(lengths)
         with torch.inference_mode():
+            # sized by this call and not by `max_len`: shorter sequences leave memory for more rows
             cache = self._fitting_cache(CacheRequest(rows, longest + options.max_new_tokens, len(prompts), longest))
             arguments = (self._model, cache, prompts, keys, options, self._device, budgets)
             batch = ContinuousBatch(*arguments) if constraint is None else ConstrainedBatch(*arguments, constraint)
             batch.media = media
+            # rows of the cache, which may be fewer than were asked for
             queue = PrefillScheduler(lengths, copies, cache.max_rows)
             batch.run(queue)
+            # only after a call that ended: one that failed leaves rows in its cache, and the next call makes another
             self._cache = cache
         seconds = time.perf_counter() - started
         self._stats = stats_of(batch, queue.num_prefill_tokens, cache.max_rows, rows, seconds)
@@ -191,10 +194,12 @@ class NativeEngine(EngineBase, Generic[CacheT]):
                 num_prompts = min(left, self._max_rows // search.width)
                 demand = CacheRequest(num_prompts * search.width, longest + trie.depth, num_prompts, longest)
                 cache = self._fitting_cache(demand)
+                # once more: the memory may hold fewer rows than were asked for
                 search.check(num_beams, cache.max_rows, self._model.vocab_size)
                 chosen = order[len(beams_by_prompt) : len(beams_by_prompt) + cache.max_rows // search.width]
                 batch_prompts = [prompts[index] for index in chosen]
                 beams_by_prompt += search.run(self._model, cache, batch_prompts, self.weight_version, self._device)
+                # the next search begins with an empty cache
                 cache.keep(torch.zeros(0, dtype=torch.int64, device=self._device))
                 self._cache = cache
         self._stats = EngineStats(
@@ -211,6 +216,7 @@ class NativeEngine(EngineBase, Generic[CacheT]):
         Raises:
             ServiceError: `version` is not above the present one, or the engine is closed.
         """
+        # refuses an old version before anything is derived from the parameters
         self._states.load_weights(version)
         self._model.refresh()
 
@@ -249,6 +255,7 @@ class NativeEngine(EngineBase, Generic[CacheT]):
             demand = replace(demand, length=asked[1])
             rows = max_rows_that_fit(self._model, self._model.vocab_size, demand, self._device, self._free_memory)
         else:
+            # the free memory is not asked again: the cache that is held would count as taken
             rows = self._cache_shape[0]
         self._asked_shape = asked
         try:
@@ -274,4 +281,5 @@ class NativeEngine(EngineBase, Generic[CacheT]):
     def _drop_cache(self) -> None:
         self._cache = None
         if self._device.type == "cuda":
+            # else torch keeps the memory reserved, and no other process can take it
             torch.cuda.empty_cache()

@@ -63,9 +63,12 @@ def max_rows_that_fit(
     Raises:
         PreflightError: not even one sequence fits.
     """
-    available = free(device) if isinstance(model, SizedCaches) else None
-    if available is None or not isinstance(model, SizedCaches):
+    if not isinstance(model, SizedCaches):
         return demand.rows
+    available = free(device)
+    if available is None:
+        return demand.rows
+    # other tensors of a step and other processes need room between this look and the allocation
     available -= min(available // _MARGIN_SHARE, _MOST_MARGIN)
     rows = _most(demand.rows, lambda rows: replace(demand, rows=rows).bytes_of(model, vocab_size) <= available)
     if rows:
@@ -98,7 +101,7 @@ def too_little(
         what=f"1 sequence of {one.length} tokens needs {needed / _MIB:.1f} MiB for keys, values and logits, "
         f"{available / _MIB:.1f} MiB are free; {fitting_len} tokens would fit",
         where=f"in-process engine on {device}",
-        why="keys and values of a sequence stay until its last token is drawn",
+        why="keys and values of a sequence stay in memory until its last token is drawn",
         state="nothing was generated",
         do=f"{shorter}, or free memory on {device}",
     )
@@ -112,6 +115,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def free_memory(device: torch.device) -> int | None:
     """Bytes that this process may still take on a device; None where the system does not report them."""
     if device.type == "cuda":
+        # the driver counts what torch has reserved as taken, yet the next allocation may use it
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
     return free_host_memory() if device.type == "cpu" else None
@@ -142,9 +146,11 @@ def _group_rooms(root: Path) -> Iterator[int | None]:
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
+        # the line of a version 2 group names no controllers
         version = 1 if controllers else 2
         top = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
         inner = Path(path.strip("/"))
+        # the limit of any group above holds for this process too
         for group in (inner, *inner.parents):
             yield _room(top / group, *names[version])
 

@@ -51,12 +51,14 @@ class SampleRequests:
         """These requests of the call, in this order."""
         budgets = [self.budgets[i] for i in requests]
         media = [self.media[i] for i in requests] if self.media else []
+        # images are numbered anew: a part carries only those of its own requests
         new_index = {index: number for number, index in enumerate(sorted({index for index in media if index >= 0}))}
         return SampleRequests(
             [self.prefixes[i] for i in requests],
             [self.keys[i] for i in requests],
             [self.starts[i] for i in requests],
             budgets,
+            # the cache of a part is sized by its own largest budget
             replace(self.options, max_new_tokens=max(budgets, default=1)),
             [new_index.get(index, -1) for index in media] if new_index else [],
             [self.shown[index] for index in new_index],
@@ -96,8 +98,9 @@ class SampleRequests:
             check_prompts([prefix], budget, max_len, vocab_size)
             if budget < 1 or not 0 <= start < len(prefix):
                 what = f"a request with budget {budget}, start {start} and {len(prefix)} tokens before it"
-                raise refusal("engine.draw_request", what, "a prompt comes before what was drawn", "budget >= 1")
+                raise refusal("engine.draw_request", what, "a request begins with its prompt", "budget >= 1")
         begun = any(self.starts)
+        # the draw counts tokens of this call, so a resumed sample would be taken for a new one
         if begun and (self.options.min_new_tokens or self.options.first_token_temperature is not None):
             why = "min_new_tokens and the first token's temperature count from the first token of a whole sample"
-            raise refusal("engine.draw_resumed", "samples that were begun elsewhere", why, "--async_deterministic")
+            raise refusal("engine.draw_resumed", "samples that were started elsewhere", why, "--async_deterministic")

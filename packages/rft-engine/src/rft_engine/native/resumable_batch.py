@@ -32,9 +32,7 @@ class ResumableBatch(ContinuousBatch[CacheT]):
     max_segment_steps = 16
     """Few: a trainer may wait for a sample that has ended."""
 
-    def __init__(
-        self, starts: Sequence[int], interrupted: Callable[[], bool], *arguments: Any, is_tight: bool = False
-    ) -> None:
+    def __init__(self, starts: Sequence[int], interrupted: Callable[[], bool], *arguments: Any, is_tight: bool) -> None:
         """Make a batch that can be interrupted between two steps.
 
         Args:
@@ -51,7 +49,7 @@ class ResumableBatch(ContinuousBatch[CacheT]):
         rows = torch.empty((len(samples), num), dtype=torch.float64)
         first_draws = [self._starts[sample] for sample in samples]
         starts = torch.tensor(first_draws)
-        keys = torch.tensor([self._keys[sample] for sample in samples], dtype=torch.int64)
+        keys = torch.tensor([self._keys[sample] for sample in samples])
         for start in sorted(set(first_draws)):
             is_same_start_S = starts == start
             # one call for each first draw: token number t takes draw number t of its key's stream
@@ -67,6 +65,7 @@ class ResumableBatch(ContinuousBatch[CacheT]):
         return self._interrupted()
 
     def _num_done_to_leave(self, queue: PrefillScheduler) -> int:
+        # a row may be at the end of the cache with its last token, so it must leave before the next step
         return 1 if self._is_tight else super()._num_done_to_leave(queue)
 
     def newly_done(self) -> list[int]:
@@ -109,8 +108,10 @@ class ResumableEngine(NativeEngine[CacheT]):
         batch, queue, requests, rows = self._begun(call, interrupted)
         started = time.perf_counter()
         while not (ends := interrupted()):
+            # closed before each yield: the mode belongs to the thread and would reach into the caller's code
             with torch.inference_mode():
                 more = batch.advance(queue)
+            # after every advance: the next one takes the rows that are done out of the batch
             for sample in batch.newly_done():
                 reason: DrawnReason = "stop" if batch.stopped_S[sample] else "length"
                 yield self._result(batch, requests, sample, batch.lengths_S[sample], reason)
@@ -129,6 +130,7 @@ class ResumableEngine(NativeEngine[CacheT]):
         self, call: SampleRequests, interrupted: Callable[[], bool]
     ) -> tuple[ResumableBatch[CacheT], PrefillScheduler, list[int], int]:
         """Return the batch, its prefill queue, the request of each of its samples, and the rows asked for."""
+        # equal contexts become one prompt with several samples, which is read once
         requests_by_context: dict[tuple[int, ...], list[int]] = {}
         for request, context in enumerate(call.contexts()):
             requests_by_context.setdefault(context, []).append(request)
@@ -138,9 +140,10 @@ class ResumableEngine(NativeEngine[CacheT]):
             [i for together in requests_by_context.values() for i in together],
         )
         lengths, rows = [len(prompt) for prompt in prompts], min(self._max_rows, len(requests))
+        # the longest prefix and the largest budget may be of two requests: each request fits, their sum may not
         full_len = max(lengths) + call.options.max_new_tokens
         with torch.inference_mode():
-            cache = self._fitting_cache(CacheRequest(rows, min(full_len, self._max_len), len(prompts), max(lengths)))
+            cache = self._fitting_cache(CacheRequest(rows, full_len, len(prompts), max(lengths)))
             batch = ResumableBatch[CacheT](
                 [call.starts[request] for request in requests],
                 interrupted,

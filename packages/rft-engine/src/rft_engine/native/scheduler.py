@@ -54,6 +54,7 @@ class PrefillScheduler:
         while self._waiting and self._waiting[0].num_copies <= free_rows:
             piece, longest = self._waiting[0], taken[0].length if taken else self._waiting[0].length
             is_similar = piece.length >= _MIN_LENGTH_RATIO * longest
+            # the first one is taken whatever its length, or it would wait for ever; padding counts as tokens
             if taken and not (is_similar and (len(taken) + 1) * longest <= _MAX_PREFILL_TOKENS):
                 break
             taken.append(self._waiting.popleft())

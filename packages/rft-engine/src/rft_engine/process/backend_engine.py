@@ -24,6 +24,7 @@ from rft_engine.process.settings import ExternalEngineSettings
 from rft_engine.request_checks import check_budgets, check_keys, check_media, check_prompts
 from rft_engine.weight_sync.file_transport import Transport, Workers
 from rft_engine.weight_sync.fingerprints import Fingerprint, compare
+from rft_engine.weight_sync.weight_errors import unfinished_error
 
 
 class Backend(Workers, Protocol):
@@ -71,6 +72,7 @@ class BackendEngine(EngineBase, ABC):
         super().__init__()
         self._fault: ServiceError | None = None
         self._awake_tags: set[str] = {"weights", "kv_cache"}
+        # after everything above, which `_start` of a subclass may read
         self._backend: Backend = self._start()
         self._transport: Transport = self._make_transport()
 
@@ -142,6 +144,7 @@ class BackendEngine(EngineBase, ABC):
         )
         self._stats, answers = EngineStats(), Answers(call, vocab_size)
         counts = self._collect(call, answers) if owners else StepCounts(0, 0)
+        # refuses a call in which a sample is missing before any of it is used
         in_order = answers.in_order()
         if constraint is not None:
             check_whole(constraint, in_order)
@@ -164,6 +167,7 @@ class BackendEngine(EngineBase, ABC):
         if self.state is EngineState.CLOSED or version <= self.weight_version:
             self._states.load_weights(version)  # raises the state error
         self._update(version)
+        # recorded last: a load that failed leaves the version that it had
         self._states.load_weights(version)
 
     def refresh(self) -> None:
@@ -182,6 +186,7 @@ class BackendEngine(EngineBase, ABC):
             OptionsError: the engine cannot sleep, or was started without `enable_sleep`.
         """
         if self.state is EngineState.READY and level in (1, 2):
+            # the library first: where it refuses, the engine stays awake
             self._backend_sleep(level)
         self._states.sleep(level)
 
@@ -213,7 +218,8 @@ class BackendEngine(EngineBase, ABC):
 
     def _update(self, version: int) -> None:
         """Send, verify, and let the backend serve; until all of it has worked the engine refuses to generate."""
-        self._fault = _unfinished(version)
+        # before the first tensor is sent: a load that breaks off leaves part old and part new
+        self._fault = unfinished_error(version, "engine with a copy of the weights")
         if self.state is EngineState.ASLEEP:
             # the weights only: the cache stays free until `wake`
             self._wake_tags("weights")
@@ -227,8 +233,9 @@ class BackendEngine(EngineBase, ABC):
         sent, served = self._source.sent, self.weight_version
         for number, read in enumerate(received):
             compare(sent, read, version, served, f"that worker {number} read")
-        found = self._backend.rpc("rft_fingerprints", [self._source.shapes], self._settings.deadlines.other)
-        for number, digests in enumerate(found):
+        # a worker may have read the right file and still hold the old tensor, so what it computes with is asked for too
+        fingerprints = self._backend.rpc("rft_fingerprints", [self._source.shapes], self._settings.deadlines.other)
+        for number, digests in enumerate(fingerprints):
             compare(sent, digests, version, served, f"that worker {number} holds")
 
     def _backend_sleep(self, level: int) -> None:
@@ -257,15 +264,4 @@ def _stats(completions: Sequence[Completion], counts: StepCounts, max_rows: int,
         num_preemptions=counts.num_preemptions,
         rows=rows,
         rows_asked=rows,
-    )
-
-
-def _unfinished(version: int) -> ServiceError:
-    return ServiceError(
-        code="engine.weights.unfinished",
-        what=f"the load of weights of version {version} did not end well",
-        where="engine with a copy of the weights",
-        why="part of the tensors may be old and part new",
-        state="the engine refuses to generate until a load succeeds",
-        do=f"load_weights({version})",
     )

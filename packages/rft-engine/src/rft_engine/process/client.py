@@ -1,7 +1,6 @@
 """A child process that answers requests: one line of JSON each way, every wait bounded, its death seen at once.
 
-The child is started with the numbers of two pipes behind its command. It answers a request with any
-number of `{"item": ...}` and one `{"reply": ...}` or `{"error": {fields of a Problem, kind}}`. What
+It answers a request with any number of `{"item": ...}` and one `{"reply": ...}` or `{"error": error_fields}`. What
 it prints goes to a log, whose last lines are quoted when it dies.
 """
 
@@ -9,21 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import select
-import signal
-import subprocess
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from rft_core import errors
-from rft_core.errors import RftError, ServiceError
+from rft_core.child_process import ChildProcess, error_of, wait_for_any
+from rft_core.errors import ServiceError
 from rft_core.json_records import json_bytes
+from rft_engine.process.requests import garbage
+from rft_engine.process.settings import deadline_error
 
 _SLICE_SECONDS = 0.2
-_READ_BYTES = 2**18
 _LOG_BYTES = 2000
 _EXIT_GRACE_SECONDS = 5.0
 
@@ -32,43 +28,23 @@ class EngineDied(ServiceError):
     """The engine's process is gone; it can be started again."""
 
 
-class EngineProcess:
+class EngineProcess(ChildProcess):
     """One child process, from its start to its end."""
 
+    renews_deadline = False
+    """Whether the deadline of a call restarts with every message."""
+
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log_path: Path) -> None:
-        """Start `command` with the two pipes' numbers appended, in a session of its own."""
-        to_child, self._write = os.pipe()
-        self._read, from_child = os.pipe()
+        """Start `command` with the two pipes' numbers appended; what it prints is appended to the log."""
+        super().__init__(command, environment, log=log_path)
         self._log_path = log_path
-        try:
-            with log_path.open("ab") as log:
-                self._child = subprocess.Popen(
-                    [*command, str(to_child), str(from_child)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env={**os.environ, **environment},
-                    pass_fds=(to_child, from_child),
-                    start_new_session=True,
-                )
-        finally:
-            os.close(to_child)
-            os.close(from_child)
-        # a child that does not read must not block `_send` beyond its deadline
-        os.set_blocking(self._write, False)
-        self._buffer = b""
-        self._closed = False
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    @property
-    def is_alive(self) -> bool:
-        return not self._closed and self._child.poll() is None
 
     def call(self, operation: str, seconds: float, **fields: Any) -> Any:
-        """Ask for one operation and wait for its reply; items are not expected."""
+        """Ask for one operation and wait for its reply; items are not expected.
+
+        Raises:
+            ServiceError: as of `stream`.
+        """
         messages = list(self._exchange(operation, seconds, fields))
         return messages[-1]["reply"]
 
@@ -77,7 +53,7 @@ class EngineProcess:
 
         Raises:
             EngineDied: the process ended; items that came before it are good.
-            ServiceError: `seconds` passed; the process has been ended.
+            ServiceError: `seconds` passed, and the process has been ended; or a line is no message.
         """
         reply = None
         for message in self._exchange(operation, seconds, fields):
@@ -87,86 +63,58 @@ class EngineProcess:
                 reply = message["reply"]
         return reply
 
-    def kill(self) -> None:
-        """End the process and everything it started. Does nothing when it is gone."""
-        if self._closed:
-            return
-        self._closed = True
-        with contextlib.suppress(ProcessLookupError):
-            # the whole session: an engine starts processes of its own
-            os.killpg(self._child.pid, signal.SIGKILL)
-        self._child.wait()
-        os.close(self._write)
-        os.close(self._read)
-
     def _exchange(self, operation: str, seconds: float, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
         deadline = time.monotonic() + seconds
-        self._send(json_bytes({"do": operation, **fields}) + b"\n", operation, seconds, deadline)
+        self.send(json_bytes({"do": operation, **fields}))
+        # a request may be larger than the pipe: a worker that does not read must not hold this process for ever
+        while self.is_sending:
+            self._check(operation, seconds, deadline)
+            wait_for_any([self], _SLICE_SECONDS)
         while True:
-            message = json.loads(self._line(operation, seconds, deadline))
+            # also after a sign of life, which is a message without a result
+            if self.renews_deadline:
+                deadline = time.monotonic() + seconds
+            message = _decoded(self._line(operation, seconds, deadline))
             if "error" in message:
                 raise error_of(message["error"])
             yield message
             if "reply" in message:
                 return
 
-    def _send(self, data: bytes, operation: str, seconds: float, deadline: float) -> None:
-        view = memoryview(data)
-        while view:
-            self._check(operation, seconds, deadline)
-            _, writable, _ = select.select([], [self._write], [], _SLICE_SECONDS)
-            if writable:
-                try:
-                    view = view[os.write(self._write, view) :]
-                except BrokenPipeError:
-                    raise self._death(operation) from None
-
-    def _line(self, operation: str, seconds: float, deadline: float) -> bytes:
-        parts: list[bytes] = [self._buffer]
-        while b"\n" not in parts[-1]:
-            if not self._closed and time.monotonic() > deadline:
-                self._check(operation, seconds, deadline)
-            readable, _, _ = select.select([self._read], [], [], _SLICE_SECONDS)
-            if readable:
-                data = os.read(self._read, _READ_BYTES)
-                if not data:
-                    raise self._death(operation)
-                parts.append(data)
-            elif self._child.poll() is not None:
+    def _line(self, operation: str, seconds: float, deadline: float) -> bytearray:
+        while not self.lines:
+            if self.has_ended:
                 raise self._death(operation)
-        line, _, self._buffer = b"".join(parts).partition(b"\n")
-        return line
+            # an answer that is there is taken even after the deadline, so this is asked without a line alone
+            if time.monotonic() > deadline:
+                self._check(operation, seconds, deadline)
+            # what a dead process has sent is read before its death is noticed
+            if not wait_for_any([self], _SLICE_SECONDS) and not self.is_alive:
+                raise self._death(operation)
+        return self.lines.popleft()
 
     def _check(self, operation: str, seconds: float, deadline: float) -> None:
         """Raise when the process is gone, or the deadline passed: then it is ended."""
-        if not self.is_alive:
+        if self.has_ended or not self.is_alive:
             raise self._death(operation)
         if time.monotonic() <= deadline:
             return
         self.kill()
-        raise ServiceError(
-            code="engine.deadline",
-            what=f"{operation} did not end within {seconds:g} s",
+        raise deadline_error(
+            f"{operation} did not end within {seconds:g} s",
             where=f"engine process {self.pid}, log {self._log_path}",
-            why="every call to an engine is bounded by a deadline",
-            state="the process was ended; the next call starts another with the present weights",
-            do=f"a deadline above {seconds:g} s if the engine was at work, else see the end of its log",
+            state="the process was killed; the next call starts a new one with the current weights",
+            do=f"set a deadline above {seconds:g} s if the engine was still working; else see the end of its log",
         )
 
     def _death(self, operation: str) -> EngineDied:
-        pid = self.pid
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it is still writing down what ended it
-            self._child.wait(_EXIT_GRACE_SECONDS)
-        code = self._child.poll()
-        self.kill()
-        code = self._child.returncode if code is None else code
-        ended = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = self.kill(_EXIT_GRACE_SECONDS)  # it is still writing down what ended it
         return EngineDied(
             code="engine.died",
-            what=f"the engine's process {pid} {ended} during {operation}",
+            what=f"the engine's process {self.pid} {how} during {operation}",
             where=f"log {self._log_path}, which ends: {self._end_of_log()}",
-            why="an engine's process lives as long as the engine",
-            state="samples that were finished are kept; no weights are lost, the trainer has them",
+            why="an engine's process must live as long as the engine",
+            state="finished samples are kept; no weights are lost, because the trainer holds them",
             do=f"see {self._log_path}",
         )
 
@@ -178,16 +126,15 @@ class EngineProcess:
         return " | ".join(data.decode(errors="replace").strip().splitlines()[-8:]) or "(empty)"
 
 
-def error_fields(error: RftError) -> dict[str, str]:
-    """A typed error as JSON, for the child's side."""
-    problem = error.problem
-    names = ("code", "what", "where", "why", "state", "do", "bundle")
-    return {"kind": type(error).__name__, **{name: str(getattr(problem, name)) for name in names}}
+def _decoded(line: bytearray) -> dict[str, Any]:
+    """One line of the child as a message.
 
-
-def error_of(fields: dict[str, str]) -> RftError:
-    kinds: dict[str, type[RftError]] = {
-        kind.__name__: kind for kind in RftError.__subclasses__() if kind.__module__ == errors.__name__
-    }
-    kind = kinds.get(fields.pop("kind"), ServiceError)
-    return kind(**fields)
+    Raises:
+        ServiceError: it is none.
+    """
+    # not JSONDecodeError alone: bytes that are no text raise another ValueError
+    with contextlib.suppress(ValueError):
+        message = json.loads(line)
+        if isinstance(message, dict) and any(kind in message for kind in ("item", "reply", "error")):
+            return cast(dict[str, Any], message)
+    raise garbage(f"the engine's process sent a line that is no message: {line[:200].decode(errors='replace')!r}")

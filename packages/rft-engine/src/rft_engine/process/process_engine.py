@@ -15,8 +15,9 @@ from rft_core.json_records import fields_of
 from rft_engine.engine_base import EngineFacts
 from rft_engine.process.backend_engine import Backend, BackendEngine, SentWeights
 from rft_engine.process.client import EngineDied, EngineProcess
-from rft_engine.process.requests import Answers, GenerateCall, SampleResult, StepCounts, garbage, message_of
+from rft_engine.process.requests import Answers, GenerateCall, SampleResult, StepCounts, message_of
 from rft_engine.process.settings import ExternalEngineSettings
+from rft_engine.weight_sync.weight_errors import parity_error
 
 
 class ProcessBackend:
@@ -42,14 +43,17 @@ class ProcessBackend:
         """
         self._settings = settings
         self._process = EngineProcess(command, environment, log_path)
+        # paths become text
         fields = json.loads(json.dumps(asdict(settings), default=str))
         try:
             self.facts = EngineFacts(**self._process.call("start", settings.deadlines.start, settings=fields))
         except EngineDied as error:
             self._process.kill()
+            # `where` holds the end of the log, in which the library wrote why it ended
             if (known := explain(error.problem.where)) is not None:
                 raise known from error
             raise
+        # an interrupt during a start of minutes must not leave the process behind
         except BaseException:
             self._process.kill()
             raise
@@ -66,10 +70,7 @@ class ProcessBackend:
         """Results as samples finish, then the counts."""
         slack = self._settings.deadlines.other  # the worker gives up first, between two steps, and stays alive
         messages = self._process.stream("generate", seconds + slack, within=seconds, **fields_of(call))
-        try:
-            counts = yield from _results(messages)
-        except json.JSONDecodeError as error:
-            raise garbage(f"the engine answered what is no JSON: {error.doc[:200]!r}") from error
+        counts = yield from _results(messages)
         yield message_of(counts)
 
     def rpc(self, method: str, arguments: Sequence[Any] = (), seconds: float | None = None) -> list[Any]:
@@ -106,7 +107,7 @@ class ProcessEngine(BackendEngine):
         environment: Mapping[str, str] | None = None,
         log_path: Path | None = None,
         command: Sequence[str],
-        max_restarts: int = 3,
+        max_restarts: int,
     ) -> None:
         """Start the library in a process of its own.
 
@@ -117,6 +118,7 @@ class ProcessEngine(BackendEngine):
             command: what starts the worker.
             max_restarts: times that one call may start it again before the call fails.
         """
+        # before the base class is made, which starts the process with these
         self._command, self._environment = tuple(command), dict(environment or {})
         self._log_path = log_path or Path(tempfile.mkdtemp(prefix=f"rft-{settings.library}-")) / "engine.log"
         self._max_restarts = max_restarts
@@ -177,25 +179,30 @@ class ProcessEngine(BackendEngine):
             self._renew()
         try:
             super()._update(version)
+        # a death says nothing about the weights: the same update is right for the next process
         except EngineDied:
             self._renew()
             super()._update(version)
         except ServiceError:
             self._backend.close()  # the state of its weights is unknown
             raise
+        # after success alone: a restart compares with what the last process really served
         self._sent_at_load = dict(self._source.sent)
 
     def _renew(self) -> None:
         """Start another process, with the weights of the model directory."""
+        # before the next one starts: two processes may not fit into the device's memory
         self._backend.close()
         self.num_restarts += 1
         self._backend = self._start()
         self._transport = self._make_transport()
+        # whatever slept in the last process, a new one starts awake
         self._awake_tags = {"weights", "kv_cache"}
 
     def _restart(self) -> None:
         """Start another process and load the weights that the last one held."""
         self._renew()
+        # nothing was loaded yet: what the model directory holds is what the last process served
         if not self._sent_at_load:
             return
         version = self.weight_version
@@ -218,11 +225,9 @@ def _results(messages: Generator[Any, None, Any]) -> Generator[SampleResult | St
 
 
 def _moved_on(version: int) -> ServiceError:
-    return ServiceError(
-        code="engine.logprob_parity",
-        what=f"the policy's tensors are no longer those that were loaded as version {version}",
+    return parity_error(
+        f"the policy's tensors are no longer those that were loaded as version {version}",
         where="a restart of the engine's process",
-        why="tokens would carry the version of weights that did not sample them",
-        state="samples of this call are dropped",
+        state="the samples of this call are dropped",
         do=f"load_weights({version + 1})",
     )

@@ -75,10 +75,10 @@ class Answers:
             ServiceError: it cannot be a sample of this call.
         """
         sample = result.sample
-        if not _is_integer(sample) or sample not in self._asked:
-            raise garbage(f"sample {sample!r} was not asked for: samples are 0 to {max(self._asked, default=-1)}")
+        if not is_integer(sample) or sample not in self._asked:
+            raise garbage(f"sample {sample!r} was not requested: samples are 0 to {max(self._asked, default=-1)}")
         if sample in self.done:
-            raise garbage(f"sample {sample} came twice")
+            raise garbage(f"sample {sample} was returned twice")
         self.done[sample] = completion_of(result, self._call, self._vocab_size)
 
     def in_order(self) -> list[Completion]:
@@ -89,7 +89,7 @@ class Answers:
         """
         missing = sorted(self._asked - self.done.keys())
         if missing:
-            raise garbage(f"sample {missing[0]} of {len(self._asked)} is missing in the engine's answer")
+            raise garbage(f"sample {missing[0]} of {len(self._asked)} is missing from the engine's answer")
         return [self.done[sample] for sample in sorted(self._asked)]
 
 
@@ -134,41 +134,53 @@ def message_of(item: Any) -> SampleResult | StepCounts:
     for kind in (SampleResult, StepCounts):
         if values.keys() == {field.name for field in fields(kind)}:
             return kind(**values)
-    raise garbage(f"the engine answered {shown!r}, which is neither a sample nor counts of steps")
+    raise garbage(f"the engine answered {shown!r}, which is neither a sample nor step counts")
+
+
+def fault_of_tokens(lists: tuple[Any, Any, Any], allowed: range, vocab_size: int) -> str:
+    """Return what is wrong with the tokens, log-probs and masses of a result as they came as JSON; empty if nothing.
+
+    `allowed`: the numbers of tokens that it may have.
+    """
+    if not all(isinstance(part, list) for part in lists):
+        return "has no lists of tokens, log-probs and masses"
+    token_ids, logprobs, log_kept_mass = lists
+    num = len(token_ids)
+    if num not in allowed:
+        return f"has {num} tokens; {allowed[0]} to {allowed[-1]} are allowed"
+    if len(logprobs) != num or len(log_kept_mass) != num:
+        return f"has {num} tokens, {len(logprobs)} log-probs and {len(log_kept_mass)} masses"
+    if not all(is_integer(token) and 0 <= token < vocab_size for token in token_ids):
+        return f"has a token outside 0 to {vocab_size - 1}"
+    if not all(map(_is_finite, [*logprobs, *log_kept_mass])):
+        return "has a log-probability that is not finite"
+    return "has a probability above 1" if max([*logprobs, *log_kept_mass], default=0.0) > _ROUNDING else ""
+
+
+def is_integer(value: Any) -> bool:
+    """Return True for an integer; JSON's true would pass as 1."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _fault_of(result: SampleResult, call: GenerateCall, vocab_size: int) -> str:
-    numbers: tuple[Any, ...] = (result.token_ids, result.logprobs, result.log_kept_mass)
-    if not all(isinstance(part, list) for part in numbers):
-        return "has no lists of tokens, log-probs and masses"
-    num, budget = len(result.token_ids), call.budget(result.sample)
-    if not 1 <= num <= budget:
-        return f"has {num} tokens, allowed are 1 to {budget}"
-    if len(result.logprobs) != num or len(result.log_kept_mass) != num:
-        return f"has {num} tokens, {len(result.logprobs)} log-probs and {len(result.log_kept_mass)} masses"
-    if not all(_is_integer(token) and 0 <= token < vocab_size for token in result.token_ids):
-        return f"has a token outside 0 to {vocab_size - 1}"
-    if not all(map(_is_finite, [*result.logprobs, *result.log_kept_mass])):
-        return "has a log-probability that is not finite"
-    if max(result.logprobs) > _ROUNDING or max(result.log_kept_mass) > _ROUNDING:
-        return "has a probability above 1"
+    budget = call.budget(result.sample)
+    lists = (result.token_ids, result.logprobs, result.log_kept_mass)
+    if fault := fault_of_tokens(lists, range(1, budget + 1), vocab_size):
+        return fault
     if result.version != call.version:
-        return f"comes from weights of version {result.version}, asked for was {call.version}"
-    return _fault_of_end(result, call, num, budget)
+        return f"comes from weights of version {result.version}; version {call.version} was requested"
+    return _fault_of_end(result, call, len(result.token_ids), budget)
 
 
 def _fault_of_end(result: SampleResult, call: GenerateCall, num: int, budget: int) -> str:
     last, reason = result.token_ids[-1], result.finish_reason
+    # with a constraint the budget is its greatest length, so a sequence of that length is whole
     stopped = last in call.options["stop_token_ids"] or (call.constraint is not None and num == budget)
     if reason not in ("stop", "length") or (reason == "stop") != stopped:
         return f"ends with token {last} for the reason {reason!r}"
     if reason == "length" and num != budget:
         return f"ends after {num} tokens without a stop token"
     return ""
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_finite(value: Any) -> bool:

@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
+from rft_core.child_process import ParentPipes, error_fields
 from rft_core.errors import RftError
 from rft_core.json_records import json_bytes
 from rft_engine.engine_base import EngineFacts
-from rft_engine.process.client import error_fields
 from rft_engine.process.requests import GenerateCall, SampleResult, StepCounts
 
 _PARENT_CHECK_SECONDS = 1.0
@@ -42,29 +42,29 @@ class LocalEngine(Protocol):
 class RequestWorker:
     """Worker that answers each request `x` with its method `do_x`."""
 
-    def __init__(self, answers: BinaryIO) -> None:
-        self._answers = answers
+    def __init__(self, pipes: ParentPipes) -> None:
+        self._pipes = pipes
 
     def answer(self, request: dict[str, Any]) -> None:
         """Carry one request out and write its reply, or the typed error that it raised."""
         operation = request.pop("do")
         try:
             reply = getattr(self, f"do_{operation}")(**request)
+        # a typed error leaves the engine in a known state, so the process lives on; any other one ends it
         except RftError as error:
             self._write({"error": error_fields(error)})
             return
         self._write({"reply": reply})
 
     def _write(self, message: dict[str, Any]) -> None:
-        self._answers.write(json_bytes(message) + b"\n")
-        self._answers.flush()
+        self._pipes.send(json_bytes(message))
 
 
 class EngineWorker(RequestWorker):
     """Answers requests with the engine that its first request starts."""
 
-    def __init__(self, answers: BinaryIO, make_engine: Callable[[dict[str, Any]], LocalEngine]) -> None:
-        super().__init__(answers)
+    def __init__(self, pipes: ParentPipes, make_engine: Callable[[dict[str, Any]], LocalEngine]) -> None:
+        super().__init__(pipes)
         self._make_engine = make_engine
         self._engine: LocalEngine | None = None
 
@@ -99,23 +99,22 @@ class EngineWorker(RequestWorker):
 
 def serve(read_fd: int, write_fd: int, make_engine: Callable[[dict[str, Any]], LocalEngine]) -> None:
     """Answer until the other side closes its pipe."""
-    serve_with(read_fd, write_fd, lambda answers: EngineWorker(answers, make_engine))
+    serve_with(read_fd, write_fd, lambda pipes: EngineWorker(pipes, make_engine))
 
 
-def serve_with(read_fd: int, write_fd: int, make_worker: Callable[[BinaryIO], RequestWorker]) -> None:
+def serve_with(read_fd: int, write_fd: int, make_worker: Callable[[ParentPipes], RequestWorker]) -> None:
     """`serve` with a worker of another kind."""
-    for descriptor in (read_fd, write_fd):
-        os.set_inheritable(descriptor, False)
+    pipes = ParentPipes(read_fd, write_fd)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    with os.fdopen(read_fd, "rb") as requests, os.fdopen(write_fd, "wb") as answers:
-        worker = make_worker(answers)
-        for line in requests:
-            worker.answer(json.loads(line))
+    worker = make_worker(pipes)
+    for line in pipes.requests:
+        worker.answer(json.loads(line))
     os._exit(0)  # the engine's threads and children are not waited for
 
 
 def _end_with(parent: int) -> None:
     """End this process soon after its parent, even in the middle of a rollout."""
+    # a process whose parent has ended gets another one
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_SECONDS)
     os._exit(1)

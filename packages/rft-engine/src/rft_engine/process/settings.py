@@ -39,6 +39,12 @@ class EngineDeadlines:
                 )
 
 
+def deadline_error(what: str, *, where: str, state: str, do: str) -> ServiceError:
+    """Return the error that a call passed its deadline, in this process or in the engine's own."""
+    why = "every call to an engine is bounded by a deadline"
+    return ServiceError(code="engine.deadline", what=what, where=where, why=why, state=state, do=do)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalEngineSettings:
     """An engine with its own copy of the weights; the class of a library says what that one lacks."""
@@ -83,7 +89,7 @@ class ExternalEngineSettings:
             why = "it is a share of the device's memory: above 0, at most 1"
             raise self.refusal("memory_utilization", f"memory_utilization = {share}", why, "memory_utilization=0.5")
         if self.quantization not in (None, "fp8"):
-            why = 'weights that change every step can be rounded as they come: "fp8", or not at all'
+            why = 'weights change at every step and must be rounded as they arrive: only "fp8" does that'
             remedy = 'quantization="fp8"'
             raise self.refusal("quantization", f"quantization = {self.quantization!r}", why, remedy)
 
@@ -115,11 +121,9 @@ class ExternalEngineSettings:
 
     def too_slow(self, num_done: int, num_total: int, seconds: float) -> ServiceError:
         """Return the error that a call of `generate` passed its deadline."""
-        return ServiceError(
-            code="engine.deadline",
-            what=f"generate did not end within {seconds:g} s: {num_done} of {num_total} samples were done",
+        return deadline_error(
+            f"generate did not end within {seconds:g} s: {num_done} of {num_total} samples were done",
             where=f"{self.library_name} engine",
-            why="every call to an engine is bounded by a deadline",
             state="the samples that were under way are dropped; the weights are unchanged",
             do=f"EngineDeadlines(generate={2 * seconds:g}), or a smaller rollout batch",
         )

@@ -28,6 +28,7 @@ from typing import Protocol
 from rft_core.errors import RftError, ServiceError
 from rft_engine.engine_base import EngineFacts
 from rft_engine.native.partial_requests import SampledTokens, SampleRequests
+from rft_engine.process.requests import garbage
 from rft_engine.replicas.load_balancing import assign_samples
 from rft_engine.replicas.process import is_lost
 from rft_engine.weight_sync.shared_memory import WeightSnapshot
@@ -75,7 +76,7 @@ class ReplicaDispatch:
         weights: WeightSnapshot,
         stop: Callable[[], bool] | None,
     ) -> None:
-        """`held`: the version that each replica holds, kept here; one that is not `weights` is loaded first."""
+        """`versions`: the one that each replica holds, kept here; `weights` are loaded first where it holds another."""
         self._versions = versions
         self._replicas, self._call, self._weights, self._stop = replicas, call, weights, stop
         self._changed = threading.Condition()
@@ -95,6 +96,7 @@ class ReplicaDispatch:
         """
         shares, waiting = assign_samples(self._call, len(self._replicas)), len(self._call.prefixes)
         threads = [
+            # a thread each, because a replica's results are read from its pipe with blocking waits
             threading.Thread(target=self._serve, args=(index, share), name=f"replica-{index}", daemon=True)
             for index, share in enumerate(shares)
         ]
@@ -112,6 +114,7 @@ class ReplicaDispatch:
                 waiting -= 1
                 yield item
         finally:
+            # also where the caller stops iterating: no replica may draw on into the next call
             self._end()
             for thread in threads:
                 thread.join()  # bounded: every call to a replica has a deadline, and has been interrupted
@@ -124,6 +127,7 @@ class ReplicaDispatch:
                 unassigned, self._left_over = self._left_over, []
                 self._open.difference_update(unassigned)
                 self._changed.notify_all()
+            # nobody draws these any more, and the caller waits for a result of each
             for request in unassigned:
                 self._inbox.put(SampledTokens(request, (), (), (), "interrupted", self._weights.version))
         if self._ending:
@@ -145,6 +149,7 @@ class ReplicaDispatch:
                 lost = self._draw(index, share)
                 self.busy_seconds[index] += time.monotonic() - started
                 if lost is not None:
+                    # before the restart, which takes long: the others draw them meanwhile
                     self._give_away(share, lost)
                     self._restart(index)
                 share = []
@@ -160,19 +165,31 @@ class ReplicaDispatch:
             for drawn in self._replicas[index].draw(self._call.part(share)):
                 request = share[drawn.request]
                 with self._changed:
+                    # before the inbox has it: a death from here on must not have it drawn again
                     self._open.discard(request)
                     # wakes the replicas that wait for left-over requests
                     if not self._open:
                         self._changed.notify_all()
                 self._inbox.put(replace(drawn, request=request))
+            self._require_answered(index, share)
         except RftError as error:
             if not is_lost(error):
                 raise
             return error
         return None
 
+    def _require_answered(self, index: int, share: Sequence[int]) -> None:
+        """Raise `ServiceError` where a request of a call that has ended is without a result."""
+        with self._changed:
+            missing = sum(request in self._open for request in share)
+        # nobody would draw these again, and everyone would wait for them without end
+        if missing:
+            number = self._replicas[index].number
+            raise garbage(f"replica {number} ended a call of {len(share)} requests without a result for {missing}")
+
     def _load(self, index: int) -> None:
         if self._versions[index] != self._weights.version:
+            # a load that fails half-way leaves neither version
             self._versions[index] = None
             self._replicas[index].load(self._weights)
             self._versions[index] = self._weights.version
@@ -189,10 +206,12 @@ class ReplicaDispatch:
         with self._changed:
             lost = [request for request in share if request in self._open]
             self._losses.update(lost)
+            # a request that ends whatever draws it would end the replicas one after another, without end
             if lost and max(self._losses[request] for request in lost) > _MOST_LOSSES:
                 raise _deadly(len(lost), error) from error
             self.num_reissued += len(lost)
             ending = self._ending
+            # nobody takes shares any more, so these are answered without tokens, and drawn by a later call
             if ending:
                 self._open.difference_update(lost)
             else:
@@ -214,7 +233,7 @@ def _deadly(num: int, error: RftError) -> ServiceError:
         what=f"{num} samples were given to {_MOST_LOSSES + 1} engine replicas, and each of those ended; the last: "
         f"{error.problem.what}",
         where=error.problem.where,
-        why="what one replica loses is drawn by another, a few times: something ends all that try",
+        why="a lost sample is given to another replica a few times, and every replica that tried these has ended",
         state="no weights are lost; samples that were finished are kept until the last checkpoint is resumed",
         do="see the end of the log; fewer rows take less memory: --engine_max_rows N",
     )

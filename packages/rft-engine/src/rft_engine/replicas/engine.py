@@ -34,7 +34,7 @@ class ReplicaEngine(EngineBase):
 
     Example::
 
-        engine = ReplicaEngine([ProcessReplica(0, ...), ProcessReplica(1, ...)], shelf, max_len=512)
+        engine = ReplicaEngine([ProcessReplica(0, ...), ProcessReplica(1, ...)], weight_store, max_len=512)
         engine.refresh()
         [samples] = engine.generate([[5, 6, 7]], [[11, 12]], SamplingOptions(temperature=1.0, max_new_tokens=32))
     """
@@ -44,7 +44,7 @@ class ReplicaEngine(EngineBase):
 
         Args:
             replicas: started; at least one.
-            shelf: where weights are kept for them.
+            weight_store: where weights are kept for them.
             max_len: tokens of the longest prompt with its completion.
         """
         assert replicas, "an engine of no replicas"
@@ -95,25 +95,32 @@ class ReplicaEngine(EngineBase):
 
         Raises:
             ServiceError: `version` is not above the present one, the engine is closed, or a replica does not
-                hold the weights afterwards.
+                hold the weights afterwards; the same version can then be loaded again.
         """
-        self._states.load_weights(version)
+        # before the weights are copied
+        if self.state is EngineState.CLOSED or version <= self._states.weight_version:
+            self._states.load_weights(version)  # raises the state error
         self.publish(version)
         self.serve(version)
         self._load_all()
+        # recorded last: a load that failed can be repeated
+        self._states.load_weights(version)
 
     def refresh(self) -> None:
         """`load_weights` under the present version: at the start, or where weights changed outside of a step."""
-        self._states.refresh()
+        if self.state is EngineState.CLOSED:
+            self._states.refresh()  # raises the state error
         self.publish(self._served)
         self.serve(self._served)
         self._load_all()
+        self._states.refresh()
 
     def _load_all(self) -> None:
         """Load the served weights into every replica, whatever it held before."""
         weights = self._weight_store.get(self._served)
 
         def load(index: int) -> None:
+            # a load that fails half-way leaves neither version
             self._versions[index] = None
             try:
                 self._replicas[index].load(weights)
@@ -124,6 +131,7 @@ class ReplicaEngine(EngineBase):
                 self._replicas[index].restart(weights)
             self._versions[index] = weights.version
 
+        # at once: the replicas map the same file, and each copies it in its own process
         with ThreadPoolExecutor(len(self._replicas)) as pool:
             list(pool.map(load, range(len(self._replicas))))
 
@@ -161,13 +169,15 @@ class ReplicaEngine(EngineBase):
         call.check(self._max_len, self.facts.vocab_size)
         if any(starts) and not self.can_resume:
             why = "these engines draw samples from their first token to their last"
-            raise refusal("engine.cannot_resume", "samples that were begun elsewhere", why, "--async_deterministic")
+            raise refusal("engine.cannot_resume", "samples that were started elsewhere", why, "--async_deterministic")
+        # replicas that cannot resume draw every sample to its end, so nothing asks `stop`
         asked = stop if self.can_resume else None
         current = ReplicaDispatch(self._replicas, self._versions, call, self._weight_store.get(self._served), asked)
         started = time.perf_counter()
         try:
             yield from current.results()
         finally:
+            # also for a call that was left early: the share of idle time counts what was used of it
             self._drawing += time.perf_counter() - started
             self._busy = [old + new for old, new in zip(self._busy, current.busy_seconds, strict=True)]
             self._counts.update(reissued=current.num_reissued, restarts=current.num_restarts)
@@ -240,6 +250,7 @@ class ReplicaEngine(EngineBase):
         """End the replicas and give the weights back. Does nothing when closed."""
         if self._states.close():
             for replica in self._replicas:
+                # before the stores, which the replicas read from
                 replica.close()
             self._weight_store.close()
             self._images.close()

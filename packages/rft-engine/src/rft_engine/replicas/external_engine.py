@@ -67,6 +67,7 @@ class ExternalEngineReplica:
 
     def load(self, snapshot: WeightSnapshot) -> None:
         """Serve these weights; the engine compares digests itself."""
+        # first: the engine asks `_tensors` for them, now and whenever it starts its process again
         self._weights = snapshot
         if snapshot.version > self._engine.weight_version:
             self._engine.load_weights(snapshot.version)
@@ -76,6 +77,7 @@ class ExternalEngineReplica:
     def draw(self, call: SampleRequests) -> Iterator[SampledTokens]:
         """Yield the results of a call once all of it is done."""
         assert not any(call.starts), "samples are drawn whole"
+        # requests with equal contexts are samples of one prompt, which the engine reads once
         same: dict[tuple[int, ...], list[int]] = {}
         for request, context in enumerate(call.contexts()):
             same.setdefault(context, []).append(request)

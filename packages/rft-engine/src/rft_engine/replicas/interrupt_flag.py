@@ -29,6 +29,7 @@ class InterruptFlag:
     def create(cls) -> InterruptFlag:
         """A new file, in shared memory where there is some; its number is 0."""
         descriptor, name = tempfile.mkstemp(prefix="rft-interrupt-", dir=shared_directory(_BYTES))
+        # an empty file cannot be mapped
         os.write(descriptor, bytes(_BYTES))
         os.close(descriptor)
         return cls(name)

@@ -23,6 +23,7 @@ def assign_samples(call: SampleRequests, num_replicas: int) -> list[list[int]]:
     loads = [_load(call, unit) for unit in units]
     shares: list[list[int]] = [[] for _ in range(num_replicas)]
     totals = [0.0] * num_replicas
+    # equal loads in the order of their first requests: the same call is dealt alike in every run
     for unit_index in sorted(range(len(units)), key=lambda i: (-loads[i], units[i][0])):
         least = min(range(num_replicas), key=totals.__getitem__)
         shares[least] += units[unit_index]

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rft_core.errors import RftError
 from rft_core.fault_points import declare, fault_point
-from rft_core.json_records import json_bytes
 from rft_engine.engine_base import EngineFacts
 from rft_engine.native.partial_requests import SampledTokens, SampleRequests
-from rft_engine.process.client import EngineDied, EngineProcess, error_of
-from rft_engine.process.requests import garbage
+from rft_engine.process.client import EngineDied, EngineProcess
+from rft_engine.process.requests import fault_of_tokens, garbage, is_integer
 from rft_engine.replicas.interrupt_flag import InterruptFlag
 from rft_engine.weight_sync.fingerprints import compare
 from rft_engine.weight_sync.shared_memory import WeightSnapshot
 
+_RESULT_FIELDS = {field.name for field in fields(SampledTokens)}
 POINT_DRAWN = declare("replica.drawn", "a replica has handed out what one sample has")
 
 
@@ -36,18 +33,9 @@ class ReplicaLimits:
 
 
 class ReplicaProcess(EngineProcess):
-    """Engine process whose streams have a deadline for silence only: long work is not late."""
+    """Engine process whose calls have a deadline for silence only: long work is not late."""
 
-    def stream(self, operation: str, seconds: float, **fields: Any) -> Generator[Any, None, Any]:
-        """Yield the items of `EngineProcess.stream`; the deadline restarts with every message."""
-        self._send(json_bytes({"do": operation, **fields}) + b"\n", operation, seconds, _after(seconds))
-        while True:
-            message = json.loads(self._line(operation, seconds, _after(seconds)))
-            if "error" in message:
-                raise error_of(message["error"])
-            if "reply" in message:
-                return message["reply"]
-            yield message["item"]
+    renews_deadline = True
 
 
 class ProcessReplica:
@@ -83,6 +71,7 @@ class ProcessReplica:
         self._command, self._environment, self._log_path = tuple(command), dict(environment or {}), log_path
         self._start_fields = {"model": dict(model), "max_rows": max_rows, "max_len": max_len}
         self._facts: EngineFacts | None = None
+        self._version: int | None = None
         self._call = 0
         self._launch()
 
@@ -116,9 +105,10 @@ class ProcessReplica:
         Raises:
             ServiceError: they are not the model's, or the replica does not hold them afterwards.
         """
-        found = self._process.call("load", self.limits.load, path=str(snapshot.path), version=snapshot.version)
+        received = self._process.call("load", self.limits.load, path=str(snapshot.path), version=snapshot.version)
         side = f"that engine replica {self.number} holds"
-        compare(snapshot.digests, found, snapshot.version, snapshot.version, side)
+        compare(snapshot.digests, received, snapshot.version, snapshot.version, side)
+        self._version = snapshot.version
 
     def draw(self, call: SampleRequests) -> Iterator[SampledTokens]:
         """The results of a call as they come.
@@ -127,10 +117,15 @@ class ProcessReplica:
             EngineDied: the process is gone; what came before is good.
             ServiceError: it was silent for too long and has been ended, or answered what cannot be.
         """
+        # before the request goes out: an `interrupt` with the number before ends nothing of this call
         self._call += 1
+        answered: set[int] = set()
         for item in self._process.stream("draw", self.limits.silence, number=self._call, **call.fields()):
             if item is not None:
-                drawn = _drawn_of(item, call, self.facts.vocab_size)
+                drawn = _drawn_of(item, call, self.facts.vocab_size, self._version)
+                if drawn.request in answered:
+                    raise garbage(f"a replica answered request {drawn.request} of its call twice")
+                answered.add(drawn.request)
                 fault_point(POINT_DRAWN)
                 yield drawn
 
@@ -159,6 +154,7 @@ class ProcessReplica:
 
     def _launch(self) -> None:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        # numbers of calls begin again with a process, so the flag must too: the old one may have a number above them
         self._flag, self._call = InterruptFlag.create(), 0
         self._process = ReplicaProcess(self._command, self._environment, self._log_path)
 
@@ -168,24 +164,38 @@ def is_lost(error: RftError) -> bool:
     return isinstance(error, EngineDied) or error.problem.code in ("engine.deadline", "engine.garbage")
 
 
-def _after(seconds: float) -> float:
-    return time.monotonic() + seconds
-
-
-def _drawn_of(item: Any, call: SampleRequests, vocab_size: int) -> SampledTokens:
-    """One result as a record.
+def _drawn_of(item: Any, call: SampleRequests, vocab_size: int, version: int | None) -> SampledTokens:
+    """One result as a record; `version` is that of the weights that the replica holds.
 
     Raises:
         ServiceError: it cannot be a result of this call.
     """
-    with contextlib.suppress(TypeError, KeyError):
-        tokens, logprobs, kept = (tuple(item[name]) for name in ("token_ids", "logprobs", "log_kept_mass"))
-        drawn = SampledTokens(item["request"], tokens, logprobs, kept, item["finish_reason"], item["weight_version"])
-        is_consistent = len(tokens) == len(logprobs) == len(kept) <= call.budgets[drawn.request]
-        if is_consistent and all(0 <= token < vocab_size for token in tokens) and (tokens or _is_partial(drawn)):
-            return drawn
-    raise garbage(f"a replica answered {str(item)[:200]!r}, which is no result of its call")
+    if fault := _fault_of(item, call, vocab_size, version):
+        raise garbage(f"a replica answered {str(item)[:200]!r}, which {fault}")
+    lists: dict[str, Any] = {name: tuple(item[name]) for name in ("token_ids", "logprobs", "log_kept_mass")}
+    return SampledTokens(**(item | lists))
 
 
-def _is_partial(drawn: SampledTokens) -> bool:
-    return drawn.finish_reason == "interrupted"
+def _fault_of(item: Any, call: SampleRequests, vocab_size: int, version: int | None) -> str:
+    """Return what is wrong with a result as it came as JSON; empty if nothing."""
+    values = cast(dict[str, Any], item) if isinstance(item, dict) else dict[str, Any]()
+    if values.keys() != _RESULT_FIELDS:
+        return "is not a result"
+    result = SampledTokens(**values)
+    request, reason = result.request, result.finish_reason
+    if not is_integer(request) or not 0 <= request < len(call.budgets):
+        return f"is of none of its {len(call.budgets)} requests"
+    if reason not in ("stop", "length", "interrupted"):
+        return f"ends for the reason {reason!r}"
+    budget = call.budgets[request]
+    lists = (result.token_ids, result.logprobs, result.log_kept_mass)
+    # an interrupted request may have had no turn yet
+    allowed = range(0 if reason == "interrupted" else 1, budget + 1)
+    if fault := fault_of_tokens(lists, allowed, vocab_size):
+        return fault
+    if result.weight_version != version:
+        return f"comes from weights of version {result.weight_version}; the replica holds version {version}"
+    has_stopped = bool(result.token_ids) and result.token_ids[-1] in call.options.stop_token_ids
+    if has_stopped != (reason == "stop"):
+        return f"ends with token {result.token_ids[-1:]} for the reason {reason!r}"
+    return f"ends before its {budget} tokens" if reason == "length" and len(result.token_ids) != budget else ""

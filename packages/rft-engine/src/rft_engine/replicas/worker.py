@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_core.child_process import ParentPipes
 from rft_core.errors import ServiceError
 from rft_engine.engine_base import EngineFacts
 from rft_engine.lifecycle import EngineState
@@ -24,9 +25,9 @@ from rft_engine.process.server import RequestWorker, serve_with
 from rft_engine.replicas.interrupt_flag import InterruptFlag
 from rft_engine.weight_sync.fingerprints import Fingerprint, element_digest
 from rft_engine.weight_sync.shared_images import MakeMedia, PlainMedia, ReceivedMedia, SharedImage
+from rft_engine.weight_sync.weight_errors import incomplete_error
 from rft_engine.weight_sync.weight_file import read_weight_file
 
-_MOST_NAMED = 5
 _SIGN_OF_LIFE_SECONDS = 1.0
 
 
@@ -73,18 +74,20 @@ class LocalReplica:
         if self.engine.state is EngineState.READY:  # keys and values of other weights go
             self.engine.sleep(1)
             self.engine.wake()
+        # the same version comes again after a restart or a refresh, and is no step back
         if version > self.engine.weight_version:
             self.engine.load_weights(version)
         else:
             self.engine.refresh()
+        # of what the model holds now, not of what the file had
         return {name: element_digest(tensor, tensor.shape, tensor.dtype) for name, tensor in current.items()}
 
 
 class ReplicaWorker(RequestWorker):
     """Answers requests with the replica that its first request makes."""
 
-    def __init__(self, answers: BinaryIO, make_model: Callable[[dict[str, Any]], ReplicaModel]) -> None:
-        super().__init__(answers)
+    def __init__(self, pipes: ParentPipes, make_model: Callable[[dict[str, Any]], ReplicaModel]) -> None:
+        super().__init__(pipes)
         self._make_model = make_model
         self._replica: LocalReplica | None = None
         self._flag: InterruptFlag | None = None
@@ -109,6 +112,7 @@ class ReplicaWorker(RequestWorker):
 
         def interrupted() -> bool:
             nonlocal last
+            # the engine asks after every step, which makes this the place for signs of life
             if time.monotonic() - last > _SIGN_OF_LIFE_SECONDS:
                 self._write({"item": None})
                 last = time.monotonic()
@@ -132,7 +136,7 @@ class ReplicaWorker(RequestWorker):
 
 def serve_replica(read_fd: int, write_fd: int, make_model: Callable[[dict[str, Any]], ReplicaModel]) -> None:
     """Answer until the other side closes its pipe."""
-    serve_with(read_fd, write_fd, lambda answers: ReplicaWorker(answers, make_model))
+    serve_with(read_fd, write_fd, lambda pipes: ReplicaWorker(pipes, make_model))
 
 
 def named(tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
@@ -141,10 +145,9 @@ def named(tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _other_tensors(names: Sequence[str]) -> ServiceError:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ServiceError(
-        code="engine.weights.incomplete",
-        what=f"weights to load are not those of the replica's model: {', '.join(names[:_MOST_NAMED])}{more}",
+    return incomplete_error(
+        names,
+        model="the replica's model",
         where="load of an engine replica",
         why="every tensor is written in place, so names and shapes must agree on both sides",
         state="the replica refuses to generate until a load succeeds",

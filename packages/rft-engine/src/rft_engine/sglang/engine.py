@@ -71,14 +71,14 @@ class SglangEngine(ProcessEngine):
         self, prompts: Sequence[Sequence[int]], media: Sequence[object | None] | None
     ) -> list[dict[str, Any] | None]:
         if media is not None and any(one is not None for one in media):
-            why = "what reaches SGLang here are token ids"
+            why = "SGLang is given token ids only"
             raise refusal("images", "prompts with images", why, "--engine_type native or vllm")
         return []
 
     def _collect(self, call: GenerateCall, answers: Answers) -> StepCounts:
         """Refuse what SGLang cannot draw, then ask for it."""
         if call.constraint is not None:
-            why = "SGLang draws the tokens itself, and its own grammars do not know a token trie"
+            why = "SGLang draws the tokens itself, and its own grammars do not support a token trie"
             raise refusal("constraint", "generation within a token trie", why, "--engine_type native or vllm")
         check_options(SamplingOptions.from_fields(call.options), self._ends)
         return super()._collect(call, answers)

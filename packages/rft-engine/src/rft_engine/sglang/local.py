@@ -21,11 +21,12 @@ from rft_engine.process.requests import GenerateCall, SampleResult, StepCounts, 
 from rft_engine.sglang.runtime import SglangRoot, SglangRuntime
 from rft_engine.sglang.settings import LOADER, SglangSettings, engine_arguments
 from rft_engine.weight_sync.fingerprints import Fingerprint
+from rft_engine.weight_sync.weight_errors import require_version
 from rft_engine.weight_sync.weight_file import read_header, shared_directory
 
 _AWAKE_ORDER = ("weights", "kv_cache")
 
-_REMEDY = "see SGLang's own words and its log; --engine_type vllm or native run without it"
+_REMEDY = "see SGLang's message and its log; --engine_type vllm or native run without it"
 
 
 class LocalSglang:
@@ -63,16 +64,18 @@ class LocalSglang:
             ServiceError: the call is for other weights, took longer than `seconds`, or SGLang's answer
                 contradicts itself.
         """
-        self._require_version(call.version)
+        require_version(call.version, self.version)
         options = SamplingOptions.from_fields(call.options)
         finished: deque[asyncio.Task[dict[str, Any]]] = deque()
         some_finished = asyncio.Event()
 
         def note(task: asyncio.Task[dict[str, Any]]) -> None:
+            # SGLang's loop runs inside `_wait` alone, so this and the loop below never run at the same time: no lock
             finished.append(task)
             some_finished.set()
 
         pending = self._submit(call, options)
+        # before the loop runs for the first time: no end can be missed
         for task in pending:
             task.add_done_callback(note)
         deadline, num_total, num_prefill = time.monotonic() + seconds, len(pending), 0
@@ -110,7 +113,7 @@ class LocalSglang:
         if not self._engine.flush_cache().success:
             raise ServiceError(
                 code="engine.sglang.prefix_cache",
-                what="SGLang kept its prefix cache when it was told to drop it",
+                what="SGLang did not drop its prefix cache when asked to",
                 where=f"load_weights({version})",
                 why="keys and values of older weights would be served with the new ones",
                 state="the engine refuses to generate until a load succeeds",
@@ -143,6 +146,7 @@ class LocalSglang:
                 return_logprob=True,
                 top_logprobs_num=num_shown,
             )
+            # only queued here: it starts when the loop next runs
             pending[self._engine.loop.create_task(request)] = sample
         return pending
 
@@ -154,6 +158,7 @@ class LocalSglang:
                 await asyncio.wait_for(some_finished.wait(), max(deadline - time.monotonic(), 0.0))
             except TimeoutError:
                 return False
+            # the caller takes all that have finished before it waits again, so no end is lost with the flag
             some_finished.clear()
             return True
 
@@ -172,11 +177,13 @@ class LocalSglang:
         _require("begin_weight_update", self._engine.begin_weight_update())
         try:
             loaded = self._exchange({"weights": path, "shapes": {}}, changes=True)
+            # in the same update, after the load: what the workers hold, beside what they read
             looked = self._exchange({"weights": None, "shapes": shapes}, changes=False)
         finally:
             # also after an error: the session must not stay open
             ended = self._engine.end_weight_update()
         _require("end_weight_update", ended)
+        # only now, when the update has ended well; `rft_fingerprints` hands them out
         self._fingerprints = [answer["held"] for answer in looked]
         return [answer["read"] for answer in loaded]
 
@@ -190,21 +197,11 @@ class LocalSglang:
             _require("update_weights_from_tensor", outcome)
             worker_answers = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("answer.*"))]
         wrong = next((answer["error"] for answer in worker_answers if "error" in answer), None)
+        # SGLang reports success for all; a worker without an answer may still have the old weights
         if wrong is None and len(worker_answers) != self._settings.tensor_parallel_size:
             wrong = f"{len(worker_answers)} of {self._settings.tensor_parallel_size} workers answered"
         _require("custom_weight_loader", (wrong is None, wrong or ""))
         return worker_answers
-
-    def _require_version(self, version: int) -> None:
-        if version != self.version:
-            raise ServiceError(
-                code="engine.logprob_parity",
-                what=f"generation with weights of version {version} was asked for",
-                where=f"this engine serves version {self.version}",
-                why="tokens would carry the version of weights that did not sample them",
-                state="no sample was drawn",
-                do=f"load_weights({version})",
-            )
 
 
 def sampling_params(options: SamplingOptions, key: int, budget: int) -> dict[str, Any]:
@@ -268,8 +265,8 @@ def _require(operation: str, outcome: tuple[bool, str]) -> None:
     raise ServiceError(
         code="engine.sglang.update",
         what=f"SGLang's {operation} failed: {outcome[1]}",
-        where="weights on their way to SGLang's workers",
-        why="every worker must hold the whole of the new weights",
+        where="transfer of weights to SGLang's workers",
+        why="every worker must hold all of the new weights",
         state="the engine refuses to generate until a load succeeds",
-        do="load_weights again; see SGLang's own words, and the end of its log",
+        do="load_weights again; see SGLang's message and the end of its log",
     )

@@ -41,9 +41,9 @@ def signature(name: str) -> inspect.Signature:
     return inspect.Signature(rows)
 
 
-def unknown_fields(name: str, given: dict[str, Any]) -> list[str]:
-    """Keys of `given` that the class `name` does not have."""
-    return sorted(given.keys() - surface()["fields"][name].keys())
+def unknown_fields(name: str, values: dict[str, Any]) -> list[str]:
+    """Keys of `values` that the class `name` does not have."""
+    return sorted(values.keys() - surface()["fields"][name].keys())
 
 
 def _arguments(text: str) -> ast.arguments:

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import OptionsError
 from rft_engine.process.settings import ExternalEngineSettings
+from rft_engine.registry import Values, limits_of
 
 LOADER = "rft_engine.sglang.weight_loader.exchange"
 """What SGLang's workers call with the model in hand (its `custom_weight_loader`)."""
@@ -50,9 +51,7 @@ class SglangSettings(ExternalEngineSettings):
 
     def __post_init__(self) -> None:
         ExternalEngineSettings.__post_init__(self)
-        if self.quantization is not None:
-            why = "SGLang rounds matrices to 8 bits when it starts, and not those that are loaded after every step"
-            raise self.refusal("quantization", f"quantization = {self.quantization!r}", why, "--engine_type vllm")
+        _refuse_limits({"engine_fp8": self.quantization is not None}, "nothing was started")
         if self.transport not in ("auto", "file"):
             why = "weights reach SGLang's workers through a file in shared memory"
             raise self.refusal("transport", f"transport = {self.transport!r}", why, 'transport="file"')
@@ -111,36 +110,35 @@ def end_tokens(model_dir: str | Path) -> frozenset[int]:
 def check_options(options: SamplingOptions, ends: frozenset[int]) -> None:
     """Raise `OptionsError` for what SGLang cannot draw, or cannot return the log-probs of."""
     draws = options.temperature > 0.0
-    first = options.first_token_temperature
-    if first is not None and first != options.temperature:
-        why = "a request of SGLang has one temperature for all its tokens"
-        raise refusal(
-            "first_token_temperature",
-            f"first_token_temperature = {first:g}",
-            why,
-            "no --use_fire, or --engine_type vllm",
-        )
+    use_fire = options.first_token_temperature not in (None, options.temperature)
+    _refuse_limits({**asdict(options), "use_fire": use_fire}, "nothing was generated")
     if options.min_new_tokens and options.stop_token_ids:
-        why = "SGLang hides stop tokens before it computes log-probs, and does not say how much it hid"
+        why = "SGLang masks stop tokens before it computes log-probs, and does not report how much it masked"
         raise refusal("min_new_tokens", f"min_new_tokens = {options.min_new_tokens}", why, "min_new_tokens=0")
-    if draws and options.min_p > 0.0:
-        why = "SGLang's keyed draw is wrong together with min-p, by its own assertion"
-        raise refusal("min_p", f"min_p = {options.min_p:g}", why, "--min_p 0")
     if draws and options.top_k == 1:
-        why = "SGLang takes the likeliest token then, and returns log-probs of temperature 1"
+        why = "SGLang then takes the likeliest token, and returns log-probs of temperature 1"
         raise refusal("top_k", f"top_k = 1 at temperature {options.temperature:g}", why, "--temperature 0")
     if draws and options.top_k > LARGEST_TOP_K:
-        why = "what top-k keeps is summed from the largest log-probs, which travel back with every token"
+        why = "what top-k keeps is summed from the largest log-probs, which are returned with every token"
         raise refusal("top_k", f"top_k = {options.top_k}", why, f"--top_k {LARGEST_TOP_K}")
-    if draws and options.top_p < 1.0 and options.top_k <= 0:
-        why = "SGLang does not say how much probability top-p kept; with top-k it can be computed"
-        remedy = f"--top_k {LARGEST_TOP_K} beside it, or --engine_type vllm"
-        raise refusal("top_p", f"top_p = {options.top_p:g} without top_k", why, remedy)
     extra = sorted(ends - set(options.stop_token_ids))
     if options.stop_token_ids and extra:
         why = f"SGLang also stops at the model directory's end tokens: {extra}"
         remedy = f"stop_token_ids={sorted({*options.stop_token_ids, *ends})}"
         raise refusal("stop_token_ids", f"stop_token_ids = {list(options.stop_token_ids)}", why, remedy)
+
+
+def _refuse_limits(values: Values, state: str) -> None:
+    """Raise `OptionsError` for the first limit in SGLang's row of the registry that the values are beyond."""
+    for limit in limits_of("sglang", values):
+        raise OptionsError(
+            code=limit.code,
+            what=", ".join(f"{name} = {values[name]}" for name in limit.settings if name in values),
+            where=f"SGLang engine ({limit.settings[0]})",
+            why=limit.why,
+            state=state,
+            do=limit.remedy,
+        )
 
 
 def refusal(name: str, what: str, why: str, remedy: str) -> OptionsError:

@@ -51,7 +51,8 @@ def _carry_out(model: Any, request: dict[str, Any]) -> dict[str, Fingerprint]:
     if request["weights"] is not None:
         tensors = read_weight_file(request["weights"])
         model.load_weights(iter(tensors.items()))
+        # of the file as this worker mapped it; what the model holds is digested below
         read = fingerprint_of(tensors.items(), dtype)
     declared: Fusions | None = getattr(model, "packed_modules_mapping", None)
-    found = held_fingerprint(model, request["shapes"], dtype, declared or _FUSIONS)
-    return {"read": read, "held": found}
+    fingerprint = held_fingerprint(model, request["shapes"], dtype, declared or _FUSIONS)
+    return {"read": read, "held": fingerprint}

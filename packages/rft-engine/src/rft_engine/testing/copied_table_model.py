@@ -70,6 +70,7 @@ class FakeCopy(FakeDecodableModel):
     dtype = torch.float32
 
     def __init__(self) -> None:
+        # NaN until weights come: whatever is drawn without them is seen
         super().__init__(torch.full((STATES, VOCAB), torch.nan), carry=CARRY)
         self.held: dict[str, Tensor] = {}
         self.loses: set[str] = set()

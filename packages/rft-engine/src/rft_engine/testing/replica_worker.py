@@ -42,6 +42,7 @@ class TroubledModel(FakeDecodableModel):
         if self._steps == self._settings.get("trouble_at"):
             marker = Path(self._settings["marker"])
             if not marker.exists() or self._settings.get("always"):
+                # first: the process that is started in this one's place finds the marker, and works
                 marker.touch()
                 if self._settings["trouble"] == "die":
                     os._exit(9)
@@ -87,7 +88,7 @@ class FakeMedia:
 
     @property
     def number(self) -> int:
-        """Make the media record that the table model reads."""
+        """Sum of the images' numbers, which the table model takes in their place."""
         return sum(image.number for image in self.images)
 
 

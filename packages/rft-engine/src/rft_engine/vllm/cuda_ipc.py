@@ -37,11 +37,12 @@ def decode_update(update_info: dict[str, Any]) -> dict[str, Any]:
 
 def encode(value: Any) -> Any:
     """A JSON value that `decode` turns back: tuples, bytes, dtypes and the known classes are tagged."""
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, int | float | str):
         return value
     if isinstance(value, list):
         return [encode(item) for item in value]
     if isinstance(value, dict):
+        # as pairs: keys need not be text, and no key can be taken for a tag
         return {"map": [[encode(key), encode(item)] for key, item in value.items()]}
     if isinstance(value, tuple):  # torch.Size among them
         return {"tuple": [encode(item) for item in value]}

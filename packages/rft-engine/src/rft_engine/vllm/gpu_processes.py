@@ -70,6 +70,7 @@ def visible_device(
     names = [str(device.index) for device in devices] if shown is None else shown.split(",")
     name = names[number].strip() if number < len(names) else ""
     matching = [device for device in devices if name and (str(device.index) == name or device.uuid.startswith(name))]
+    # the beginning of an id may fit several GPUs: no device is better than a wrong one
     return matching[0] if len(matching) == 1 else None
 
 
@@ -77,6 +78,7 @@ def _asked(query: str) -> str:
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True).stdout
+    # the answer only explains another error, which must not be hidden by one of nvidia-smi's
     except (OSError, subprocess.SubprocessError):
         return ""
 

@@ -77,6 +77,7 @@ class _Call:
 
     def draw(self, logits_BV: Tensor, rows: Sequence[_Row]) -> Tensor:
         """[B] tokens, noted at their places; a place that is drawn again is overwritten."""
+        # read anew at every step and not counted here: a request that was preempted comes back with what it had
         ages = [len(row.output) for row in rows]
         device = logits_BV.device
         samples_B = torch.tensor([row.sample for row in rows], device=device)
@@ -90,6 +91,7 @@ class _Call:
             drawn = self._draw(logits_BV, chosen, is_first=False)
         else:
             drawn = self._draw_with_first(logits_BV, chosen)
+        # by sample and age, not appended: rows of vLLM's batch move, and a token may be drawn again
         self.tokens_SM[samples_B, ages_B], self.logprobs_SM[samples_B, ages_B] = drawn[0], drawn[1]
         self.log_kept_mass_SM[samples_B, ages_B] = drawn[2]
         return drawn[0]
@@ -108,6 +110,7 @@ class _Call:
             if rows.numel():
                 parts.append(self._draw(logits_BV[rows], chosen[rows], is_first=is_first))
                 orders.append(rows)
+        # rows in the order of the batch again
         back = torch.cat(orders).argsort()
         tokens, logprobs, mass = (torch.cat(column)[back] for column in zip(*parts, strict=True))
         return tokens, logprobs, mass
@@ -128,6 +131,7 @@ class _ConstrainedCall(_Call):
         states_B = self._states_SM1[chosen.samples_B, chosen.ages_B]
         walk = self._first_walk if is_first else self._walk
         *drawn, behind_B = walk.draw(logits_BV, chosen.uniforms_B, states_B)
+        # one place further, so that the state before this token stays for another draw of it
         self._states_SM1[chosen.samples_B, chosen.ages_B + 1] = behind_B
         return drawn[0], drawn[1], drawn[2]
 
@@ -173,10 +177,12 @@ class KeyedSampler:
         for index, params, _prompt, output in batch_update.added:
             extra: dict[str, Any] = params.extra_args or {}
             sample = extra.get(SAMPLE_ARGUMENT)
+            # a row of a request that is not ours must not keep the sample that was there before
             self._rows.pop(index, None)
             if sample is not None:
                 self._rows[index] = _Row(int(sample), output)
         for source, target, direction in batch_update.moved:
+            # both out before one goes in: source and target may change places
             moving, replaced = self._rows.pop(source, None), self._rows.pop(target, None)
             if moving is not None:
                 self._rows[target] = moving
@@ -193,6 +199,7 @@ class KeyedSampler:
             return logits
         rows = [self._rows[index] for index in indices]
         if len(indices) == logits.shape[0]:
+            # before the logits are overwritten in place
             tokens_B = self._call.draw(logits, rows)
             logits.fill_(-math.inf)
             return logits.scatter_(1, tokens_B.unsqueeze(1), 0.0)

@@ -19,8 +19,9 @@ from rft_engine.vllm.out_of_memory import memory_error
 from rft_engine.vllm.runtime import Llm, VllmRuntime
 from rft_engine.vllm.settings import cannot_sleep_on_cpu, llm_arguments
 from rft_engine.vllm.weight_transport import resolve_transport
+from rft_engine.weight_sync.weight_errors import require_version
 
-_REMEDY = "see vLLM's own words; --engine_type native runs without it"
+_REMEDY = "see vLLM's message; --engine_type native runs without it"
 
 
 class LocalVllm:
@@ -79,15 +80,17 @@ class LocalVllm:
             ServiceError: the call is for other weights, took longer than `seconds`, or vLLM picked a
                 token that was not drawn.
         """
-        self._require_version(call.version)
+        require_version(call.version, self.version)
         engine = self._llm.llm_engine
         deadline = time.monotonic() + seconds
+        # before the first request: its first step already asks for the draw under its key
         self.rpc("rft_begin", [call.options, list(call.keys), call.constraint])
         pending = self._submit(call)
         num_total, num_steps = len(pending), 0
         num_prefill, preempted = 0, list[int]()
         try:
             while pending:
+                # between two steps only: a step that hangs must be ended from outside this process
                 if time.monotonic() > deadline:
                     raise self._settings.too_slow(num_total - len(pending), num_total, seconds)
                 finished = [output for output in engine.step() if output.finished]
@@ -110,15 +113,17 @@ class LocalVllm:
         """Call a method of every worker by name; one result each."""
         answers = self._llm.collective_rpc(method, timeout=seconds, args=tuple(arguments))
         if loads_adapter(method):
+            # after the load: until then requests are drawn with the adapters before
             self._request_options = {"lora_request": self._runtime.make_adapter_request(str(arguments[0]))}
         return answers
 
     def serve(self, version: int) -> None:
         """Serve the weights loaded last as `version`; keys and values of older weights are dropped."""
+        # vLLM returns False and drops nothing while a block is in use
         if not self._llm.reset_prefix_cache():
             raise ServiceError(
                 code="engine.vllm.prefix_cache",
-                what="vLLM kept its prefix cache when it was told to drop it",
+                what="vLLM did not drop its prefix cache when asked to",
                 where=f"load_weights({version})",
                 why="keys and values of older weights would be served with the new ones",
                 state="the engine refuses to generate until a load succeeds",
@@ -147,6 +152,7 @@ class LocalVllm:
 
     def _submit(self, call: GenerateCall) -> dict[str, int]:
         """Submit every request; return internal name -> sample."""
+        # a number of the call in every name: what is left of an aborted call is not taken for a request of this one
         serial = next(self._serial)
         pending: dict[str, int] = {}
         for sample, prompt in call.requests:
@@ -169,8 +175,10 @@ class LocalVllm:
         if not finished:
             return
         samples = [sample for sample, _ in finished]
+        # one call for all samples of a step, not one for each
         drawn = self.rpc("rft_pop_samples", [samples, [len(output.token_ids) for _, output in finished]])[0]
         for (sample, output), record in zip(finished, drawn, strict=True):
+            # vLLM picks the token itself: with another one the log-probs would not be those of the text
             if list(output.token_ids) != record["token_ids"]:
                 raise _not_drawn(sample, list(output.token_ids), record["token_ids"])
             reason = output.finish_reason
@@ -185,23 +193,12 @@ class LocalVllm:
                 version=self.version,
             )
 
-    def _require_version(self, version: int) -> None:
-        if version != self.version:
-            raise ServiceError(
-                code="engine.logprob_parity",
-                what=f"generation with weights of version {version} was asked for",
-                where=f"this engine serves version {self.version}",
-                why="tokens would carry the version of weights that did not sample them",
-                state="no sample was drawn",
-                do=f"load_weights({version})",
-            )
-
 
 def _not_drawn(sample: int, picked: list[int], drawn: list[int]) -> ServiceError:
     index = next((i for i, pair in enumerate(zip(picked, drawn, strict=True)) if pair[0] != pair[1]), 0)
     return ServiceError(
         code="engine.vllm.not_drawn",
-        what=f"sample {sample}: vLLM continued with token {picked[index]}, drawn was {drawn[index]}, at token {index}",
+        what=f"sample {sample}: vLLM chose token {picked[index]} where {drawn[index]} was drawn, at index {index}",
         where="vLLM engine",
         why="log-probabilities belong to the tokens that were drawn",
         state="no sample of this call was used",

@@ -12,8 +12,6 @@ from vllm.v1.sample.logits_processor import LogitsProcessor
 
 from rft_engine.vllm.keyed_sampler import KeyedSampler
 
-PROCESSOR = f"{__name__}:KeyedLogitsProcessor"
-
 
 class KeyedLogitsProcessor(KeyedSampler, LogitsProcessor):
     """`KeyedSampler` as vLLM builds it."""

@@ -63,6 +63,7 @@ class AdapterTransport:
         Raises:
             StorageError: no room for the files.
         """
+        # all at once, because their size decides where the folder goes; adapters are small
         tensors = list(self._source.tensors())
         size = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
         folder = Path(tempfile.mkdtemp(prefix="rft-adapter-", dir=shared_directory(2 * size)))
@@ -84,6 +85,7 @@ def adapter_arguments(settings: ExternalEngineSettings) -> dict[str, Any]:
     if not settings.adapter_config:
         return {}
     rank = int(json.loads(settings.adapter_config)["r"])
+    # one slot is enough: each load takes the place of the one before
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": next(size for size in RANKS if size >= rank)}
 
 

@@ -54,14 +54,16 @@ def request_of(prompt: Sequence[int], plain: PlainMedia | None) -> dict[str, Any
 
 def check_expanded(sample: int, prompt: Sequence[int], read: Sequence[int]) -> None:
     """Raise `ServiceError` where vLLM has read another prompt than the one that is trained on."""
+    # log-probs are trained at the positions of `prompt`: one placeholder more would shift all of them
     if list(read) == list(prompt):
         return
-    index = next(
-        (position for position, pair in enumerate(zip(prompt, read, strict=False)) if pair[0] != pair[1]), len(prompt)
-    )
+    # where one is the beginning of the other, they differ where the shorter one ends
+    shorter = min(len(prompt), len(read))
+    index = next((position for position in range(shorter) if prompt[position] != read[position]), shorter)
     raise ServiceError(
         code="engine.vllm.placeholders",
-        what=f"sample {sample}: vLLM read {len(read)} prompt tokens, {len(prompt)} were meant; they differ at {index}",
+        what=f"sample {sample}: vLLM read {len(read)} prompt tokens, {len(prompt)} were expected; "
+        f"they differ at {index}",
         where="vLLM engine, prompt with images",
         why="vLLM's image processor must give each image the placeholders that the trainer counts",
         state="no sample of this call was used",

@@ -52,9 +52,11 @@ def memory_error(settings: ExternalEngineSettings, words: str, inventory: Invent
     Returns:
         The error to raise; None where the words are about something else.
     """
+    # a log breaks a message into lines anywhere
     words = " ".join(words.split())
     if match := _NO_ROOM_AT_START.search(words):
         number, free, total, share, wanted = match.groups()
+        # asked for only where the message is about memory: it starts nvidia-smi
         device = visible_device(inventory(), int(number)) if number else None
         return _taken(settings, device, float(free), float(total), float(share), float(wanted))
     if match := _ONE_SEQUENCE.search(words):
@@ -63,12 +65,13 @@ def memory_error(settings: ExternalEngineSettings, words: str, inventory: Invent
         return _no_blocks(settings)
     if match := _WARM_UP.search(words):
         return _rows(settings, int(match[1]))
+    # after vLLM's own messages: torch's may stand in the same log, and says less
     if match := _TORCH.search(words):
         return _torch(settings, match, inventory())
     if match := _HOST_CACHE.search(words):
         return _host(settings, f"the cache takes {match[3]} GiB, {match[1]} of {match[2]} GiB are free")
     if _HOST.search(words):
-        return _host(settings, "the system refused memory to vLLM")
+        return _host(settings, "the system could not allocate memory for vLLM")
     return None
 
 
@@ -76,10 +79,12 @@ def _taken(
     settings: ExternalEngineSettings, device: Device | None, free: float, total: float, share: float, wanted: float
 ) -> ServiceError:
     """Return the error that more was asked for than is free when vLLM starts."""
+    # rounded down, because a share that is a little too high fails in the same way
     fitting = _down((free - _OWN_MARGIN_MIB / 1024) / total)
-    what = f"vLLM wants {wanted:g} GiB ({share:g} of {total:g}), {free:g} GiB are free"
+    what = f"vLLM requests {wanted:g} GiB ({share:g} of {total:g}); {free:g} GiB are free"
     others = _others(device)
     smaller = f"--engine_mem_util {fitting:g}" if fitting >= _LEAST_SHARE else ""
+    # who holds more is named: to end a small process beside a large trainer would not help
     if others and sum(process.used_mib for process in others) >= _most_own(device):
         largest = others[0]
         remedy = f"end process {largest.pid} ({largest.name})" + (f", or {smaller}" if smaller else "")
@@ -89,6 +94,7 @@ def _taken(
         why = f"this run itself holds {own[0].used_mib} MiB of the device"
         remedy = smaller or "--engine_tp_size on more GPUs, or vLLM on a GPU of its own (CUDA_VISIBLE_DEVICES)"
         return _error("own", what, settings, device, why, remedy)
+    # a tenth and not any: the driver itself holds memory that belongs to no process
     if device is not None and device.hidden_mib > 0.1 * device.total_mib:
         why = f"{device.hidden_mib} MiB are held by processes that cannot be seen from here (another container)"
         remedy = "ask for a free device" + (f", or {smaller}" if smaller else "")

@@ -66,6 +66,7 @@ class VllmProcessEngine(ProcessEngine):
 
     def _make_transport(self) -> Transport:
         transport = self._backend.facts.transport
+        # through a file nothing of vLLM is needed in this process
         make_sender = self._make_sender or (open_sender if transport in ("ipc", "nccl") else None)
         return weight_transport(self._settings, self._weights, self._backend, make_sender)
 

@@ -109,11 +109,11 @@ def _refuse_on_cpu(settings: ExternalEngineSettings) -> None:
     config = settings.config()
     if experts := config.get("num_experts") or config.get("num_local_experts"):
         # Seen with vLLM 0.32: after an update in place, even with the same weights, its log-probs are others.
-        why = "vLLM's CPU build computes something else with experts once they were updated in place"
+        why = "vLLM's CPU build gives other results for experts once they were updated in place"
         raise settings.refusal("experts", f"{experts} experts in {settings.model_dir}", why, "--engine_type native")
     head_size = _head_size(config)
     if head_size not in _CPU_HEAD_SIZES:
-        why = f"vLLM's attention on CPUs knows heads of {', '.join(map(str, _CPU_HEAD_SIZES))}"
+        why = f"vLLM's attention on CPUs supports heads of {', '.join(map(str, _CPU_HEAD_SIZES))}"
         raise settings.refusal(
             "head_size", f"heads of {head_size} in {settings.model_dir}", why, "--engine_type native"
         )

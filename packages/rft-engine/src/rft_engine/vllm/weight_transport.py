@@ -14,7 +14,7 @@ it did at the start and copies the result into the memory that kernels and CUDA 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
@@ -36,10 +36,8 @@ class Sender(Protocol):
     def send_weights(self) -> None: ...
 
 
-class SenderFactory(Protocol):
-    """Factory of the trainer's end; see `open_sender`."""
-
-    def __call__(self, transport: str, client: SyncClient, source: SourceView, num_workers: int) -> Sender: ...
+SenderFactory = Callable[[str, "SyncClient", "SourceView", int], Sender]
+"""Transport, client, source, number of workers -> the trainer's end; see `open_sender`."""
 
 
 def resolve_transport(settings: ExternalEngineSettings, *, is_cpu: bool, in_process: bool) -> str:
@@ -56,9 +54,9 @@ def resolve_transport(settings: ExternalEngineSettings, *, is_cpu: bool, in_proc
     if settings.transport == "direct" and (not in_process or many):
         raise _refusal("direct", "tensors of this process cannot be handed to another process", "file")
     if settings.transport in ("ipc", "nccl") and in_process:
-        raise _refusal(settings.transport, "the engine in this process sees the policy's tensors itself", "direct")
+        raise _refusal(settings.transport, "the engine in this process reads the policy's tensors directly", "direct")
     if settings.transport == "ipc" and many:
-        raise _refusal("ipc", "a CUDA handle is good on the GPU that holds the tensor, the workers use others", "file")
+        raise _refusal("ipc", "a CUDA handle is valid only on its tensor's GPU, and the workers use others", "file")
     return settings.transport
 
 
@@ -96,6 +94,7 @@ class WeightTransport:
             return self._file.send()
         if self._sender is None:
             assert self._make_sender is not None, "a transport over GPUs needs vLLM on the trainer's side"
+            # made with the first update and kept: to join the workers is an exchange with all of them
             client = SyncClient(self._workers, self._seconds)
             view = SourceView(self._source, self._dtype)
             self._sender = self._make_sender(self._facts.transport, client, view, self._num_workers)

@@ -46,6 +46,7 @@ class VllmWorkerExtension:
     def rft_load_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Take whole tensors under their checkpoint names, in place: repacked, fused and cut as vLLM holds them."""
         self.reload_weights(weights_iterator=tensors)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        # after every load: vLLM packs a tied matrix again under one of its two names only
         repack_tied(self.model_runner.get_model())
 
     def rft_load_file(self, path: str) -> Fingerprint:

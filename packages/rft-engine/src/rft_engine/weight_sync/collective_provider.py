@@ -44,6 +44,7 @@ class CollectiveWeightProvider:
         try:
             call()
         finally:
+            # before the rest of the pass: what the engine asks for from here on is asked on this rank alone
             self._is_open = False
             for _ in self._pass if self._pass is not None else self._provider():
                 pass  # what the call left of the pass: the other ranks make these exchanges too
@@ -51,10 +52,10 @@ class CollectiveWeightProvider:
     def _single_rank_error(self) -> ServiceError:
         return ServiceError(
             code="engine.alone",
-            what=f"the engine of rank {self._rank} was started again and needs the weights, which no rank has whole",
-            where=f"rank {self._rank}, weights in blocks (--fsdp, --zero_stage 3)",
-            why="all ranks put whole weights together, and the others are at another place of the step",
-            state="no rank waits: the run ends with its last checkpoint",
+            what=f"the engine of rank {self._rank} was restarted and needs the full weights, which no rank holds alone",
+            where=f"rank {self._rank}, sharded weights (--fsdp, --zero_stage 3)",
+            why="all ranks must gather the weights together, and the others are elsewhere in the step",
+            state="no rank is left waiting; the run ends with its last checkpoint",
             do="rft-train resume RUN; the reason why the engine ended is in RUN/logs/engine-RANK.log",
         )
 

@@ -60,6 +60,7 @@ class FileTransport:
             write_weight_file(Path(name), self._source.tensors(self._dtype), 2 * self._source.num_tensors)
             return self._workers.rpc("rft_load_file", [name], self._seconds)
         finally:
+            # every worker has answered, or has failed: nobody opens it any more
             Path(name).unlink(missing_ok=True)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rft_core.errors import OptionsError, ServiceError
 from rft_engine.typed_lists import to_floats
+from rft_engine.weight_sync.weight_errors import first_names, incomplete_error, parity_error
 from rft_engine.weight_sync.weight_file import read_header
 
 WeightProvider: TypeAlias = Callable[[], Iterable[tuple[str, Tensor]]]
@@ -28,7 +29,6 @@ Fingerprint: TypeAlias = dict[str, str]
 """Name of a tensor -> digest of some of its elements."""
 
 _MOST_ELEMENTS = 64
-_MOST_NAMED = 5
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
@@ -36,7 +36,9 @@ def element_digest(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> 
     """16 hexadecimal digits over the shape and up to 64 elements, evenly spaced, the last one among them."""
     flat = tensor.detach().reshape(-1)
     num = min(flat.numel(), _MOST_ELEMENTS)
-    indices = torch.linspace(0, max(flat.numel() - 1, 0), num, dtype=torch.float64).round().to(torch.int64)
+    # float64: float32 does not have every index above 2**24
+    indices = torch.linspace(0, flat.numel() - 1, num, dtype=torch.float64).round().to(torch.int64)
+    # chosen on the device and then rounded as the engine holds them: 64 numbers cross to the host, not the tensor
     values = to_floats(flat[indices.to(flat.device)].to(dtype).float())
     content = repr(tuple(shape)).encode() + struct.pack(f"<{num}f", *values)
     return hashlib.blake2b(content, digest_size=8).hexdigest()
@@ -80,10 +82,12 @@ class WeightSource:
             tied_sent = tied_sent or is_tied_tensor
             if name in self.sent:
                 raise _incomplete([f"{name} twice"], "every tensor is sent once")
-            value = tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach()
+            value = tensor.detach()
+            value = value.to(dtype) if value.is_floating_point() else value
             self.sent[name] = element_digest(value, value.shape, dtype)
             self.shapes[name] = list(value.shape)
             yield name, value
+        # known only now, when the engine has the others: its owner lets it refuse until a load succeeds
         missing = sorted(self._required - self.sent.keys())
         if missing:
             raise _incomplete(missing, "the engine would serve old values in their place")
@@ -116,36 +120,31 @@ def is_tied(model_dir: Path) -> bool:
             where="engine with a copy of the weights (model_dir)",
             why="the engine builds its model from a Hugging Face directory: config.json and safetensors",
             state="nothing was started",
-            do="write the policy with its tokenizer to a directory, and give that",
+            do="save the policy and its tokenizer to a directory, and pass that directory",
         )
     config: dict[str, Any] = json.loads(path.read_text())
     text: dict[str, Any] = config.get("text_config", {})
     return bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
 
 
-def compare(sent: Fingerprint, found: Fingerprint, version: int, served: int, side: str) -> None:
-    """Raise `ServiceError` with versions and names unless every digest of `held` is the one that was sent."""
-    differing = sorted(name for name, digest in found.items() if sent.get(name) != digest)
+def compare(sent: Fingerprint, received: Fingerprint, version: int, served: int, side: str) -> None:
+    """Raise `ServiceError` with versions and names unless every digest of `received` is the one that was sent."""
+    differing = sorted(name for name, digest in received.items() if sent.get(name) != digest)
     if not differing:
         return
-    more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
-    raise ServiceError(
-        code="engine.logprob_parity",
-        what=f"{len(differing)} of {len(found)} tensors {side} are not those of version {version}: "
-        + ", ".join(differing[:_MOST_NAMED])
-        + more,
+    raise parity_error(
+        f"{len(differing)} of {len(received)} tensors {side} are not those of version {version}: "
+        f"{first_names(differing)}",
         where=f"engine served version {served}, the trainer is at version {version}",
-        why="tokens would carry the version of weights that did not sample them",
         state="the engine refuses to generate until a load succeeds; no sample was drawn",
         do=f"load_weights({version})",
     )
 
 
 def _incomplete(names: Sequence[str], why: str) -> ServiceError:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ServiceError(
-        code="engine.weights.incomplete",
-        what=f"weights to load are not those of the model: {', '.join(names[:_MOST_NAMED])}{more}",
+    return incomplete_error(
+        names,
+        model="the model",
         where="the engine's weight provider",
         why=why,
         state="the engine refuses to generate until a load succeeds",

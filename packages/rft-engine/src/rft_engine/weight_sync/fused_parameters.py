@@ -29,26 +29,33 @@ def held_fingerprint(model: Any, shapes: Shapes, dtype: torch.dtype, fusions: Fu
         fusions: None = the model's own mapping (`packed_modules_mapping`).
     """
     digests: Fingerprint = {}
-    for name, shape in shapes.items():
-        tensor = find_parameter(model, name, shapes, fusions)
-        if tensor is not None and tensor.is_floating_point() and tensor.dtype.itemsize > 1:
-            digests[name] = element_digest(tensor, shape, dtype)
+    for name, tensor in find_parameters(model, shapes, fusions).items():
+        if tensor.is_floating_point() and tensor.dtype.itemsize > 1:
+            digests[name] = element_digest(tensor, shapes[name], dtype)
     return digests
 
 
-def find_parameter(model: Any, name: str, shapes: Shapes, fusions: Fusions | None = None) -> Tensor | None:
-    """The rows of the model's parameters that checkpoint tensor `name` became, or None where there are no such rows."""
+def find_parameters(model: Any, shapes: Shapes, fusions: Fusions | None = None) -> dict[str, Tensor]:
+    """The rows of the model's parameters that each checkpoint tensor became, without those that have no such rows."""
+    # once for all names: a model with experts has tens of thousands
     parameters: dict[str, Tensor] = dict(model.named_parameters())
+    mapping: Fusions = (getattr(model, "packed_modules_mapping", None) or {}) if fusions is None else fusions
+    found = {name: _find(parameters, name, shapes, mapping) for name in shapes}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def _find(parameters: Mapping[str, Tensor], name: str, shapes: Shapes, fusions: Fusions) -> Tensor | None:
+    """The rows that checkpoint tensor `name` became, or None where there are no such rows."""
     shape = tuple(shapes[name])
     if name in parameters:
         return _rows(parameters[name], 0, shape)
-    mapping: Fusions = (getattr(model, "packed_modules_mapping", None) or {}) if fusions is None else fusions
-    for fused, parts in mapping.items():
+    for fused, parts in fusions.items():
         for number, part in enumerate(parts):
             if f".{part}." not in name:
                 continue
             siblings = [name.replace(f".{part}.", f".{other}.") for other in parts]
             target = parameters.get(name.replace(f".{part}.", f".{fused}."))
+            # without the shapes of all parts the first row of this one cannot be known
             if target is None or target.dim() == 0 or not all(sibling in shapes for sibling in siblings):
                 continue
             rows = [shapes[sibling][0] for sibling in siblings]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -11,6 +12,7 @@ from rft_core import keyed_random
 from rft_core.errors import ServiceError
 from rft_engine.completions import Completion
 from rft_engine.engine_base import EngineFacts
+from rft_engine.weight_sync.weight_errors import parity_error
 
 PolicyLogprobs: TypeAlias = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]]], Sequence[Sequence[float]]]
 """(prompts, completions) -> for each completion the policy's log-prob of each of its tokens, at temperature 1."""
@@ -48,8 +50,14 @@ class ProbeGap:
 
     mean: float
     maximum: float
+    """NaN where the gap of a token is not a number."""
     num_tokens: int
     weight_version: int
+
+    def is_within(self, limit: float) -> bool:
+        """Return True when every token's gap is a number of at most `limit`."""
+        # not `maximum > limit`: a gap that is NaN is above no limit, and must fail
+        return self.maximum <= limit
 
 
 def check_logprob_parity(
@@ -59,6 +67,25 @@ def check_logprob_parity(
     prompts: Sequence[Sequence[int]] | None = None,
     limit: float | None = None,
 ) -> ProbeGap:
+    """Measure the gap of log-probs and refuse one above the limit.
+
+    Args:
+        engine, policy_logprobs, prompts: as of `measure_logprob_gap`.
+        limit: largest gap allowed; None = 1e-3 for float32, 0.25 for shorter floats.
+
+    Raises:
+        ServiceError: the gap is above the limit, or not a number.
+    """
+    gap = measure_logprob_gap(engine, policy_logprobs, prompts=prompts)
+    max_gap = limit if limit is not None else _LIMITS.get(engine.facts.dtype, _LIMIT_OF_SHORT_FLOATS)
+    if not gap.is_within(max_gap):
+        raise _parity_error(gap, max_gap)
+    return gap
+
+
+def measure_logprob_gap(
+    engine: ProbeTarget, policy_logprobs: PolicyLogprobs, *, prompts: Sequence[Sequence[int]] | None = None
+) -> ProbeGap:
     """Sample a few tokens after fixed prompts and compare their log-probs with the policy's.
 
     Args:
@@ -66,10 +93,6 @@ def check_logprob_parity(
         policy_logprobs: the trainer's forward.
         prompts: None = two of up to 160 tokens, the same at every call, so that a prefix cache that
             outlived its weights is used for them.
-        limit: largest gap allowed; None = 1e-3 for float32, 0.25 for shorter floats.
-
-    Raises:
-        ServiceError: the gap is above the limit, or not a number.
     """
     probes = prompts if prompts is not None else _probes(engine.facts.vocab_size, engine.max_len)
     keys = [[keyed_random.derive_key(0, "probe", p)] for p in range(len(probes))]
@@ -81,11 +104,9 @@ def check_logprob_parity(
         for completion, row in zip(sampled, expected, strict=True)
         for ours, theirs in zip(completion.logprobs, row, strict=True)
     ]
-    gap = ProbeGap(sum(gaps) / len(gaps), max(gaps), len(gaps), engine.weight_version)
-    max_gap = limit if limit is not None else _LIMITS.get(engine.facts.dtype, _LIMIT_OF_SHORT_FLOATS)
-    if not all(value <= max_gap for value in gaps):
-        raise _parity_error(gap, max_gap)
-    return gap
+    # `max` passes over a NaN that is not the first value
+    largest = math.nan if any(map(math.isnan, gaps)) else max(gaps)
+    return ProbeGap(sum(gaps) / len(gaps), largest, len(gaps), engine.weight_version)
 
 
 def _probes(vocab_size: int, max_len: int) -> list[list[int]]:
@@ -96,12 +117,11 @@ def _probes(vocab_size: int, max_len: int) -> list[list[int]]:
 
 
 def _parity_error(gap: ProbeGap, limit: float) -> ServiceError:
-    return ServiceError(
-        code="engine.logprob_parity",
-        what=f"the engine's log-probs differ from the policy's by up to {gap.maximum:.3g} (limit {limit:.3g}), "
+    return parity_error(
+        f"the engine's log-probs differ from the policy's by up to {gap.maximum:.3g} (limit {limit:.3g}), "
         f"on average {gap.mean:.3g} over {gap.num_tokens} tokens of the probe",
         where=f"probe after load_weights({gap.weight_version})",
-        why="the engine says it serves the policy's weights, and computes something else with them",
+        why="the engine reports the policy's weights, but its log-probs are not the policy's",
         state="no sample of this step was used",
-        do="load_weights again; a gap that stays is one of kernels or precision: --engine_type native, or a limit",
+        do="load_weights again; a lasting gap is due to kernels or precision: --engine_type native, or a higher limit",
     )

@@ -8,7 +8,6 @@ Both sides keep the images of the present call: the next one, of mostly the same
 from __future__ import annotations
 
 import atexit
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, Protocol, cast
 from torch import Tensor
 
 from rft_core.errors import ServiceError
-from rft_engine.weight_sync.weight_file import read_weight_file, shared_directory, write_weight_file
+from rft_engine.weight_sync.weight_file import owned_path, read_weight_file, remove_leftovers, write_weight_file
 
 _PREFIX = "rft-images-of-"
 _NAME = "pixel_values"
@@ -82,6 +81,7 @@ def distinct(media: Sequence[object | None]) -> tuple[list[object], list[int]]:
         if one is None:
             indices.append(-1)
             continue
+        # most entries are one object a prompt, once for each sample: its key is made once
         index = by_identity.get(id(one))
         if index is None:
             index = by_identity[id(one)] = index_by_key.setdefault(_key(one), len(unique))
@@ -110,10 +110,11 @@ class SharedImageStore:
             StorageError: there is no room for them.
         """
         if not self._serial and media:
-            _remove_leftovers()
+            remove_leftovers(_PREFIX)
             atexit.register(self.close)
         parts = [cast(MediaParts, one) for one in media]
         wanted = {image.digest: image for one in parts for image in one.images}
+        # before new ones are written: the images of two calls may not fit together
         for digest in [digest for digest in self._paths if digest not in wanted]:
             self._paths.pop(digest).unlink(missing_ok=True)
         for digest, image in wanted.items():
@@ -131,11 +132,11 @@ class SharedImageStore:
     def _write(self, image: ImageParts) -> Path:
         self._serial += 1
         size = image.pixel_values.numel() * image.pixel_values.element_size()
-        name = f"{_PREFIX}{os.getpid()}-{id(self):x}-{self._serial}.safetensors"
-        path = shared_directory(2 * size) / name
+        path = owned_path(_PREFIX, f"{id(self):x}-{self._serial}", 2 * size)
         try:
             write_weight_file(path, [(_NAME, image.pixel_values)], 1)
         except BaseException:
+            # half a file would take shared memory until this process ends
             path.unlink(missing_ok=True)
             raise
         return path
@@ -175,6 +176,7 @@ class ReceivedMedia:
         if self._make is None:
             raise _takes_none(len(shown))
         paths = {image["digest"]: image["path"] for one in shown for image in one["images"]}
+        # what is mapped already is kept by digest; a mapping that is let go of frees the pages of a deleted file
         self._pixels = {digest: self._found(digest, path) for digest, path in paths.items()}
         return [self._make(one, [self._pixels[image["digest"]] for image in one["images"]]) for one in shown]
 
@@ -191,17 +193,9 @@ def _key(media: object) -> tuple[object, ...]:
 def _takes_none(num: int) -> ServiceError:
     return ServiceError(
         code="engine.replica.no_images",
-        what=f"{num} prompts have images, and the model of this replica takes none",
+        what=f"{num} prompts have images, but this replica's model takes none",
         where="draw of an engine replica",
         why="images reach a model through its vision tower",
         state="nothing was drawn",
         do="--engine_replicas 1 --max_staleness 0",
     )
-
-
-def _remove_leftovers() -> None:
-    """Delete the files of processes that were killed."""
-    for path in shared_directory(0).glob(f"{_PREFIX}*.safetensors"):
-        owner = path.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
-            path.unlink(missing_ok=True)

@@ -10,7 +10,6 @@ which every replica answers with after a load. A set takes as much memory as the
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rft_engine.weight_sync.fingerprints import Fingerprint, WeightProvider, element_digest
-from rft_engine.weight_sync.weight_file import read_weight_file, shared_directory, write_weight_file
+from rft_engine.weight_sync.weight_file import owned_path, read_weight_file, remove_leftovers, write_weight_file
 
 _PREFIX = "rft-weights-of-"
 
@@ -44,9 +43,9 @@ class SharedWeightStore:
 
     Example::
 
-        shelf = SharedWeightStore(policy.named_parameters, torch.float32)
-        shelf.put(3)
-        replica.load(shelf.get(3))
+        weight_store = SharedWeightStore(policy.named_parameters, torch.float32, num_bytes=4 * policy.num_parameters)
+        weight_store.put(3)
+        replica.load(weight_store.get(3))
     """
 
     def __init__(
@@ -54,6 +53,7 @@ class SharedWeightStore:
         provider: WeightProvider,
         dtype: torch.dtype,
         *,
+        num_bytes: int,
         together: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         """Make an empty store, and delete files that killed processes left.
@@ -61,15 +61,16 @@ class SharedWeightStore:
         Args:
             provider: called at every `put`: the policy's present tensors, whole, under their names.
             dtype: of the engine's floating-point tensors.
+            num_bytes: of one version, about: decides where the first one is put; later ones go by what was written.
             together: calls what it is given while all ranks do, where `provider` is an exchange of theirs.
         """
         self._provider, self._dtype = provider, dtype
         self._together = together or _call_directly
         self._sets: dict[int, WeightSnapshot] = {}
         self._lock = threading.Lock()
-        self._num_bytes, self._num_tensors = 0, 1000
+        self._num_bytes, self._num_tensors = num_bytes, 1000
         self._serial = 0
-        _remove_leftovers()
+        remove_leftovers(_PREFIX)
         atexit.register(self.close)
 
     @property
@@ -88,14 +89,13 @@ class SharedWeightStore:
 
         def converted() -> Iterator[tuple[str, Tensor]]:
             for name, tensor in self._provider():
-                value = tensor.detach().to(self._dtype) if tensor.is_floating_point() else tensor.detach()
+                value = tensor.to(self._dtype) if tensor.is_floating_point() else tensor
                 digests[name] = element_digest(value, value.shape, value.dtype)
                 yield name, value
 
         # a new file name each time: replicas may still map the old file of the same version
         self._serial += 1
-        name = f"{_PREFIX}{os.getpid()}-{id(self):x}-{version}-{self._serial}.safetensors"
-        path = shared_directory(2 * self._num_bytes) / name
+        path = owned_path(_PREFIX, f"{id(self):x}-{version}-{self._serial}", 2 * self._num_bytes)
 
         def copy() -> None:
             self._num_bytes = write_weight_file(path, converted(), self._num_tensors)
@@ -106,11 +106,13 @@ class SharedWeightStore:
             path.unlink(missing_ok=True)
             raise
         self._num_tensors = 2 * len(digests)
+        # listed when it is whole: `get` must not hand out a file that is being written
         snapshot = WeightSnapshot(version, path, digests, self._num_bytes)
         with self._lock:
             old = self._sets.get(version)
             self._sets[version] = snapshot
         if old is not None:
+            # a replica that has mapped it reads on; the pages go with the last mapping
             old.path.unlink(missing_ok=True)
         return snapshot
 
@@ -139,11 +141,3 @@ class SharedWeightStore:
 def _call_directly(call: Callable[[], None]) -> None:
     """Run the call where no other rank takes part."""
     call()
-
-
-def _remove_leftovers() -> None:
-    """Delete the files of processes that were killed."""
-    for path in shared_directory(0).glob(f"{_PREFIX}*.safetensors"):
-        owner = path.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
-            path.unlink(missing_ok=True)

@@ -7,10 +7,13 @@ shared memory.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import mmap
 import os
 import shutil
+import socket
 import struct
 import tempfile
 from collections.abc import Iterable
@@ -38,14 +41,38 @@ _CODES = {
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _HEADER_BYTES_A_TENSOR = 512
 _LEAST_HEADER_ROOM = 2**16
+_MEMORY = Path("/dev/shm")
 
 
 def shared_directory(num_bytes: int) -> Path:
     """Shared memory where the system has that much of it free, else the temporary directory."""
-    memory = Path("/dev/shm")
-    if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > num_bytes + 2**26:
-        return memory
+    if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > num_bytes + 2**26:
+        return _MEMORY
     return Path(tempfile.gettempdir())
+
+
+def owned_path(prefix: str, name: str, num_bytes: int) -> Path:
+    """Path of a file with this process's number in its name, for `remove_leftovers` of a later process."""
+    return shared_directory(num_bytes) / f"{_of_this_host(prefix)}{os.getpid()}-{name}.safetensors"
+
+
+def remove_leftovers(prefix: str) -> None:
+    """Delete the files at `owned_path`s of processes that were killed, wherever they went."""
+    start = _of_this_host(prefix)
+    # without /proc every owner would seem to be gone
+    if not Path("/proc/self").exists():
+        return
+    for path in [path for folder in {_MEMORY, Path(tempfile.gettempdir())} for path in folder.glob(f"{start}*")]:
+        owner = path.name.removeprefix(start).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            # gone meanwhile, or of another user of this host
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                path.unlink()
+
+
+def _of_this_host(prefix: str) -> str:
+    """Prefix of this host's files: hosts may share a temporary directory, and none sees the processes of another."""
+    return f"{prefix}{hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()}-"
 
 
 def write_weight_file(path: Path, tensors: Iterable[tuple[str, Tensor]], expected_tensors: int = 1000) -> int:
@@ -69,13 +96,15 @@ def write_weight_file(path: Path, tensors: Iterable[tuple[str, Tensor]], expecte
                 "data_offsets": [end, end + size],
             }
             try:
+                # each as it comes, so that one whole tensor at a time is in memory
                 _write_at(file.fileno(), room + end, contiguous, size)
             except OSError as error:
                 raise _no_room(path, end + size, error) from error
             end += size
+        # last: names and shapes are known only when every tensor has come
         header = json.dumps(entries, separators=(",", ":")).encode()
         assert len(header) <= room - 8, f"a header of {len(header)} bytes for {len(entries)} tensors"
-        file.seek(0)
+        # JSON allows the spaces that fill the room
         file.write(struct.pack("<Q", room - 8) + header.ljust(room - 8))
     return end
 
@@ -89,9 +118,10 @@ def _write_at(descriptor: int, start: int, tensor: Tensor, size: int) -> None:
         return
     # a write into a mapping of full shared memory would end this process by a signal
     os.posix_fallocate(descriptor, start, size)
+    # a mapping can begin at a page only
     page = start - start % mmap.ALLOCATIONGRANULARITY
     with mmap.mmap(descriptor, start + size - page, offset=page) as memory:
-        target = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start - page)
+        target = torch.frombuffer(memory, dtype=torch.uint8, offset=start - page)
         target.copy_(tensor.reshape(-1).view(torch.uint8))
         del target  # the mapping cannot be closed while a tensor looks at it
 
@@ -110,6 +140,7 @@ def read_weight_file(path: str | Path) -> dict[str, Tensor]:
     header = read_header(path)
     with Path(path).open("rb") as file:
         [size] = struct.unpack("<Q", file.read(8))
+        # private pages: torch wants memory that can be written, and nothing written reaches the file
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     return {name: _read_at(memory, 8 + size, entry, name) for name, entry in header.items()}
 
@@ -130,8 +161,8 @@ def _no_room(path: Path, num_bytes: int, error: OSError) -> StorageError:
     return StorageError(
         code="engine.weights.no_room",
         what=f"{path}: {error.strerror} after {num_bytes / 2**20:.0f} MiB of weights",
-        where=f"weights on their way to the engine, in {path.parent}",
+        where=f"transfer of weights to the engine, in {path.parent}",
         why="the engine's process reads them from there",
-        state="the engine has no whole weights; it refuses to generate until a load succeeds",
+        state="the engine does not hold all weights; it refuses to generate until a load succeeds",
         do="TMPDIR=/a/directory/with/room rft-train ..., or more shared memory (docker: --shm-size)",
     )

@@ -55,6 +55,7 @@ def attention_function(
         )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if packed_layout is not None:
+        # a packed forward has one row; its segments are known to the layout alone
         packed = packed_layout.attend(
             query[0].transpose(0, 1),
             key[0].transpose(0, 1),
@@ -80,6 +81,7 @@ def _dense(
     """[B, T, H, D]. `mask` [B, 1, Lq, Lk] bool, or None for plain causal (windows are in the mask)."""
     num_queries, num_keys = query.shape[2], key.shape[2]
     causal = mask is None and num_queries > 1
+    # torch's own causal mask aligns the first query with the first key; behind a cache the last ones belong together
     if causal and (softcap is not None or num_queries != num_keys):
         mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device).tril(num_keys - num_queries)
         causal = False
@@ -121,6 +123,7 @@ def no_mask(device: torch.device | str) -> Tensor:
 def native_attention_mode(model: Any, *, packed: bool) -> Iterator[None]:
     """Let a model that was switched to the packed attention compute its own for a while."""
     if packed:
+        # not sdpa, which leaves softcapping out
         switched(model).set_attn_implementation("eager")
     try:
         yield

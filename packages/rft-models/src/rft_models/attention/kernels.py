@@ -164,7 +164,7 @@ def _package() -> tuple[Callable[..., Any] | None, str]:
         return None, "the package is not installed (pip install flash-attn --no-build-isolation)"
     try:
         from flash_attn import flash_attn_varlen_func  # pyright: ignore
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError) as error:  # a build for another torch or CUDA is found and does not load
         return None, f"the package does not load: {str(error).splitlines()[0]}"
     return flash_attn_varlen_func, ""
 
@@ -175,6 +175,7 @@ def _torchs_own() -> tuple[Callable[..., Any] | None, str]:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None, f"torch {torch.__version__} has no varlen attention"
+    # the arguments decide and not the version number: a build may have them earlier or later
     if not {"scale", "window_size", "enable_gqa"} <= set(inspect.signature(varlen_attn).parameters):
         return None, f"the varlen attention of torch {torch.__version__} takes no sliding window"
     return varlen_attn, ""
@@ -183,6 +184,7 @@ def _torchs_own() -> tuple[Callable[..., Any] | None, str]:
 def _suits(query_THD: Tensor, value_SGD: Tensor) -> bool:
     width = query_THD.shape[-1]
     same = value_SGD.shape[-1] == width
+    # asked at every call: under autocast or with odd heads a layer may differ from what was chosen at the start
     return query_THD.is_cuda and query_THD.dtype in _HALF and same and width % 8 == 0 and width <= _WIDEST_HEAD
 
 

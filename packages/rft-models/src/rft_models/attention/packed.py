@@ -134,6 +134,7 @@ def _cut_into_blocks(
 ) -> tuple[list[AttentionBlock], Tensor | None]:
     if not lengths:
         return [], None
+    # segments of one length need no padding and no gather: the row can be viewed as the block
     if min(lengths) == max(lengths):
         return [AttentionBlock(len(lengths), lengths[0], None)], None
     blocks: list[AttentionBlock] = []
@@ -159,6 +160,7 @@ def _similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
     longest = tokens = 0
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         tokens += lengths[number]
+        # the first of a group is its longest, so its length is the padded length of all
         if groups and longest * (len(groups[-1]) + 1) <= _MAX_PADDING * tokens:
             groups[-1].append(number)
             continue
@@ -187,6 +189,7 @@ def packed_attention(
     outputs = []
     for block in layout.blocks:
         query, key, value = (to_block(tensor, block) for tensor in (query_THD, key_TGD, value_TGD))
+        # a window that spans the block hides nothing, and plain causal attention needs no [L, L] mask
         windowed = sliding_window is not None and block.length > sliding_window
         window = sliding_window if windowed else None
         mask = block.mask_LL(window, query.device) if windowed or softcap is not None else None

@@ -94,6 +94,7 @@ class _RingAttention(torch.autograd.Function):
         query_LHD, key_LGD, value_LGD, attended_LHD, log_sum_GEL = ctx.saved_tensors
         num_groups = key_LGD.shape[1]
         out, upstream = (_to_groups(tensor, num_groups) for tensor in (attended_LHD, gradients[0]))
+        # sum(g o) is the mean of g v^T under the weights, so it costs no pass over the ring
         terms = _Terms(
             _to_groups(query_LHD, num_groups) * ctx.settings.scaling,
             upstream,
@@ -171,11 +172,13 @@ def _gradients(terms: _Terms, key_LGD: Tensor, value_LGD: Tensor, settings: _Set
     query_grad = torch.zeros_like(terms.query)
     dtype, ring = terms.query.dtype, settings.ring
     visiting = [key_LGD, value_LGD]
+    # gradients of the visiting keys and values; after as many hops as there are ranks they are this rank's own
     sums = [torch.zeros_like(tensor, dtype=dtype) for tensor in visiting]
     for hop in range(ring.size):
         source = (ring.rank - hop) % ring.size
         arriving = _start(settings, visiting, source) if hop + 1 < ring.size else None
         key, value = (_columns(tensor, dtype) for tensor in visiting)
+        # views: what the tiles add goes into `sums`
         key_sum, value_sum = (tensor.movedim(0, 1) for tensor in sums)
         for tile in settings.row.tiles(source, settings.sliding_window):
             query, upstream = terms.query[:, :, tile.query], terms.upstream[:, :, tile.query]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -64,6 +64,7 @@ class CausalSpan:
         prefix_start = each([p.prefix_start for p in pieces])
         lowest = torch.zeros_like(start)
         if sliding_window is not None:
+            # counted along the segment: in the row the prompt may be far from the segment's own tokens
             position = prefix_length + torch.arange(start.shape[0]) - start
             lowest = (position - sliding_window + 1).clamp(min=0)
         bounds = (
@@ -138,6 +139,7 @@ class RingRow:
         """Return the tiles of this rank's queries and the keys of `source` in which anything is seen."""
         key = source, sliding_window
         if key not in self._tiles:
+            # on the host, where tiles become slices: no layer waits for the device to learn its tiles
             sight = CausalSpan.of(self.pieces, sliding_window)
             self._tiles[key] = _seen_tiles(sight, self._runs(self.rank), self._runs(source))
         return self._tiles[key]
@@ -170,18 +172,9 @@ def _seen_tiles(sight: CausalSpan, query_runs: Sequence[_Run], key_runs: Sequenc
             seen_prefix = keys.first < behind_highest and keys.last >= prefix_lowest
             if not (seen_own or seen_prefix):
                 continue
+            # keys that are seen partly as prompt and partly as own get a mask all the same, which costs time alone
             whole_own = keys.last <= run.first and keys.first >= own_highest
             whole_prefix = keys.first >= prefix_highest and keys.last < behind_lowest
             tile = Tile(slice(run.start, run.stop), slice(keys.start, keys.stop), whole_own or whole_prefix)
             tiles.append(tile)
     return tiles
-
-
-def num_visible_keys(row: RingRow, sliding_window: int | None = None) -> list[int]:
-    """Count the keys that the rows of each rank see, all together: what a rank has to compute."""
-    sight = CausalSpan.of(row.pieces, sliding_window)
-    place_K = torch.arange(sight.own_first.shape[0])
-    seen_K = (place_K - sight.own_first + 1) + (sight.prefix_behind - sight.prefix_first)
-    ends = list(accumulate(row.lengths, initial=0))
-    order_K = row.order_K.cpu()
-    return [int(seen_K[order_K[first:behind]].sum()) for first, behind in pairwise(ends)]

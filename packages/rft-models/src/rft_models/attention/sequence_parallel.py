@@ -15,7 +15,6 @@ Shape letters: T tokens of the row, L of them here, H query heads, G key and val
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Literal, Protocol
@@ -26,24 +25,14 @@ from torch.nn import functional as F
 
 from rft_core.errors import OptionsError
 from rft_models.attention.packed import PiecedLayout
-from rft_models.attention.ring import ring_attention
+from rft_models.attention.ring import Ring, ring_attention
 from rft_models.attention.ring_layout import RingRow, inverse
 
 SequenceMode = Literal["auto", "ulysses", "ring"]
 
 
-class SequenceRanks(Protocol):
+class SequenceRanks(Ring, Protocol):
     """The ranks that share a row; gradients of what they exchange are exchanged back."""
-
-    @property
-    def size(self) -> int:
-        """S; 1 or above."""
-        ...
-
-    @property
-    def rank(self) -> int:
-        """This one among them, 0 to S - 1."""
-        ...
 
     def bounds(self, num_rows: int) -> tuple[int, int]:
         """First and behind-the-last row of this rank; the runs of all ranks in order are the whole."""
@@ -51,10 +40,6 @@ class SequenceRanks(Protocol):
 
     def lengths(self, num_rows: int) -> list[int]:
         """Return the number of rows of each rank."""
-        ...
-
-    def pass_on(self, tensors: Sequence[Tensor], num_arriving: int) -> Callable[[], list[Tensor]]:
-        """Start giving tensors to the next rank, see `ring.Ring.pass_on`."""
         ...
 
     def to_heads(self, rows_LHD: Tensor, num_rows: int) -> Tensor:
@@ -91,6 +76,7 @@ class SplitLayout:
         query, key, value = even_heads(query_THD, key_TGD, value_TGD, self.ranks.size)
         shares = [self.ranks.to_heads(tensor, self.num_rows) for tensor in (query, key, value)]
         attended = self.whole.attend(*shares, **settings)
+        # the heads of zeros that `even_heads` added are dropped again
         return self.ranks.to_rows(attended, self.num_rows)[:, :num_heads].contiguous()
 
 
@@ -162,7 +148,7 @@ def takes_ring(mode: SequenceMode, config: Any, num_ranks: int, where: str) -> b
             code="models.ring_dropout",
             what=f"attention_dropout = {config.attention_dropout} with a ring of {num_ranks} ranks",
             where=where,
-            why="a ring forms the weights of the attention twice, and would drop other entries the second time",
+            why="a ring computes the attention weights twice, and dropout would zero other entries the second time",
             state="nothing was changed",
             do="--sp_mode ulysses",
         )
@@ -177,6 +163,7 @@ def even_heads(query_LHD: Tensor, key_LGD: Tensor, value_LGD: Tensor, num_shares
     num_heads, num_groups = query_LHD.shape[1], key_LGD.shape[1]
     if num_heads % num_shares == 0 and num_groups % num_shares == 0:
         return query_LHD, key_LGD, value_LGD
+    # an added head weighs values of zeros: it gives zeros, which are cut off again behind the attention
     added = -num_heads % num_shares
     each = num_heads // num_groups
     repeated = (tensor.repeat_interleave(each, dim=1) for tensor in (key_LGD, value_LGD))
@@ -207,6 +194,7 @@ def balance_rows(
         tokens_R: tokens, and
         rows_R: the row that each one's prediction comes from, in the order in which the ranks hold the rows.
     """
+    # in the order in which the ranks hold the rows: what a rank has, sends and receives is then one run each
     rows_R, order_R = rows_R.sort(stable=True)
     lengths = ranks.lengths(num_rows)
     firsts = torch.tensor([0, *lengths], device=rows_R.device).cumsum(0)

@@ -43,6 +43,7 @@ class PrefixGroup:
         """[L, P + L] bool: what the L own tokens of a segment see of the prompt and of one another."""
         prompt_length = self.prompt.lengths[0]
         columns = prompt_length + length
+        # a window that spans all columns hides nothing and shares the mask without a window
         window = sliding_window if sliding_window is not None and sliding_window < columns else None
         if (length, window) not in self.masks:
             key_1C = torch.arange(columns, device=device)[None, :]
@@ -97,6 +98,7 @@ def _pieces(runs: Sequence[PrefixGroup | PackedLayout]) -> list[Piece]:
         begin += plain.num_tokens
         if isinstance(run, PackedLayout):
             continue
+        # groups of one run have one shape, so every prompt has as many segments
         copies = len(run.own.lengths) // len(prompts)
         for number, (start, length) in enumerate(zip(run.own.starts, run.own.lengths, strict=True)):
             prompt = prompts[number // copies]
@@ -138,6 +140,7 @@ def find_shared_prefixes(
         positions_T, segment_ids_T, target_mask_T: as of `PackedTokens`.
     """
     segments = _segments(segment_ids_T, target_mask_T)
+    # as lists, copied to the host once: comparing tensors would wait for the device at every pair of segments
     groups = _groups(segments, token_ids_T.tolist(), positions_T.tolist())
     saved = sum((len(group) - 1) * group[0].prompt_length for group in groups)
     # below the share the separate attention of groups costs more than it saves
@@ -147,6 +150,7 @@ def find_shared_prefixes(
     kept: list[Tensor] = []
     place_T = torch.empty(token_ids_T.shape[0], dtype=torch.int64)
     num_kept = 0
+    # in the order of the runs below: the kept tokens of a batch are neighbours, prompts before own tokens
     for batch in _batches(groups):
         for group in batch:  # the prompts (of a segment that shares nothing: all of it), then what follows them
             first, length = group[0].start, _common_length(group)
@@ -183,6 +187,7 @@ def _groups(segments: Sequence[_Segment], token_ids: list[int], positions: list[
         length = left.prompt_length
         if length != right.prompt_length or length == 0:
             return False
+        # positions too: the same tokens at other positions have other states
         return all(
             values[left.start : left.start + length] == values[right.start : right.start + length]
             for values in (token_ids, positions)

@@ -69,6 +69,7 @@ class Sequences:
         """Build the sequences of pieces that cover a row in order."""
         key_lengths = [piece.prefix_length + piece.length for piece in pieces]
         key_indices: Tensor | None = None
+        # keys are copied only where a prompt is shared: its keys then stand before those of each of its segments
         if any(piece.prefix_length for piece in pieces):
             runs = [
                 torch.arange(start, start + length)
@@ -99,6 +100,7 @@ def varlen_attention(
 ) -> Tensor:
     """`packed_attention` or `shared_attention` of a row in one call of `kernel`; [T, H, D]."""
     index_S = sequences.key_places_S
+    # again in every layer: the places stay, keys and values do not
     if index_S is not None:
         key_TGD, value_TGD = key_TGD.index_select(0, index_S), value_TGD.index_select(0, index_S)
     return kernel(

@@ -69,6 +69,7 @@ class Backbone:
         shared = None
         drops_out = self.decoder.training and self._drops_out  # copies of a prompt drop other entries
         if tokens.target_mask_T is not None and self.packed and not drops_out:
+            # by identities and not by ids: equal words about another image are another prompt
             shared = find_shared_prefixes(
                 row.identities_K, tokens.positions_T, tokens.segment_ids_T, tokens.target_mask_T
             )
@@ -98,6 +99,7 @@ class Backbone:
             return States(self._packed_states(row, layout, routed), place_T)
         num_rows = row.token_ids_K.shape[0]
         part = SequenceShards(self.split, self.by_ring).of(layout, num_rows, row.token_ids_K.device)
+        # only the attention sees more than this rank's rows: its layout exchanges heads or keys with the other ranks
         hidden = self._packed_states(row.select(part.rows), part.layout, routed)
         return States(hidden, part.places(place_T), part.here, num_rows)
 
@@ -167,6 +169,7 @@ class Backbone:
 
     def _padded_states(self, row: RowInputs, layout: PackedLayout, routed: list[Tensor] | None) -> Tensor:
         """Run the decoder's own forward on right-padded blocks; a causal row never sees what stands after it."""
+        # the order in which `PackedLayout` puts segments into blocks
         lengths = sorted(layout.lengths, reverse=True)
         outputs, done = [], 0
         blocks_logits: list[list[Tensor]] = []

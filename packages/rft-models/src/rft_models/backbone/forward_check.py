@@ -40,22 +40,22 @@ class Probe:
         return self.tokens.mm_inputs
 
 
-def require_equal_logits(expected: Tensor, found: Tensor, *, of: str, dtype: torch.dtype, where: str) -> None:
+def require_equal_logits(expected: Tensor, actual: Tensor, *, of: str, dtype: torch.dtype, where: str) -> None:
     """Raise `PreflightError` where the two differ by more than weights of this dtype explain."""
-    error, magnitude = difference(expected, found), float(expected.abs().max()) + 1.0
+    error, magnitude = difference(expected, actual), float(expected.abs().max()) + 1.0
     if not error <= tolerance(dtype):
         raise PreflightError(
             code="models.forward_differs",
-            what=f"{of} differ from its own forward by {error * magnitude:.3g} of {magnitude:.3g}",
+            what=f"{of} differ from those of its own forward by {error * magnitude:.3g} of {magnitude:.3g}",
             where=where,
-            why="what is computed must be what the model computes; its head or attention does more than is known here",
+            why="the packed forward must equal the model's own; its head or attention does more than is known here",
             do="choose a model of one of the families in the README of rft-models",
         )
 
 
-def difference(expected: Tensor, found: Tensor) -> float:
+def difference(expected: Tensor, actual: Tensor) -> float:
     """Compute the largest difference over the largest expected number and one."""
-    return float((expected - found).abs().max()) / (float(expected.abs().max()) + 1.0)
+    return float((expected - actual).abs().max()) / (float(expected.abs().max()) + 1.0)
 
 
 def tolerance(dtype: torch.dtype) -> float:

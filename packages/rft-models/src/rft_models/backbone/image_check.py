@@ -10,6 +10,7 @@ from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.hf_interface import native_attention_mode
 from rft_models.backbone.backbone import Backbone
 from rft_models.backbone.forward_check import Probe, require_equal_logits
+from rft_models.layers.eval_mode import eval_mode
 from rft_models.vision.media import Media
 from rft_models.vision.tower import VisionTower
 
@@ -43,14 +44,11 @@ def check_image_states(
     Raises:
         PreflightError: they differ by more than the weights' precision explains.
     """
-    training = model.training
-    model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), eval_mode(model):
         probe = media_probe(tower, model.get_input_embeddings().weight.shape[0], device)
         pairs = zip(probe.segments, probe.mm_inputs, strict=True)
         expected = [_own_states(model, backbone, tower, *pair) for pair in pairs]
         packed = backbone.hidden_states(probe.tokens)
-    model.train(training)
     what = f"hidden states of {type(model).__name__} with images"
     require_equal_logits(torch.cat(expected), packed, of=what, dtype=dtype, where=where)
 

@@ -12,6 +12,7 @@ from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.hf_interface import native_attention_mode
 from rft_models.backbone.forward_check import Probe, require_equal_logits
 from rft_models.backbone.image_check import media_probe
+from rft_models.layers.eval_mode import eval_mode
 from rft_models.vision.media import Media
 from rft_models.vision.tower import VisionTower
 
@@ -41,20 +42,17 @@ def check_logits(
     Raises:
         PreflightError: they differ by more than the weights' precision explains.
     """
-    training = model.training
-    model.eval()
     probes = [Probe.of(vocab_size, device)]
     if tower is not None:
         probes.append(media_probe(tower, vocab_size, device))
     for probe in probes:
         pairs = zip(probe.segments, probe.mm_inputs, strict=True)
-        with torch.no_grad(), native_attention_mode(model, packed=packed):
-            expected = torch.cat([_native_logits(model, tower, *pair) for pair in pairs])
-        with torch.no_grad():
-            found = packed_logits(probe.tokens)
+        with torch.no_grad(), eval_mode(model):
+            with native_attention_mode(model, packed=packed):
+                expected = torch.cat([_native_logits(model, tower, *pair) for pair in pairs])
+            logits = packed_logits(probe.tokens)
         what = f"logits of {type(model).__name__}" + (" with images" if any(probe.mm_inputs) else "")
-        require_equal_logits(expected, found, of=what, dtype=dtype, where=where)
-    model.train(training)
+        require_equal_logits(expected, logits, of=what, dtype=dtype, where=where)
 
 
 def _native_logits(model: Any, tower: VisionTower | None, tokens: Tensor, media: Media | None) -> Tensor:

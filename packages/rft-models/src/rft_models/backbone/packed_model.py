@@ -34,14 +34,14 @@ class PackedModel(ABC):
     def __init__(
         self,
         model: Any,
-        codec: HfTokenizer | None,
+        tokenizer: HfTokenizer | None,
         *,
         packed: bool,
         kernel: VarlenKernel | None = None,
         where: str = "model",
     ) -> None:
         self.model = model
-        self.codec = codec
+        self.tokenizer = tokenizer
         self.where = where
         self.tower = vision_tower_of(model)
         """Computes the features of images; None: the model takes none."""
@@ -131,12 +131,12 @@ class PackedModel(ABC):
         directory.mkdir(parents=True, exist_ok=True)
         with no_progress_bars():
             self.model.save_pretrained(str(directory), state_dict=tensors)
-        self.write_codec(directory)
+        self.write_tokenizer(directory)
 
-    def write_codec(self, directory: Path) -> None:
+    def write_tokenizer(self, directory: Path) -> None:
         """Write the tokenizer and the files of the image processor, whether this run has read these or not."""
-        if self.codec is not None:
-            self.codec.save_pretrained(directory)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(directory)
         if self.tower is not None:
             keep_processor_files(self.where, directory)
 

@@ -45,7 +45,7 @@ class CausalCritic(PackedModel):
         self,
         model: Any,
         head: nn.Linear,
-        codec: HfTokenizer | None,
+        tokenizer: HfTokenizer | None,
         *,
         packed: bool,
         head_prefix: str = "score",
@@ -53,7 +53,7 @@ class CausalCritic(PackedModel):
         kernel: VarlenKernel | None = None,
         where: str = "model",
     ) -> None:
-        super().__init__(model, codec, packed=packed, kernel=kernel, where=where)
+        super().__init__(model, tokenizer, packed=packed, kernel=kernel, where=where)
         self.head = head
         self.head_prefix = head_prefix
         self.head_was_loaded = head_was_loaded
@@ -92,6 +92,7 @@ class CausalCritic(PackedModel):
         tensors = {name: copy(name, tensor) for name, tensor in named.items()}
 
         def write(directory: Path) -> None:
+            # transformers makes the classifier's head of this size when it reads the directory
             self.model.config.num_labels = 1
             self.write(directory, tensors)
             self._name_the_classifier(directory / "config.json")
@@ -128,7 +129,7 @@ def load_critic(
     gradient_checkpointing: Checkpointing | bool | None = None,
     attention: Attention = "auto",
     flash_attn: bool = False,
-    codec: HfTokenizer | None = None,
+    tokenizer: HfTokenizer | None = None,
 ) -> CausalCritic:
     """Load a critic in eval mode from a causal or vision-language model, a saved critic, or a one-label classifier.
 
@@ -145,7 +146,7 @@ def load_critic(
         gradient_checkpointing: as for `load_policy`.
         attention: as for `load_policy`.
         flash_attn: as for `load_policy`.
-        codec: a tokenizer that was loaded already (of a model that takes images an `HfProcessor`).
+        tokenizer: a tokenizer that was loaded already (of a model that takes images an `HfProcessor`).
 
     Raises:
         DataError: directory, configuration, weights or tokenizer absent, damaged or of another kind; a tensor
@@ -155,9 +156,10 @@ def load_critic(
     """
     checked_prefix(head_prefix)
     path, config = checked_model_directory(source)
+    # a decoder alone or under a classifier is no causal class by name: its model_type decides
     named = {**config, "architectures": []} if has_no_token_head(config) else config
     refuse_other_kinds(path, named, takes_images=True)
-    codec = codec if codec is not None else load_processor(path)
+    tokenizer = tokenizer if tokenizer is not None else load_processor(path)
     packed = choose_packed(config["model_type"], attention, path, text_type=text_type(config))
     with no_load_report():
         model = load_model(path, dtype, native_attention(config), auto_class="AutoModel")
@@ -169,7 +171,7 @@ def load_critic(
     return make_critic(
         model,
         initial_head(hidden_size, seed=seed) if head_1D is None else head_1D,
-        codec,
+        tokenizer,
         packed=packed,
         head_prefix=head_prefix,
         head_was_loaded=head_1D is not None,
@@ -182,7 +184,7 @@ def load_critic(
 def make_critic(
     model: Any,
     head_1D: Tensor,
-    codec: HfTokenizer | None = None,
+    tokenizer: HfTokenizer | None = None,
     *,
     packed: bool,
     head_prefix: str = "score",
@@ -198,7 +200,7 @@ def make_critic(
     critic = CausalCritic(
         model,
         head.eval(),
-        codec,
+        tokenizer,
         packed=packed,
         head_prefix=head_prefix,
         head_was_loaded=head_was_loaded,

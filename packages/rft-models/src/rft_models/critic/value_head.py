@@ -30,6 +30,7 @@ def checked_prefix(head_prefix: str) -> str:
 
 def value_head(weight_1D: Tensor) -> nn.Linear:
     """Return a linear layer without bias around this weight."""
+    # without memory: values of its own would be drawn from torch's generator and replaced in the next line
     head = nn.Linear(weight_1D.shape[1], 1, bias=False, device="meta")
     head.weight = nn.Parameter(weight_1D)
     return head
@@ -59,7 +60,7 @@ def stored_head(path: Path, head_prefix: str, hidden_size: int) -> Tensor | None
         return weight
     raise DataError(
         code="models.value_head_shape",
-        what=f"{name} has shape {list(weight.shape)}, a value head on this model has [1, {hidden_size}]",
+        what=f"{name} has shape {list(weight.shape)}, but a value head on this model has [1, {hidden_size}]",
         where=str(file_with_tensor(path, name)),
         why=f"one linear layer maps a hidden state of {hidden_size} numbers to one value",
         do="name the prefix of the value head, or one that is not in the file to start from a new head",

@@ -65,6 +65,7 @@ class BlockAttention:
         ).mul_(self._scaling)
         mask = self._mask(sliding_window)
         if mask is not None:
+            # a mask may end with the prompt's columns: own columns of equal length are all seen
             scores.view(num_rows, -1, scores.shape[-1])[..., : mask.shape[-1]].add_(mask)
         weights = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
         columns = block.prompt_columns
@@ -105,6 +106,7 @@ class BlockAttention:
         cache, columns = self._cache, self._block.prompt_columns
         total = columns + self._own_columns
         window = sliding_window if sliding_window is not None and sliding_window < total else None
+        # the block's own mask is made once a change of rows, the others below once a step
         if window is None and self._is_even:
             return self._block.prompt_mask
         if window not in self._masks:

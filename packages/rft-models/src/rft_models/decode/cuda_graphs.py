@@ -51,12 +51,13 @@ class CudaGraphs:
     def record(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Capture `forward`, see `GraphCapture.record`; other threads may use the device meanwhile."""
         graph = torch.cuda.CUDAGraph()
+        # a capture needs a stream of its own; it begins behind the work that is under way on the present one
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 result = forward()
-            finally:
+            finally:  # a capture left open would make every later call on this stream fail
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
 
@@ -83,7 +84,7 @@ class StepInputs:
         return cls(
             token_ids_B.to(device),
             cache.positions_B.to(device),
-            cache.own_lengths_B.to(device, copy=True),
+            cache.own_lengths_B.to(device, copy=True),  # a copy on the CPU too: `advance` writes into it
             cache.prompt_lengths_P[cache.prompt_of_row_B].to(device),
         )
 
@@ -117,6 +118,7 @@ class _WideAttention(BlockAttention):
             return mask
         like, columns = self._cache.keys[0], self._block.prompt_columns
         prompt_B1, own_B1 = self._inputs.prompt_lengths_B[:, None], self._inputs.own_lengths_B[:, None]
+        # part of the recording: each replay makes the mask of the lengths as they are then
         hidden_BC = hidden_columns(prompt_B1, own_B1, columns, self._own_columns, sliding_window)
         self._masks[sliding_window] = mask = as_scores(hidden_BC, like)
         return mask
@@ -167,6 +169,7 @@ class GraphedDecoder:
             recording = self._record(cache, token_ids_B)
         recording.inputs.token_ids_B.copy_(token_ids_B)  # in place: a replay reads the recorded address
         logits = recording.replay()
+        # the host's lengths advance too: shapes, and whether the recording still serves, follow from them
         cache.own_lengths_B = cache.own_lengths_B + 1
         return logits
 
@@ -179,6 +182,7 @@ class GraphedDecoder:
         return steps <= _PLAIN_STEPS
 
     def _record(self, cache: StaticCache, token_ids_B: Tensor) -> _Recording:
+        # replays read these columns before the rows write them: masked, but NaN of a former row would pass through
         own_columns = cache.clear_columns(_COLUMNS)
         inputs = StepInputs.of(cache, token_ids_B.clone())
         block = whole_block(cache)  # copies to the device, which a recording may not

@@ -11,6 +11,7 @@ from torch import Tensor
 from rft_core.errors import OptionsError
 from rft_models.decode.kv_cache import GrowingCache, check_room, dynamic_layers, keys_and_values_bytes
 from rft_models.families.registry import ATTENTION_LAYERS
+from rft_models.layers.eval_mode import eval_mode
 from rft_models.vision.decode_inputs import prepare_multimodal
 from rft_models.vision.packed_rows import RowInputs
 
@@ -102,6 +103,7 @@ class HfDecoder:
         from transformers import DynamicCache
 
         check_room(cache.num_rows, cache.max_rows, cache.num_columns + 1, cache.max_len)
+        # a new container for the same tensors: rows may have come and gone since the last step
         past = DynamicCache()
         for number, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
             past.update(keys, values, number)
@@ -120,7 +122,7 @@ class HfDecoder:
         inside_PL = place_PL >= 0
         ids, columns = ids_PL[inside_PL].to(device), place_PL[inside_PL].to(device)
         seen = prepare_multimodal(self._tower, media, lengths_P.tolist(), ids, columns)
-        where_PL = (inside_PL.flatten().cumsum(0) - 1).clamp(min=0)  # padding repeats a token: nothing attends to it
+        where_PL = inside_PL.flatten().cumsum(0) - 1  # padding repeats a token: nothing attends to it
         first_P = inside_PL.int().argmax(1) + torch.arange(inside_PL.shape[0]) * inside_PL.shape[1]
         where_PL = torch.where(inside_PL, where_PL.view_as(place_PL), where_PL[first_P][:, None])
         return seen.row.select(where_PL.flatten().to(device)), seen.offsets_P
@@ -134,8 +136,7 @@ class HfDecoder:
         if not self._takes_positions:
             del inputs["position_ids"]
         inputs |= {"past_key_values": past, "use_cache": True}
-        training = self._model.training
-        self._model.eval()
-        output = self._backbone(attention_mask=mask_BK.to(device), **inputs)
-        self._model.train(training)
+        # a policy may be in training mode between two updates; tokens are drawn without dropout
+        with eval_mode(self._model):
+            output = self._backbone(attention_mask=mask_BK.to(device), **inputs)
         return output.last_hidden_state

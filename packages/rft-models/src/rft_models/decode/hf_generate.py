@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rft_models.attention.hf_interface import native_attention_mode
+from rft_models.layers.eval_mode import eval_mode
 from rft_models.vision.decode_inputs import generation_inputs
 
 if TYPE_CHECKING:
@@ -65,11 +66,11 @@ class HfGenerator:
             bos_token_id=None,
             use_cache=True,
         )
-        training, own = model.training, model.generation_config
-        model.eval()
+        own = model.generation_config
+        # of the model too: `generate` fills what its argument leaves open from there
         model.generation_config = settings
         try:
-            with native_attention_mode(model, packed=self._policy.packed):
+            with eval_mode(model), native_attention_mode(model, packed=self._policy.packed):
                 model.generate(
                     input_ids=ids_BL.to(device),
                     attention_mask=real_BL.to(device),
@@ -80,7 +81,6 @@ class HfGenerator:
                 )
         finally:
             model.generation_config = own
-            model.train(training)
 
 
 class _Picked:

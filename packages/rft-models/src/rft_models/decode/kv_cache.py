@@ -127,6 +127,7 @@ class StaticCache:
         for store, new in ((self.prompt_keys, keys_PGLD), (self.prompt_values, values_PGLD)):
             old = store[layer]
             columns = max(old.shape[2], new.shape[2])
+            # an empty cache takes the new tensors as they are, without a copy
             store[layer] = torch.cat([_lengthen(old, columns), _lengthen(new, columns)]) if old.shape[0] else new
 
     def clear_next_column(self) -> None:
@@ -153,6 +154,7 @@ class StaticCache:
         """Drop every row but these (int64, ascending); only rows that move are copied."""
         rows = rows.to("cpu")
         check_ascending(rows, self.num_rows)
+        # rows ascend, so all before the first gap stay where they are
         moved = int((rows == torch.arange(rows.shape[0])).sum())
         self.own_lengths_B = self.own_lengths_B[rows]
         used_Q, self.prompt_of_row_B = torch.unique_consecutive(self.prompt_of_row_B[rows], return_inverse=True)
@@ -186,6 +188,7 @@ class StaticCache:
     def _keep_prompts(self, used_Q: Tensor) -> None:
         self.prompt_lengths_P = self.prompt_lengths_P[used_Q]
         self.position_offsets_P = self.position_offsets_P[used_Q]
+        # the prompts that are left may all be shorter: the memory behind them is given back
         columns = int(self.prompt_lengths_P.max()) if used_Q.shape[0] else 0
         index = used_Q.to(self.keys[0].device)
         self.prompt_keys = [layer[index, :, :columns] for layer in self.prompt_keys]
@@ -236,6 +239,7 @@ class GrowingCache:
         rows = rows.to("cpu")
         check_ascending(rows, self.num_rows)
         self.lengths, self.offsets = self.lengths[rows], self.offsets[rows]
+        # rows end at the last column, so what no row uses is at the left
         unused = self.num_columns - (int(self.lengths.max()) if rows.shape[0] else 0)
         index = rows.to(self.keys[0].device) if self.keys else rows
         self.keys = [layer[index, :, unused:] for layer in self.keys]

@@ -78,6 +78,7 @@ def group_boundaries(cache: StaticCache, worth: int) -> list[int]:
     own_P.scatter_reduce_(0, cache.prompt_of_row_B, cache.own_lengths_B, "amax")
     sizes = (cache.prompt_lengths_P, rows_P, own_P)
     bounds = [0, num_prompts]
+    # greedily: the best cut of all blocks so far, until none is worth its operations
     while len(bounds) <= _MOST_BLOCKS:
         cuts = [_best_cut([part[a:b] for part in sizes]) for a, b in pairwise(bounds)]
         saved, boundary = max((saved, bounds[i] + cut) for i, (saved, cut) in enumerate(cuts))
@@ -91,6 +92,7 @@ def _best_cut(sizes: list[Tensor]) -> tuple[int, int]:
     """(what it saves, prompts before it) of the best cut of these prompts; (0, 0) where there is none."""
     if sizes[0].shape[0] < 2:
         return 0, 0
+    # the costs of all beginnings and of all ends, so that every cut is judged in a few operations
     before, after = _costs(sizes), _costs([part.flip(0) for part in sizes]).flip(0)
     saved = before[-1] - (before[:-1] + after[1:])
     best = int(saved.argmax())
@@ -111,6 +113,7 @@ def _block(cache: StaticCache, first: int, last: int) -> RowBlock:
     group_size = int(counts_P.max())
     place_B = None
     if int(counts_P.min()) < group_size:
+        # prompts with fewer rows leave places empty: zeros there, which no row reads back
         first_P = counts_P.cumsum(0) - counts_P
         rank_B = torch.arange(end - start) - first_P[own_prompt_B]
         place_B = (own_prompt_B * group_size + rank_B).to(cache.keys[0].device)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from rft_core.errors import PreflightError, ServiceError
-from rft_models.decode.cuda_graphs import CudaGraphs
-from rft_models.decode.fast_decoder import FastDecoder, decoder_for
+from rft_models.decode.cuda_graphs import CudaGraphs, GraphCapture
+from rft_models.decode.fast_decoder import FastDecoder, is_fast
 from rft_models.decode.hf_decoder import HfDecoder
 from rft_models.decode.kv_cache import DecodeCache
 from rft_models.families import patches
@@ -78,8 +78,7 @@ class GenerationCopy:
         }
         self.dtype = dtype or policy.dtype
         self._names = _first_names(self._twin.model)
-        fast = isinstance(decoder_for(self._twin), FastDecoder)
-        self._decoder = _JoinedDecoder(self._twin) if fast else HfDecoder(self._twin)
+        self._decoder = _JoinedDecoder(self._twin) if is_fast(self._twin) else _PlainDecoder(self._twin)
         self._place(_META)
         self._waiting: dict[str, Tensor] = {}
         self._came: set[str] = set()
@@ -89,14 +88,14 @@ class GenerationCopy:
     @property
     def num_bytes(self) -> int:
         """Memory of the parameters and of what is derived from them; 0 before `begin` and after `drop`."""
-        tensors = [tensor for _, tensor in self.named_tensors()]
-        if isinstance(self._decoder, _JoinedDecoder):
-            tensors += self._decoder.fused_tensors()
+        tensors = [tensor for _, tensor in self.named_tensors()] + self._decoder.fused_tensors()
+        # counted by storage: joined parameters are views of one, and the fused tensors are views of the same
         storages = [tensor.untyped_storage() for tensor in tensors if not tensor.is_meta]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def begin(self) -> None:
         """Take memory where there is none; from now on every tensor is waited for."""
+        # a later load writes over the memory of the one before
         if self._twin.head.weight.is_meta:
             self._place(self._device)
         self._waiting, self._came = dict(self.named_tensors()), set()
@@ -113,7 +112,7 @@ class GenerationCopy:
         if own is None:
             raise _incomplete(f"{name} is not a tensor of this model", "nothing would be computed with it")
         if name in self._came:
-            raise _incomplete(f"{name} came twice", "every tensor is sent once")
+            raise _incomplete(f"{name} was sent twice", "every tensor must be sent once")
         self._came.add(name)
         parameter = self._waiting.pop(own, None)
         if parameter is None:  # under its other name
@@ -129,12 +128,15 @@ class GenerationCopy:
         """Take over the buffers, and derive what is computed from the tensors.
 
         Raises:
-            ServiceError: a tensor did not come.
+            ServiceError: a tensor was not sent.
         """
         if missing := sorted(self._waiting):
             more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-            what = f"{len(missing)} of {len(set(self._names.values()))} tensors did not come: "
-            raise _incomplete(what + ", ".join(missing[:_MOST_NAMED]) + more, "old values would be served for them")
+            what = f"{len(missing)} of {len(set(self._names.values()))} tensors were not sent: "
+            raise _incomplete(
+                what + ", ".join(missing[:_MOST_NAMED]) + more, "the engine would use old values for them"
+            )
+        # no provider sends buffers: they come from the policy, which is in this process
         source = dict(self._source.named_buffers())
         for path, module in self._twin.model.named_modules():
             for name, _ in list(module.named_buffers(recurse=False)):
@@ -197,14 +199,12 @@ class GenerationCopy:
         for module in self._twin.model.modules():
             for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
                 setattr(module, name, fresh[id(parameter)])
-        if isinstance(self._decoder, FastDecoder):
-            self._decoder.record_steps(CudaGraphs() if self._graphs and device.type == "cuda" else None)
+        # a new recorder, since recordings read the addresses of the parameters that were just replaced
+        self._decoder.record_steps(CudaGraphs() if self._graphs and device.type == "cuda" else None)
         self.refresh()
 
     def _joined(self, old: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
         """Name -> rows of one new tensor, for what is multiplied together."""
-        if not isinstance(self._decoder, _JoinedDecoder):
-            return {}
         names = {id(parameter): name for name, parameter in old.items()}
         rows_by_name: dict[str, Tensor] = {}
         for parts in self._decoder.joined_parts():
@@ -213,6 +213,21 @@ class GenerationCopy:
             rows = joined.split([part.shape[0] for part in parts])
             rows_by_name |= {names[id(part)]: row for part, row in zip(parts, rows, strict=True)}
         return rows_by_name
+
+
+class _PlainDecoder(HfDecoder):
+    """A decoder that runs the module itself: nothing is joined, and no step is recorded."""
+
+    def joined_parts(self) -> Iterator[list[Tensor]]:
+        """Yield nothing: no tensors are adjacent."""
+        return iter(())
+
+    def fused_tensors(self) -> list[Tensor]:
+        """Return an empty list: nothing is fused."""
+        return []
+
+    def record_steps(self, recorder: GraphCapture | None) -> None:
+        """Do nothing, with or without a recorder."""
 
 
 class _JoinedDecoder(FastDecoder):
@@ -263,6 +278,7 @@ def _joined_rows(parts: Sequence[Tensor]) -> Tensor:
         assert neighbours, "a parameter of the copy was replaced by another tensor"
         offset += part.numel()
     shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+    # a view and no copy: a parameter that is written in place changes the product with it
     return parts[0].detach().as_strided(shape, parts[0].stride(), 0)
 
 
@@ -270,6 +286,7 @@ def _skeleton(policy: CausalPolicy) -> Any:
     """Build the policy's model from its configuration, patched and switched alike, without memory for its tensors."""
     source = policy.model
     with torch.device(_META):
+        # a configuration of its own, since switching the attention writes into it
         model = type(source)(copy.deepcopy(source.config))
     if patches.is_patched(source):
         model = patches.apply(model)
@@ -281,7 +298,7 @@ def _skeleton(policy: CausalPolicy) -> Any:
     if differing:
         raise PreflightError(
             code="models.no_engine_copy",
-            what=f"{type(source).__name__} made from its configuration has other tensors: "
+            what=f"{type(source).__name__} built from its configuration has other tensors: "
             + ", ".join(differing[:_MOST_NAMED]),
             where=policy.where,
             why="an engine with weights of its own needs the same architecture a second time",
@@ -307,8 +324,8 @@ def _first_names(model: Any) -> dict[str, str]:
 
 def _incomplete(what: str, why: str) -> ServiceError:
     return ServiceError(
-        code="engine.weights.incomplete",
-        what=f"weights to load are not those of the model: {what}",
+        code="models.copy_incomplete",
+        what=f"the weights to load are not those of the model: {what}",
         where="the engine's weight provider",
         why=why,
         state="the engine refuses to generate until a load succeeds",

@@ -51,6 +51,7 @@ def register_family(model_class: Any, *, decoder: Any, packed: bool) -> None:
             do="give the class a config_class with a model_type of its own",
         )
     decoder.config_class = config_class
+    # exist_ok, since a file that is read again makes new classes of the same model_type
     AutoConfig.register(model_type, config_class, exist_ok=True)
     AutoModel.register(config_class, decoder, exist_ok=True)
     AutoModelForCausalLM.register(config_class, model_class, exist_ok=True)
@@ -83,6 +84,7 @@ def has_manual_patches() -> bool:
 
 
 def _run(file: Path) -> str:
+    # what the last reading registered goes first, else a changed patch would act twice
     for model_type, patch in _FROM_FILES.pop(file, []):
         patches.unregister_patch(model_type, patch)
     known_patches, known_families = patches.all_registered(), dict(registry.CUSTOM_FAMILIES)

@@ -24,7 +24,7 @@ Patch = Callable[[Any], Any]
 """Changes the model that it is given; returns None, or another model to take its place."""
 
 _PATCHES: dict[str, list[Patch]] = {}
-_PATCHED: weakref.WeakSet[Any] = weakref.WeakSet()
+_PATCHED: weakref.WeakSet[Any] = weakref.WeakSet()  # weak: the table keeps no model alive
 
 
 def register_patch(model_type: str, patch: Patch) -> None:
@@ -45,7 +45,7 @@ def register_patch(model_type: str, patch: Patch) -> None:
             what=f"model_type {model_type!r} is not one of transformers'",
             where="register_patch",
             why="a patch acts on models whose config.json has its model_type; this one would never act",
-            do='register_patch("qwen2", patch), or what "model_type" in config.json says',
+            do='register_patch("qwen2", patch), or with the model_type in config.json',
         )
     registered = _PATCHES.setdefault(model_type, [])
     if patch not in registered:
@@ -81,8 +81,3 @@ def is_patched(model: Any) -> bool:
 def all_registered() -> list[tuple[str, Patch]]:
     """Return every registered (model_type, patch)."""
     return [(model_type, patch) for model_type, registered in _PATCHES.items() for patch in registered]
-
-
-def any_registered() -> bool:
-    """Return true where any `model_type` has a patch."""
-    return any(_PATCHES.values())

@@ -100,11 +100,11 @@ def unknown_family(config: Mapping[str, Any], where: str) -> DataError:
     text: Mapping[str, Any] = config.get("text_config") or {}
     more = ""
     if text.get("num_experts") or text.get("num_local_experts"):
-        more = ", and a mixture of experts under a vision tower is not"
+        more = ", and no mixture of experts with a vision tower"
     return DataError(
         code="vision.unknown_family",
-        what=f"model_type {config.get('model_type')!r} takes images, and is none of the architectures known here",
+        what=f"model_type {config.get('model_type')!r} takes images, but is not one of the architectures known here",
         where=where,
-        why=f"each places features and positions its own way; held to their own forward by tests are {known}{more}",
+        why=f"each places features and positions in its own way; tests compare {known} with their own forward{more}",
         do="use a model of one of these architectures, or the directory of a text model",
     )

@@ -25,6 +25,7 @@ def to_checkpoint_names(model: Any, named: NamedTensors) -> Callable[[], Iterato
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for name, tensor in named():
+            # one tensor at a time: the experts of a layer become many, all at once a second model
             yield from revert_weight_conversion(model, {name: tensor.detach()}).items()
 
     return tensors
@@ -59,6 +60,7 @@ def names_in_files(model: Any, stored: Iterable[str]) -> dict[str, str]:
     file_names: dict[str, str] = {}
     for name in sorted(stored):
         own_name, joined = rename_source_key(name, renamings, converters, model.base_model_prefix, own)
+        # a renaming of older files may also match a name that is the model's own already
         if own_name not in own and name in own:
             own_name, joined = rename_source_key(name, [], [], model.base_model_prefix, own)
         if own_name in own and joined is None:

@@ -20,6 +20,7 @@ def existing_directory(directory: str | Path) -> Path:
         _refuse_adapters(path)
         return path
     parent = next(candidate for candidate in path.absolute().parents if candidate.is_dir())
+    # of the nearest directory that exists, so that the error shows where the path goes wrong
     names = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
     missing = path.absolute().relative_to(parent).parts[0]
     near = nearest_names(missing, names, count=1, cutoff=0.5)
@@ -48,7 +49,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(
             code="models.damaged_json",
-            what=f"{path.name} holds a {type(value).__name__}, a JSON object is needed",
+            what=f"{path.name} holds a {type(value).__name__} where a JSON object is needed",
             where=str(path),
             why="this file maps names to values",
             do=f"copy {path.name} of the model again",
@@ -79,28 +80,66 @@ def checked_model_directory(directory: str | Path) -> tuple[Path, dict[str, Any]
     return path, config
 
 
+def damaged_weights(path: Path, error: Exception) -> DataError:
+    """Return the error that weights do not load: those of a file, or all of a directory."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    is_directory = path.is_dir()
+    copied = (
+        f"the *.safetensors and config.json of the model into {path}" if is_directory else f"{path.name} of the model"
+    )
+    return DataError(
+        code="models.damaged_weights",
+        what=f"the weights do not load: {lines[0]}",
+        where=str(path),
+        why="a file is damaged, or its tensors do not have the sizes that config.json states"
+        if is_directory
+        else "the file is absent, cut off or damaged",
+        do=f"copy {copied} again",
+    )
+
+
+def missing_weights(path: Path, what: str) -> DataError:
+    """Return the error that the files of a directory lack tensors which its configuration needs."""
+    return DataError(
+        code="models.missing_weights",
+        what=what,
+        where=str(path),
+        why="a tensor that is not loaded would start from random values",
+        do=f"copy the *.safetensors that belong to this config.json into {path}",
+    )
+
+
 def _refuse_adapters(path: Path) -> None:
     """Raise a DataError where a directory holds adapters alone."""
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         base = read_json(path / "adapter_config.json").get("base_model_name_or_path")
         raise DataError(
             code="models.adapters_alone",
-            what=f"{path} holds adapters, and not the model under them ({base or 'which it does not name'})",
+            what=f"{path} holds adapters without their base model ({base or 'which it does not name'})",
             where=str(path),
             why="a model is a directory with all of its weights",
-            do=f"rft-train export {path} {path}-merged, then {path}-merged in its place",
+            do=f"rft-train export {path} {path}-merged, then use {path}-merged instead",
         )
 
 
 def _refuse_missing_weights(path: Path) -> None:
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        shards = set(read_json(index).get("weight_map", {}).values())
+        shards = set(map(str, read_json(index).get("weight_map", {}).values()))
+        foreign = sorted(name for name in shards if not name.endswith(".safetensors") or Path(name).name != name)
+        if foreign:
+            raise DataError(
+                code="models.foreign_shard",
+                what=f"{index.name} names {foreign[0]}",
+                where=str(index),
+                why="weights are read from *.safetensors beside it; a pickled file can run code when it is opened",
+                do=f"convert the weights to safetensors and remove {foreign[0]} from {index}",
+            )
         absent = sorted(name for name in shards if not (path / name).is_file())
         if absent:
             raise DataError(
                 code="models.missing_shard",
-                what=f"{len(absent)} of {len(shards)} weight files are absent, the first is {absent[0]}",
+                what=f"{len(absent)} of {len(shards)} weight files are missing; the first is {absent[0]}",
                 where=str(index),
                 why="the index names every file that holds a part of the weights",
                 do=f"copy {absent[0]} into {path}",

@@ -35,10 +35,10 @@ def refuse_uneven(config: Mapping[str, Any], num_ranks: int, where: str) -> None
     nearest = min(allowed, key=lambda number: abs(number - num_ranks))
     raise OptionsError(
         code="tensor.uneven",
-        what=f"tp_size = {num_ranks}, and the model has {', '.join(f'{name} {size}' for name, size in uneven.items())}",
+        what=f"tp_size = {num_ranks}, but the model has {', '.join(f'{name} {size}' for name, size in uneven.items())}",
         where=where,
-        why="every rank computes as many heads and columns as the others; "
-        f"allowed: {', '.join(map(str, allowed))}; tokens of a sequence are shared out whatever the heads",
+        why="every rank must compute the same number of heads and columns; "
+        f"allowed: {', '.join(map(str, allowed))}; the tokens of a sequence can be split whatever the number of heads",
         state="nothing was loaded",
-        do=f"--tp_size {nearest}, or --sp_size {num_ranks} in its place",
+        do=f"--tp_size {nearest}, or --sp_size {num_ranks} instead",
     )

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rft_core.errors import DataError
-from rft_models.files.directories import read_json
+from rft_models.files.directories import damaged_weights, read_json
 
 
 def stored_tensor(path: Path, name: str) -> Tensor | None:
@@ -21,7 +21,7 @@ def stored_tensor(path: Path, name: str) -> Tensor | None:
         with safe_open(file, framework="pt") as opened:
             return opened.get_tensor(name)
     except (SafetensorError, OSError) as error:
-        raise _damaged(file, error) from error
+        raise damaged_weights(file, error) from error
 
 
 def refuse_bias(path: Path, head_prefix: str) -> None:
@@ -49,14 +49,4 @@ def file_with_tensor(path: Path, name: str) -> Path | None:
         with safe_open(file, framework="pt") as opened:
             return file if name in opened.keys() else None  # noqa: SIM118 - not a mapping
     except (SafetensorError, OSError) as error:
-        raise _damaged(file, error) from error
-
-
-def _damaged(file: Path, error: Exception) -> DataError:
-    return DataError(
-        code="models.damaged_weights",
-        what=f"{file.name} does not open: {error}",
-        where=str(file),
-        why="the file is damaged or absent",
-        do=f"copy {file.name} of the model again",
-    )
+        raise damaged_weights(file, error) from error

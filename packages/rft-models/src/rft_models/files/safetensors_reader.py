@@ -10,7 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rft_core.errors import DataError, OptionsError
+from rft_core.errors import OptionsError
+from rft_models.files.directories import damaged_weights
 
 
 class WeightFiles:
@@ -32,13 +33,13 @@ class WeightFiles:
         self._stored_as: dict[str, str] = {}
         for path in sorted(directory.glob("*.safetensors")):
             try:
-                file: Any = safe_open(str(path), framework="pt", device="cpu")
+                file: Any = safe_open(str(path), framework="pt")
             except (SafetensorError, OSError) as error:
-                raise _damaged(path, error) from error
+                raise damaged_weights(path, error) from error
             self._files[path.name] = file
             for name in file.keys():  # noqa: SIM118 - the object is no mapping
                 self._places[name] = path.name
-                self._shapes[name] = tuple(file.get_slice(name).get_shape())
+                self._shapes[name] = tuple(file.get_slice(name).get_shape())  # from the header, no tensor is read
 
     def names(self) -> list[str]:
         """Return the names of all tensors, as the files have them."""
@@ -63,11 +64,11 @@ class WeightFiles:
         if differing:
             raise OptionsError(
                 code="models.meta_names",
-                what=f"{len(differing)} of {len(shapes)} tensors of the model do not lie in the files as they are in "
-                f"the model, the first is {differing[0]}",
+                what=f"{len(differing)} of {len(shapes)} tensors of the model are not stored in the files as the "
+                f"model has them; the first is {differing[0]}",
                 where=f"--meta_init with {self._directory}",
-                why="a rank reads its blocks straight from the files, so a block of a tensor is a block of the file's",
-                do="leave --meta_init out: the weights are loaded whole and then spread",
+                why="a rank reads its blocks straight from the files, so they must hold a tensor in its own shape",
+                do="leave --meta_init out: the weights are then loaded whole and distributed",
             )
 
     def block(self, name: str, start: Sequence[int], shape: Sequence[int]) -> Tensor:
@@ -77,7 +78,7 @@ class WeightFiles:
         try:
             return self._files[path.name].get_slice(stored)[_slices(start, shape)]
         except (SafetensorError, OSError) as error:
-            raise _damaged(path, error) from error
+            raise damaged_weights(path, error) from error
 
     def close(self) -> None:
         """Close the files and free their mappings."""
@@ -92,13 +93,3 @@ def _slices(start: Sequence[int], shape: Sequence[int]) -> Any:
 def shapes_of(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
     """Shapes of the model's parameters by name, tied ones once."""
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-
-
-def _damaged(path: Path, error: Exception) -> DataError:
-    return DataError(
-        code="models.damaged_weights",
-        what=f"the weights do not load: {(str(error).splitlines() or [type(error).__name__])[0]}",
-        where=str(path),
-        why="the file is cut off or damaged",
-        do=f"copy {path.name} of the model again",
-    )

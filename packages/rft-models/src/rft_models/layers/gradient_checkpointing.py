@@ -69,10 +69,10 @@ def apply(model: Any, chosen: Checkpointing) -> int:
     if not layers:
         raise OptionsError(
             code="models.no_checkpointing",
-            what=f"{type(model).__name__} has no layers that can be computed again in the backward pass",
+            what=f"{type(model).__name__} has no layers that can be recomputed in the backward pass",
             where="--gradient_checkpointing",
             why="transformers marks such layers, and this architecture has none",
-            do="leave it out",
+            do="leave --gradient_checkpointing out",
         )
     again = _again(chosen)
     for number, layer in enumerate(layers):
@@ -82,6 +82,7 @@ def apply(model: Any, chosen: Checkpointing) -> int:
 
 
 def _again(chosen: Checkpointing) -> Callable[..., Any]:
+    # never reentrant: that form gives a layer no gradient where its input needs none, as behind a frozen embedding
     if not chosen.selective:
         return partial(checkpoint, use_reentrant=False)
     return partial(checkpoint, use_reentrant=False, context_fn=_selective_contexts)
@@ -92,6 +93,7 @@ def _selective_contexts() -> tuple[Any, Any]:
 
 
 def _policy(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    # the list names operators, and what is called is one of their overloads
     kept = getattr(operator, "overloadpacket", None) in _kept_operators()
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 

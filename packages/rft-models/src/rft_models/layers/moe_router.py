@@ -30,6 +30,7 @@ from torch import Tensor
 
 from rft_core.errors import OptionsError, PreflightError
 from rft_models.files.directories import checked_model_directory
+from rft_models.layers.eval_mode import eval_mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,9 @@ def router_of(model_type: str, config: Mapping[str, Any], where: str) -> Router:
     if not num_choices or not num_experts or not _has_this_loss(model_type):
         raise OptionsError(
             code="router.none",
-            what=f"model_type {model_type!r} has no routers that a load-balancing loss is known for",
+            what=f"model_type {model_type!r} has no routers with a known load-balancing loss",
             where=where,
-            why="aux_loss_coef weighs the routers' loss of mixtures of experts (mixtral, qwen2_moe, qwen3_moe, ...)",
+            why="aux_loss_coef weights the routers' loss of mixtures of experts (mixtral, qwen2_moe, qwen3_moe, ...)",
             do="leave aux_loss_coef out",
         )
     return Router(int(num_experts), int(num_choices))
@@ -102,6 +103,7 @@ def load_balancing_loss(
     counts_E = count_experts(logits, rows_R, router) if counts_E is None else counts_E.to(rows_R.device, torch.float64)
     chosen = counts_E.sum().clamp(min=1.0)
     frequencies_E = router.num_choices * counts_E / chosen
+    # f and R are constants of the step: autograd is left with one product a layer
     weights_E = (router.num_experts * router.num_choices / chosen * frequencies_E).float()
     share = torch.zeros((), device=rows_R.device)
     for layer_KE in logits:
@@ -116,19 +118,20 @@ def verify_router(model: Any, router: Router, where: str) -> None:
     Raises:
         PreflightError: they differ, or the model does not give its routers' logits.
     """
-    training = model.training
-    model.eval()
+    # one sequence without a mask, of which the model's own loss counts every row too
     tokens = torch.arange(8, device=model.device)[None]
-    output = model(input_ids=tokens, use_cache=False, output_router_logits=True)
-    model.train(training)
+    with eval_mode(model):
+        output = model(input_ids=tokens, use_cache=False, output_router_logits=True)
     logits = [layer.flatten(0, -2) for layer in output.router_logits or ()]
     rows = torch.arange(8, device=model.device)
     computed = float(load_balancing_loss(logits, rows, router).share) if logits else float("nan")
     expected = float(output.aux_loss)
+    # written so that NaN, which stands for absent logits, is refused too
     if not abs(computed - expected) <= 0.02 * expected:
         raise PreflightError(
             code="router.differs",
-            what=f"the load-balancing loss of {type(model).__name__} is {expected:.4g}, computed here {computed:.4g}",
+            what=f"the load-balancing loss of {type(model).__name__} is {expected:.4g}, but the one "
+            f"computed here is {computed:.4g}",
             where=where,
             why="what is added to the loss must be the loss of the model's routers",
             do="leave aux_loss_coef out",

@@ -12,7 +12,7 @@ from rft_core.errors import DataError, OptionsError
 from rft_models.attention.hf_interface import IMPLEMENTATION, register, switched
 from rft_models.families.registry import custom_classes, packed_families, packs
 from rft_models.families.vision import is_unknown_vision, is_vision, unknown_family
-from rft_models.files.directories import no_progress_bars
+from rft_models.files.directories import damaged_weights, missing_weights, no_progress_bars
 from rft_models.layers import gradient_checkpointing as checkpointing
 from rft_models.layers.fast_linear import use_fast_linears
 from rft_models.layers.gradient_checkpointing import Checkpointing
@@ -56,6 +56,7 @@ def refuse_other_kinds(path: Path, config: dict[str, Any], *, takes_images: bool
     where = str(path / "config.json")
     model_type = config.get("model_type")
     architectures = config.get("architectures") or []
+    # an architecture that transformers has is loaded by its code there, whatever auto_map names
     if "auto_map" in config and model_type not in CONFIG_MAPPING:
         raise DataError(
             code="models.needs_remote_code",
@@ -97,10 +98,11 @@ def choose_packed(model_type: str, attention: Attention, path: Path, *, text_typ
     if attention == "packed" and not known:
         raise OptionsError(
             code="models.no_packed_attention",
-            what=f'attention "packed" for model_type {model_type!r}; known are {", ".join(sorted(packed_families()))}',
+            what=f'attention "packed" is not known for model_type {model_type!r}, only for '
+            f"{', '.join(sorted(packed_families()))}",
             where=str(path),
             why="packing is exact only where nothing but the attention mixes tokens",
-            do='attention "auto"',
+            do='use attention "auto"',
         )
     return known and attention != "native"
 
@@ -121,6 +123,7 @@ def load_model(
         with no_progress_bars():
             loaded: Any = getattr(transformers, auto_class).from_pretrained(
                 str(path),
+                config=_config_with(path, attention),
                 dtype=dtype,
                 local_files_only=True,
                 trust_remote_code=False,
@@ -130,25 +133,28 @@ def load_model(
                 **(more or {}),
             )
     except (SafetensorError, OSError, ValueError, RuntimeError, KeyError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise DataError(
-            code="models.damaged_weights",
-            what=f"the weights do not load: {lines[0]}",
-            where=str(path),
-            why="a file is damaged, or its tensors do not have the sizes that config.json states",
-            do=f"copy the *.safetensors and config.json of the model into {path} again",
-        ) from error
+        raise damaged_weights(path, error) from error
     model, report = loaded
+    # transformers draws these at random and only warns
     missing = sorted(str(name) for name in report["missing_keys"])
     if missing:
-        raise DataError(
-            code="models.missing_weights",
-            what=f"{len(missing)} tensors of the architecture are not in the files, the first is {missing[0]}",
-            where=str(path),
-            why="a tensor that is not loaded would start from random values",
-            do=f"copy the *.safetensors that belong to this config.json into {path}",
-        )
+        what = f"{len(missing)} tensors of the architecture are not in the files, the first is {missing[0]}"
+        raise missing_weights(path, what)
     return model
+
+
+def _config_with(path: Path, attention: str) -> Any:
+    """Return the configuration of a directory with this attention, whatever the file asks for, in its parts too.
+
+    A file may name code of somebody's repository, which transformers would fetch and run, or a kernel that is not here.
+    """
+    import transformers
+
+    config: Any = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+    for part in (config, *(getattr(config, name) for name in config.sub_configs)):
+        if part is not None:
+            part._attn_implementation = attention
+    return config
 
 
 def model_without_weights(directory: str | Path) -> Any:

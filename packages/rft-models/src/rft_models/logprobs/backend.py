@@ -96,6 +96,7 @@ class KernelEpilogue:
         free: bool,
     ) -> Tensor:
         """Compute the gradient of the products, see `Epilogue.gradients`; in place where `free`."""
+        # the kernel writes the gradient over the products
         return self.module.slab_gradients(
             *(held_NC if free else held_NC.clone(), rows.targets, start, rows.highest + rows.log_total),
             *(rows.entropy, rows.grad, rows.entropy_grad),

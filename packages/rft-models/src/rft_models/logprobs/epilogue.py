@@ -47,6 +47,7 @@ class RowTerms:
 
     def split(self, size: int) -> list[RowTerms]:
         """Chunks of at most `size` rows."""
+        # one empty chunk where there are no rows, as `Tensor.split` gives for the hidden states
         starts = range(0, max(1, self.targets.shape[0]), size)
         return [RowTerms(*(None if x is None else x[i : i + size] for x in self._fields())) for i in starts]  # type: ignore[arg-type]
 
@@ -110,6 +111,7 @@ class EagerEpilogue:
         argmax_R = logits_RC.argmax(1) + start if argmax else None
         target_R = target_logits(logits_RC, targets_R, start)
         capped = shape.softcap is not None
+        # with a softcap the gradient needs the logits themselves, so they are not written over
         below_RC = (logits_RC - highest_R[:, None]) if capped else logits_RC.sub_(highest_R[:, None])
         probs_RC = torch.softmax(below_RC, 1)
         total_R = probs_RC.amax(1).reciprocal_()  # the highest logit is at 0, so its probability is 1 / sum
@@ -136,7 +138,7 @@ class EagerEpilogue:
         if shape.softcap is None:
             slopes_NC = _from_probs(held_NC, rows, share_N, shape, dtype, free=free)
         else:
-            slopes_NC = _from_logits(held_NC, rows, shape).to(dtype)
+            slopes_NC = _from_logits(held_NC, rows, shape.temperature, shape.softcap).to(dtype)
         return write_targets(slopes_NC, rows, start, shape)
 
 
@@ -159,20 +161,19 @@ def _from_probs(
     probs_NC = probs_NC * share_N1
     coefficient_N = rows.grad + rows.entropy_grad * rows.entropy
     slopes_NC = probs_NC * coefficient_N[:, None].div(-shape.temperature)
+    # xlogy is 0 where a probability was rounded to 0 and p log p would be NaN
     slopes_NC -= torch.xlogy(probs_NC, probs_NC).mul_((rows.entropy_grad / shape.temperature)[:, None])
     return slopes_NC.to(dtype)
 
 
-def _from_logits(logits_NC: Tensor, rows: RowTerms, shape: Shape) -> Tensor:
+def _from_logits(logits_NC: Tensor, rows: RowTerms, temperature: float, softcap: float) -> Tensor:
     logprobs_NC = (logits_NC - rows.highest[:, None]).sub_(rows.log_total[:, None])
     slopes_NC = logprobs_NC.exp()
     coefficient_NC = rows.grad[:, None]
     if rows.entropy_grad is not None:
         coefficient_NC = coefficient_NC + rows.entropy_grad[:, None] * (logprobs_NC + rows.entropy[:, None])
-    slopes_NC = slopes_NC.mul_(coefficient_NC).div_(-shape.temperature)
-    if shape.softcap is not None:
-        slopes_NC.mul_(1 - (logits_NC * (shape.temperature / shape.softcap)).square_())
-    return slopes_NC
+    slopes_NC = slopes_NC.mul_(coefficient_NC).div_(-temperature)
+    return slopes_NC.mul_(1 - (logits_NC * (temperature / softcap)).square_())
 
 
 def target_logits(logits_RC: Tensor, targets_R: Tensor, start: int) -> Tensor:
@@ -184,7 +185,7 @@ def target_logits(logits_RC: Tensor, targets_R: Tensor, start: int) -> Tensor:
 def write_targets(slopes_NC: Tensor, rows: RowTerms, start: int, shape: Shape) -> Tensor:
     """Put the gradient of the targets' own entries in place, from float32: 1 - p keeps its digits where p is near 1."""
     inside_N, column_N1 = columns(rows.targets, start, slopes_NC.shape[1])
-    slope_N = -rows.grad * torch.expm1(rows.logprobs)  # 1 - p keeps its digits where p is near 1
+    slope_N = -rows.grad * torch.expm1(rows.logprobs)
     if rows.entropy_grad is not None:
         slope_N -= rows.entropy_grad * rows.logprobs.exp() * (rows.logprobs + rows.entropy)
     if shape.softcap is not None:

@@ -131,6 +131,7 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        # given up here, since they may be scaled in place: a second backward would scale them twice
         gradients, ctx.gradients = ctx.gradients, None
         if grads[0] is None:
             return None, None, None, None, None
@@ -215,6 +216,7 @@ class _Work:
             hidden_ND, rows_N = hidden_ND.index_select(0, live_N), rows_N.index_select(0, live_N)
         sum_ND = None
         if self._grad_hidden_RD is not None:
+            # of the rows that are left; put among the others once all slabs have been added
             sum_ND = torch.zeros_like(hidden_ND, dtype=self._grad_hidden_RD.dtype)
         sums.held_SRC.reverse()  # popped from the end below, first slab first
         for number, start, stop in matrix.starts():
@@ -236,6 +238,7 @@ def _objective(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(sum of losses, its gradient by each log-probability, by each entropy or None where there is none)."""
     with torch.set_grad_enabled(with_gradient):
+        # leaves of a graph of their own: the objective's backward ends here, the formulas of the slabs do the rest
         logprobs_N = rows.logprobs.detach().requires_grad_(with_gradient)
         entropy_N = rows.entropy.detach().requires_grad_(with_gradient)
         losses_N = objective(logprobs_N, entropy_N, rows_N)

@@ -150,6 +150,7 @@ def linear_outputs(
     """
     hidden_RD, weight_VD, bias = of_one_type(hidden_RD, weight_VD, bias)
     options = _Options(with_entropy, with_entropy and entropy_gradient, with_argmax, top_k)
+    # entropy, argmax and top-k are wanted of every row; log-probabilities alone only of rows with a target
     rows_N = None if with_entropy or with_argmax or top_k else counted_rows(targets_R)
     if rows_N is not None:
         hidden_RD, targets_N = hidden_RD.index_select(0, rows_N), targets_R.index_select(0, rows_N)
@@ -206,6 +207,7 @@ def _cut(
     chunk = max(1, num_rows if chunk_size is None else min(chunk_size, num_rows))
     slab = slab_for(hidden_RD, chunk) if slab_size is None else max(1, slab_size)
     num_logits = num_rows * weight_VD.shape[0]
+    # a chunk size asks for little memory, so nothing is kept then, however few the logits
     keep = chunk_size is None and num_logits <= KEPT_LOGITS
     return _Cut(shape, chunk, slab, keep, choose_epilogue(hidden_RD, num_logits, shape, epilogue))
 
@@ -259,6 +261,7 @@ class _SlabLogprobs(torch.autograd.Function):
         results = (rows.logprobs, rows.entropy, rows.argmax, *(sums.top or (None, None)))
         differentiable = 2 if options.entropy_gradient else 1
         ctx.mark_non_differentiable(*(x for x in results[differentiable:] if x is not None))
+        # an output that no loss uses then has None for its gradient, and no tensor of zeros is made
         ctx.set_materialize_grads(False)
         return results
 
@@ -271,12 +274,14 @@ class _SlabLogprobs(torch.autograd.Function):
         grad_R = torch.zeros_like(log_total_R) if grads[0] is None else grads[0]
         entropy_grad_R = grads[1] if ctx.entropy_gradient else None
         ignored_R = targets_R == IGNORED
+        # the 0 of an ignored target is a constant: a gradient that arrives there must not reach the logits
         grad_R = grad_R.masked_fill(ignored_R, 0.0)
         has_gradient_R = grad_R != 0
         if entropy_grad_R is not None:
             entropy_grad_R = entropy_grad_R.masked_fill(ignored_R, 0.0)
             has_gradient_R |= entropy_grad_R != 0
         terms = RowTerms(targets_R, logprobs_R, highest_R, log_total_R, entropy_R, grad_R, entropy_grad_R)
+        # reading the rows waits for the device, but each row that is left out saves its part of every product
         rows_N = has_gradient_R.nonzero()[:, 0]
         hidden_ND = hidden_RD
         if rows_N.shape[0] < grad_R.shape[0]:
@@ -286,6 +291,7 @@ class _SlabLogprobs(torch.autograd.Function):
         rows = _Rows(hidden_ND, terms, shares_SR, rows_N if hidden_ND is not hidden_RD else None, kept)
         grad_ND, grad_weight, grad_bias = _slab_gradients(matrix, rows, ctx.cut, ctx.needs_input_grad)
         if grad_ND is not None and ctx.shard is not None:
+            # each rank has added up its own vocabulary entries only
             grad_ND = ctx.shard.collectives.sum(grad_ND)
         if grad_ND is not None:
             grad_ND = grad_ND.to(hidden_RD.dtype)
@@ -344,6 +350,7 @@ def _slab_gradients(
     )
     sum_ND = torch.zeros_like(rows.hidden_ND, dtype=sum_dtype(rows.hidden_ND)) if needs[0] else None
     gradients = Gradients(matrix, needs_weight=needs[1], needs_bias=needs[2], num_additions=len(chunks))
+    # slabs outside, chunks inside: each slice of dW is finished before the next one is begun
     for number, start, stop in matrix.starts():
         for index, (hidden_ND, terms, shares_SN) in enumerate(chunks):
             if rows.held_SRC:
@@ -351,6 +358,7 @@ def _slab_gradients(
                 held_NC = held_NC if rows.places_N is None else held_NC.index_select(0, rows.places_N)
             else:
                 held_NC = cut.epilogue.held(matrix.products(hidden_ND, start, stop), cut.shape)
+            # kept slabs may serve another backward: only products formed again and selected copies are written over
             free = not rows.held_SRC or rows.places_N is not None
             arguments = (held_NC, terms, shares_SN[number], matrix.offset + start, cut.shape, hidden_ND.dtype)
             slopes_NC = cut.epilogue.gradients(*arguments, free=free)

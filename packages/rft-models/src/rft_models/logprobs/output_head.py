@@ -43,9 +43,11 @@ class OutputHead:
     def bias(self) -> Tensor | None:
         """[V] with the scale applied, or None."""
         bias = self._own(getattr(self.layer, "bias", None))
+        # `_scaled` multiplies the hidden states, so that the scale reaches the products and not yet the bias
         return bias if bias is None or self.scale == 1.0 else bias * self.scale
 
     def _own(self, tensor: Any) -> Any:
+        # never gathered: the ranks merge a few numbers a row, see `row_statistics`
         return tensor if self.shard is None or tensor is None else tensor.to_local()
 
     def logits(self, hidden_RD: Tensor) -> Tensor:

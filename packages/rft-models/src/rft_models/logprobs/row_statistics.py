@@ -67,11 +67,6 @@ class RowSums:
     log_total: Tensor
     argmax: Tensor | None
 
-    @property
-    def normalizer(self) -> Tensor:
-        """log sum_v exp z_v."""
-        return self.highest + self.log_total
-
 
 def merge_slabs(parts: Sequence[SlabSums]) -> SlabSums:
     """Concatenate the rows of several parts [R]."""
@@ -88,6 +83,7 @@ def merge_rows(sums: SlabSums) -> SlabSums:
     total_R, moment_R = _rescaled(sums, below)
     argmax_R = None
     if sums.argmax is not None:
+        # of several highest entries the lowest id, so that the cut into slabs does not show
         argmax_R = torch.where(below == 0, sums.argmax, torch.iinfo(torch.int64).max).amin(0)
     target_R = sums.target.amax(0)
     moment_R = None if moment_R is None else moment_R.sum(0)
@@ -102,6 +98,7 @@ def merged_over_ranks(sums: SlabSums, collectives: Collectives) -> SlabSums:
     argmax_R = None
     if sums.argmax is not None:
         below_all = torch.iinfo(torch.int64).min
+        # the lowest id as the maximum of negative ids: there is no collective for a minimum
         argmax_R = -collectives.max(torch.where(sums.highest == highest_R, -sums.argmax, below_all))
     return SlabSums(highest_R, added[0], None if moment_R is None else added[1], target_R, argmax_R)
 
@@ -111,6 +108,7 @@ def top_k_over_ranks(values: Tensor, ids: Tensor, top_k: int, ranks: Collectives
 
     Each rank writes into its own place of a table of zeros; the sum over ranks is the table of all.
     """
+    # a shard may have fewer entries than k; -inf is behind every real logit
     missing = top_k - values.shape[1]
     values = torch.nn.functional.pad(values, (0, missing), value=-torch.inf)
     ids = torch.nn.functional.pad(ids, (0, missing))
@@ -128,6 +126,7 @@ def _rescaled(sums: SlabSums, below: Tensor) -> tuple[Tensor, Tensor | None]:
     total = share * sums.total
     if sums.moment is None:
         return total, None
+    # without entries `below` is -inf, and -inf times 0 would be NaN
     return total, share * sums.moment + torch.where(share > 0, below * total, 0.0)
 
 

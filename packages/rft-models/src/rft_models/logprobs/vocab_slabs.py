@@ -87,6 +87,7 @@ def chunk_sums(
     for number, start, stop in matrix.starts():
         products_RC = matrix.products(hidden_RD, start, stop)
         if top is not None:
+            # before `sums`, which uses the products up
             top = _higher(top, products_RC, matrix.offset + start, flags.top_k)
         sums, held_RC = epilogue.sums(products_RC, targets_R, matrix.offset + start, shape, **per_slab)
         _write(table, number, sums)
@@ -159,6 +160,7 @@ class Gradients:
         if needs_weight:
             # few roundings cost little; more than that are summed in float32
             kind = weight_VD.dtype if num_additions <= NARROW_ADDITIONS else wide
+            # without rows no product will overwrite the tensor
             make = torch.zeros_like if num_additions == 0 else torch.empty_like
             self._weight_VD = make(weight_VD, dtype=kind)
         if needs_bias and bias_V is not None:
@@ -171,6 +173,7 @@ class Gradients:
         if self._weight_VD is None:
             return
         if self._num_additions == 1 and stop - start == self._weight_VD.shape[0]:
+            # the only product is the whole gradient: it takes the place of the empty tensor and is not copied into it
             self._weight_VD = product_tn(slopes_NC, hidden_ND)
             return
         slab_CD = self._weight_VD[start:stop]

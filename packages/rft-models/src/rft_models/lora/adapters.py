@@ -182,6 +182,7 @@ def add_lora(
         bias="none",
         base_model_name_or_path=where,
     )
+    # all of the model first: `initialize` turns the adapters' own parameters on again
     model.requires_grad_(False)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # peft draws values that are replaced below
         warnings.simplefilter("ignore")  # it says that GPT-2's matrices are transposed, which it finds out itself
@@ -272,8 +273,8 @@ def rules_of_config(config: Mapping[str, Any], where: str) -> AdapterRules:
             code="adapters.unknown_kind",
             what=f"{other[0]} = {config.get(other[0])!r} in adapter_config.json",
             where=where,
-            why="adapters here are LoRA, rsLoRA or DoRA of one rank on linear layers",
-            do="fold it in with peft (merge_and_unload), and use the merged directory",
+            why="supported are LoRA, rsLoRA and DoRA adapters of one rank on linear layers",
+            do="merge the adapters with peft (merge_and_unload), and use the merged directory",
         )
     kind: AdapterKind = "dora" if config.get("use_dora") else "rslora" if config.get("use_rslora") else "lora"
     named = (str(targets),) if isinstance(targets, str) else tuple(str(target) for target in targets or ())
@@ -302,18 +303,6 @@ def _no_rows(rules: AdapterRules, where: str) -> OptionsError:
         code="adapters.dropout_native",
         what=f"lora_dropout {rules.dropout:g} with a model that computes its own attention",
         where=where,
-        why="masks follow from the rows of the packed forward, so that no cut of a batch changes them",
+        why="dropout masks are derived from the rows of the packed forward, so that no split of a batch changes them",
         do="--lora_dropout 0",
     )
-
-
-def refuse_beside(rules: AdapterRules, freezes: bool, where: str) -> None:
-    """Raise an OptionsError where parts are to be frozen too."""
-    if freezes:
-        raise OptionsError(
-            code="adapters.frozen_too",
-            what=f"lora_rank {rules.rank} beside --freeze_prefix or --train_only_tokens_from",
-            where=where,
-            why="with adapters every weight of the model is frozen already",
-            do=f"--lora_rank {rules.rank} with --target_modules for the layers to train",
-        )

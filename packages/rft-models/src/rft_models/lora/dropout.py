@@ -40,16 +40,22 @@ class RowKeys:
         """Number of the optimizer step whose gradients are being taken."""
         self.keys_T: Tensor | None = None
 
-    def hook(self, _: nn.Module, __: tuple[Any, ...], given: dict[str, Any]) -> None:
+    def hook(self, _: nn.Module, __: tuple[Any, ...], inputs: dict[str, Any]) -> None:
         """Compute one key for each row of the packed row, from its sample's tokens, its position and the step."""
-        ids, positions = given.get("input_ids"), given.get("position_ids")
-        if not torch.is_grad_enabled() or ids is None or positions is None:
+        ids, positions = inputs.get("input_ids"), inputs.get("position_ids")
+        if not torch.is_grad_enabled():
+            return
+        # never those of another forward: of the same length, their masks would pass for this one's
+        self.keys_T = None
+        if ids is None or positions is None:
             return
         tokens_T, positions_T = ids[0].to(torch.int64), positions[0].to(torch.int64)
+        # a sample begins where positions do; its sum of words is the same in any row that it is packed into
         segments_T = (positions_T == 0).cumsum(0)
         words_T = mix(tokens_T * _GOLDEN + positions_T)
         samples_S = torch.zeros(tokens_T.shape[0] + 1, dtype=torch.int64, device=ids.device)
         samples_S.index_add_(0, segments_T, words_T)
+        # kept until the next forward: layers that the backward pass computes again need the same masks
         self.keys_T = mix(samples_S[segments_T] + mix(positions_T * _GOLDEN + self.update))
 
 

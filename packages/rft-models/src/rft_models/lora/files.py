@@ -29,11 +29,6 @@ FOLDER = "adapter"
 _SHOWN = 3
 
 
-def is_adapter_directory(path: Path) -> bool:
-    """Return true where a directory contains adapters and no model."""
-    return (path / CONFIG).is_file() and not (path / "config.json").is_file()
-
-
 def save(adapters: Adapters, directory: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a directory that peft loads. `tensors` are those of `Adapters.tensors`."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -44,6 +39,7 @@ def save(adapters: Adapters, directory: Path, tensors: Mapping[str, Tensor]) -> 
         "dtype": str(next(parameter for _, parameter in adapters.base_parameters()).dtype).removeprefix("torch."),
     }
     _write_json(directory / BASE, base)
+    # safetensors refuses tensors that are not contiguous
     on_cpu = {name: tensor.detach().to("cpu").contiguous() for name, tensor in sorted(tensors.items())}
     save_file(on_cpu, str(directory / WEIGHTS), metadata={"format": "pt"})
 
@@ -78,16 +74,18 @@ def load(adapters: Adapters, directory: Path) -> None:
     if differing:
         raise DataError(
             code="adapters.other_layers",
-            what=f"{len(differing)} tensors are not those of these adapters: {', '.join(differing[:_SHOWN])}",
+            what=f"{len(differing)} tensors do not match these adapters: {', '.join(differing[:_SHOWN])}",
             where=str(directory),
-            why="rank, kind and target modules are those that the adapters were made with",
+            why="rank, kind and target modules must be those that the adapters were made with",
             state="nothing was changed",
             do=_flags_of(read_json(directory / CONFIG)),
         )
     if (directory / BASE).is_file():
         _refuse_other_base(adapters, directory)
+    # only now, after every comparison: a refusal has changed no value
     with torch.no_grad():
         for name, parameter in adapters.named_parameters():
+            # adapters without memory yet have their values in `waiting`
             adapters.waiting.get(name, parameter).copy_(tensors[adapters.file_name(name)])
 
 
@@ -117,9 +115,9 @@ def base_directory(directory: Path) -> Path:
         return Path(named)
     raise DataError(
         code="adapters.no_base",
-        what=f"the model under the adapters, {named or 'which is not named'}, is not there",
+        what=f"the base model of the adapters, {named or 'which is not named'}, was not found",
         where=str(directory / CONFIG),
-        why="adapters are what is added to the weights of a model, and of no other",
+        why="adapters are added to the weights of one model and fit no other",
         do=f"put the model back at {named}" if named else "name it as base_model_name_or_path in this file",
     )
 
@@ -136,7 +134,7 @@ def _refuse_other_base(adapters: Adapters, directory: Path) -> None:
         return
     raise DataError(
         code="adapters.other_base",
-        what=f"the weights under the adapters are others than in {base.get('directory')} when they were trained",
+        what=f"the base weights differ from those in {base.get('directory')} when the adapters were trained",
         where=str(directory),
         why="adapters are differences from the weights that they were trained on",
         state="nothing was changed",

@@ -46,6 +46,7 @@ def initialize(name: str, module: Any, key: int, files: Files | None) -> dict[st
     wide = torch.promote_types(base.dtype, torch.float32)
     down, up = module.lora_A[ADAPTER], module.lora_B[ADAPTER]
     generator = torch.Generator().manual_seed(key & 0x7FFF_FFFF_FFFF_FFFF)
+    # in float32 on the CPU whatever the model is in, so that a seed always gives the same adapter
     drawn = torch.rand(down.weight.shape, generator=generator, dtype=torch.float32) * 2 - 1
     values = {
         f"lora_A.{ADAPTER}.weight": (drawn / down.weight.shape[1] ** 0.5).to(wide),

@@ -119,6 +119,7 @@ def split_name(name: str, layers: dict[str, MergeFacts]) -> tuple[str | None, st
     for end, part in _PARTS.items():
         if name.endswith(f".{end}") and (path := name[: -len(end) - 1]) in layers:
             return path, part
+    # whatever else the base layer has, such as a bias, keeps the name that it has in files
     path, separator, rest = name.rpartition(".base_layer.")
     return (path, rest) if separator and path in layers else (None, name)
 

@@ -36,12 +36,12 @@ def four_bit_arguments(device: torch.device | str, dtype: torch.dtype) -> dict[s
             where="--load_in_4bit",
             why=_WHY,
             state="nothing was loaded",
-            do="leave load_in_4bit out, or --device cuda on a machine with a GPU",
+            do="leave load_in_4bit out, or use --device cuda on a machine with a GPU",
         )
     if importlib.util.find_spec("bitsandbytes") is None:
         raise PreflightError(
             code="adapters.no_bitsandbytes",
-            what="load_in_4bit, and bitsandbytes is not installed in this environment",
+            what="load_in_4bit needs bitsandbytes, which is not installed in this environment",
             where="--load_in_4bit",
             why=_WHY,
             state="nothing was loaded",

@@ -39,6 +39,7 @@ def target_modules(layers: Sequence[str], asked: Sequence[str], modules: Sequenc
     if list(asked) == [ALL_LINEAR] or not asked:
         ends = sorted({name.rpartition(".")[2] for name in layers})
         others = {name.rpartition(".")[2] for name in modules if name not in set(layers)}
+        # peft matches ends of names: an end that other modules have too is replaced by all full names
         return ends if layers and not others.intersection(ends) else list(layers)
     for end in asked:
         matching = [name for name in modules if ends_with(name, end)]
@@ -56,16 +57,16 @@ def ends_with(name: str, end: str) -> bool:
 def _refusal(end: str, unfit: Sequence[str], layers: Sequence[str], where: str) -> OptionsError:
     near = near_names(end, layers)
     if unfit:
-        what = f"target_modules {end!r} is {unfit[0]}{' and others' if len(unfit) > 1 else ''}, no linear layer"
+        what = f"target_modules {end!r} matches {unfit[0]}{' and others' if len(unfit) > 1 else ''}, not a linear layer"
         why = "adapters are put around linear layers, the output matrix left out"
     else:
         what = f"target_modules {end!r} matches none of the {len(layers)} linear layers"
-        why = "a name is an end of a layer's name, from a dot on"
+        why = "a name matches the end of a layer's name, from a dot on"
     return OptionsError(
         code="adapters.no_such_layer",
         what=what,
         where=where,
-        why=f"{why}; near ones: {', '.join(near)}",
+        why=f"{why}; similar names: {', '.join(near)}",
         state="nothing was changed",
         do=f"--target_modules {near[0]}" if near else f"--target_modules {ALL_LINEAR}",
     )

@@ -55,14 +55,14 @@ class CausalPolicy(PackedModel):
     def __init__(
         self,
         model: Any,
-        codec: HfTokenizer | None,
+        tokenizer: HfTokenizer | None,
         *,
         packed: bool,
         head_chunk_size: int | None = None,
         kernel: VarlenKernel | None = None,
         where: str = "model",
     ) -> None:
-        super().__init__(model, codec, packed=packed, kernel=kernel, where=where)
+        super().__init__(model, tokenizer, packed=packed, kernel=kernel, where=where)
         self.head_chunk_size = head_chunk_size
         self.head = head_of(model, where)
         self._vocab_size = self.head.weight.shape[0]  # read here: a sharded weight may be empty later
@@ -74,6 +74,7 @@ class CausalPolicy(PackedModel):
     def wrap_forward(self, wrapper: ForwardWrapper) -> None:
         """Run every forward inside `wrapper(function, *arguments)`, for weights that have to be gathered first."""
         self._wrapper = wrapper
+        # images are in some rows only, and ranks that gather weights together must all use the tower
         self.gather_always()
 
     def enable_sequence_parallel(self, ranks: SequenceRanks, mode: SequenceMode = "auto") -> None:
@@ -145,6 +146,7 @@ class CausalPolicy(PackedModel):
         outputs = self.head.loss(
             hidden_RD,
             tokens.token_ids_T.index_select(0, targets_R),
+            # the head counts its own rows, the objective is asked by tokens
             lambda logprobs_N, entropy_N, rows_N: objective(logprobs_N, entropy_N, targets_R[rows_N]),
             temperature=temperature,
             chunk_size=self.head_chunk_size,
@@ -181,6 +183,7 @@ class CausalPolicy(PackedModel):
     ) -> tuple[Tensor | None, ...]:
         router, logits = self.router, list[Tensor]()
         states = self.backbone.states(tokens, routed=logits)
+        # the rows of this rank and not an even share of all: the routers' logits are of these rows
         targets_R, rows_R = _predictions(tokens, states)
         hidden_RD = states.hidden_KD.index_select(0, rows_R)
         logprobs_T, entropy_T = self._head_logprobs(
@@ -282,6 +285,7 @@ class CausalPolicy(PackedModel):
 
         Adapters are folded in, and written alone to the folder `adapter` below, which peft loads.
         """
+        # copied at once: files are written later, perhaps while training goes on
         weights = {name: copy(name, tensor) for name, tensor in state_of(self.model).items()}
 
         def write(directory: Path) -> None:
@@ -298,7 +302,7 @@ class CausalPolicy(PackedModel):
         self.model.config.save_pretrained(str(path))
         if self.model.can_generate():
             self.model.generation_config.save_pretrained(str(path))
-        self.write_codec(path)
+        self.write_tokenizer(path)
 
 
 def _predictions(tokens: PackedTokens, states: States) -> tuple[Tensor, Tensor]:

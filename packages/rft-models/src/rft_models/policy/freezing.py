@@ -21,6 +21,7 @@ from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_models.backbone.packed_model import PackedModel
 from rft_models.loading.transformers_loading import model_without_weights
+from rft_models.settings import freezing_refusal
 
 _PARTS = ("visual", "vision_tower", "multi_modal_projector", "language_model")
 """Parts of vision-language models, which may be named without the "model." before them."""
@@ -41,15 +42,10 @@ class FreezeRules:
     """Only the rows of tokens with this id or a higher one are trained, in the embedding and the output matrix."""
 
     def __post_init__(self) -> None:
-        if self.prefixes and self.train_only_tokens_from >= 0:
-            raise OptionsError(
-                code="freezing.two_ways",
-                what=f"freeze_prefix {','.join(self.prefixes)} beside train_only_tokens_from "
-                f"{self.train_only_tokens_from}",
-                where="--freeze_prefix, --train_only_tokens_from",
-                why="where only rows are trained, every other weight is frozen already",
-                do=f"--train_only_tokens_from {self.train_only_tokens_from} (and leave freeze_prefix out)",
-            )
+        prefixes = ",".join(self.prefixes)
+        refusal = freezing_refusal(prefixes, self.train_only_tokens_from)
+        if refusal is not None:
+            raise refusal.as_error({"freeze_prefix": prefixes, "train_only_tokens_from": self.train_only_tokens_from})
 
     @classmethod
     def of(cls, prefixes: str, train_only_tokens_from: int = -1) -> FreezeRules:
@@ -76,13 +72,9 @@ class FreezeReport:
     num_weights: int
     """Weights of the model, tied matrices counted once."""
 
-    def lines(self) -> list[str]:
-        """Return readable lines: how much is trained, and the name of everything that is not."""
-        frozen = self.num_weights - self.num_trained
-        lines = [f"{self.num_trained:,} of {self.num_weights:,} weights are trained; {frozen:,} are frozen:"]
-        for name, (first, num_rows, width) in self.rows.items():
-            lines.append(f"{name} rows 0 to {first - 1:,} ({first * width:,}); trained from row {first:,} ({num_rows})")
-        return lines + [f"{name} ({count:,})" for name, count in _by_pattern(self.tensors).items()]
+    def tensors_by_pattern(self) -> dict[str, int]:
+        """Return weights by names that cover all layers, as `model.layers.[0-11].mlp.up_proj.weight`."""
+        return _by_pattern(self.tensors)
 
 
 @dataclass(slots=True)
@@ -151,10 +143,10 @@ def _freeze_all_but_rows(model: Any, first: int, rows: TrainableRows, where: str
     if first >= vocabulary:
         raise OptionsError(
             code="freezing.no_new_tokens",
-            what=f"train_only_tokens_from = {first:,}, and the matrices of the model have rows 0 to {vocabulary - 1:,}",
+            what=f"train_only_tokens_from = {first:,}, but the model's matrices have rows 0 to {vocabulary - 1:,}",
             where=where,
-            why="no row would be trained: the model has no tokens from there on",
-            do="name the id of the first new token, after the model and its tokenizer were extended",
+            why="no row would be trained: the model has no token with this id or a higher one",
+            do="give the id of the first new token, after extending the model and its tokenizer",
         )
     model.requires_grad_(False)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -173,7 +165,7 @@ def _matching(model: Any, prefixes: Sequence[str], where: str) -> Iterator[nn.Pa
                 code="freezing.no_such_parameter",
                 what=f"freeze_prefix {prefix!r} matches none of the {len(named)} parameter names",
                 where=where,
-                why="the names are those of the model as it is loaded; near ones: " + ", ".join(_near(stem, named)),
+                why="the names are those of the loaded model; similar ones: " + ", ".join(_near(stem, named)),
                 do=f"--freeze_prefix {_near(stem, named)[0]}",
             )
         yield from matches
@@ -215,6 +207,7 @@ def _describe(model: Any, rows: TrainableRows) -> FreezeReport:
 def _move_gradient(rows: nn.Parameter, first: int, weight: Tensor) -> None:
     assert weight.grad is not None
     part = weight.grad[first:]
+    # a copy: a view would keep the gradient of the whole matrix alive
     rows.grad = part.clone() if rows.grad is None else rows.grad.add_(part)
     weight.grad = None  # no optimizer has the matrix, and its gradient would hold memory for every row
 

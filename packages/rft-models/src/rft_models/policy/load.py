@@ -40,7 +40,7 @@ def load_policy(
     flash_attn: bool = False,
     freeze: FreezeRules | None = None,
     head_chunk_size: int | None = None,
-    codec: HfTokenizer | None = None,
+    tokenizer: HfTokenizer | None = None,
     load_in_4bit: bool = False,
 ) -> CausalPolicy:
     """Load the causal or vision-language model in `directory`, patched for its `model_type`, in eval mode.
@@ -55,7 +55,7 @@ def load_policy(
         flash_attn: use the flash-attn package where it can run, see `attention.kernels`.
         freeze: what is left untrained, see `freezing`.
         head_chunk_size: rows whose logits are formed at a time, never whole in memory; None picks by size.
-        codec: a tokenizer that was loaded already (of a model that takes images an `HfProcessor`).
+        tokenizer: a tokenizer that was loaded already (of a model that takes images an `HfProcessor`).
         load_in_4bit: hold the weights in 4 bits, see `lora.quantization`; adapters alone can then be trained.
 
     Raises:
@@ -65,8 +65,9 @@ def load_policy(
     """
     more = four_bit_arguments(device, dtype) if load_in_4bit else {}
     path, config = checked_model_directory(directory)
+    # all that the small files show is refused before the weights are read
     refuse_other_kinds(path, config, takes_images=True)
-    codec = codec if codec is not None else load_processor(path)
+    tokenizer = tokenizer if tokenizer is not None else load_processor(path)
     packed = choose_packed(config["model_type"], attention, path, text_type=text_type(config))
     loaded = load_model(path, dtype, native_attention(config), auto_class=auto_class_of(config), more=more)
     model = patches.apply(loaded)
@@ -74,7 +75,7 @@ def load_policy(
         model.to(device)
     policy = make_policy(
         model,
-        codec,
+        tokenizer,
         packed=packed,
         gradient_checkpointing=gradient_checkpointing,
         head_chunk_size=head_chunk_size,
@@ -94,7 +95,7 @@ def load_reference(
     attention: Attention = "auto",
     flash_attn: bool = False,
     head_chunk_size: int | None = None,
-    codec: HfTokenizer | None = None,
+    tokenizer: HfTokenizer | None = None,
 ) -> CausalPolicy:
     """`load_policy`, frozen: eval mode and no parameter requires a gradient."""
     policy = load_policy(
@@ -104,7 +105,7 @@ def load_reference(
         attention=attention,
         flash_attn=flash_attn,
         head_chunk_size=head_chunk_size,
-        codec=codec,
+        tokenizer=tokenizer,
     )
     policy.model.requires_grad_(False)
     return policy
@@ -112,7 +113,7 @@ def load_reference(
 
 def make_policy(
     model: Any,
-    codec: HfTokenizer | None,
+    tokenizer: HfTokenizer | None,
     *,
     packed: bool,
     gradient_checkpointing: Checkpointing | bool | None = None,
@@ -122,6 +123,6 @@ def make_policy(
 ) -> CausalPolicy:
     """Build a policy from a transformers model in memory; checks it against the model's own forward."""
     prepare(model, packed=packed, gradient_checkpointing=gradient_checkpointing)
-    policy = CausalPolicy(model, codec, packed=packed, head_chunk_size=head_chunk_size, kernel=kernel, where=where)
+    policy = CausalPolicy(model, tokenizer, packed=packed, head_chunk_size=head_chunk_size, kernel=kernel, where=where)
     policy.verify()
     return policy

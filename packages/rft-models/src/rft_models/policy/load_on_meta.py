@@ -45,7 +45,7 @@ def load_on_meta(
     flash_attn: bool = False,
     freeze: FreezeRules | None = None,
     head_chunk_size: int | None = None,
-    codec: HfTokenizer | None = None,
+    tokenizer: HfTokenizer | None = None,
 ) -> CausalPolicy:
     """Load a policy without its weights: `policy.pending_weights` holds them for the code that allocates parameters.
 
@@ -56,9 +56,10 @@ def load_on_meta(
     """
     path, config = checked_model_directory(directory)
     refuse_other_kinds(path, config, takes_images=True)
-    codec = codec if codec is not None else load_processor(path)
+    tokenizer = tokenizer if tokenizer is not None else load_processor(path)
     packed = choose_packed(config["model_type"], "auto", path, text_type=text_type(config))
     model = patches.apply(_empty_model(path, config, dtype))
+    # `MetaParameters` reaches what `torch.empty` makes; gains of norms are made of ones
     _drop_memory(model)
     _place_buffers(model, torch.device(device), path)
     files = WeightFiles(path)
@@ -66,7 +67,10 @@ def load_on_meta(
     files.refuse_others(shapes_of(model))
     prepare(model, packed=packed, gradient_checkpointing=gradient_checkpointing)
     kernel = choose_attention(device, dtype, flash_attn=flash_attn).kernel
-    policy = CausalPolicy(model, codec, packed=packed, head_chunk_size=head_chunk_size, kernel=kernel, where=str(path))
+    policy = CausalPolicy(
+        model, tokenizer, packed=packed, head_chunk_size=head_chunk_size, kernel=kernel, where=str(path)
+    )
+    # the files stay open: whoever allocates the parameters reads each rank's blocks and closes them
     policy.pending_weights = files
     if freeze is not None and freeze.freezes:
         freezing.freeze(policy, freeze)
@@ -129,9 +133,9 @@ def _place_buffers(model: nn.Module, device: torch.device, path: Path) -> None:
             if buffer.is_meta:
                 raise OptionsError(
                     code="models.meta_buffer",
-                    what=f"{where}.{name} {list(buffer.shape)} is not a parameter, and only its file has its values",
+                    what=f"{where}.{name} {list(buffer.shape)} is not a parameter, and its values are only in the file",
                     where=f"--meta_init with {path}",
-                    why="parameters alone are read in blocks",
-                    do="leave --meta_init out: the weights are loaded whole and then spread",
+                    why="only parameters are read in blocks",
+                    do="leave --meta_init out: the weights are then loaded whole and distributed",
                 )
             setattr(module, name, buffer.to(device))

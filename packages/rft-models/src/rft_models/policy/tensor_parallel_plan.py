@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rft_core.errors import PreflightError
 from rft_models.backbone.forward_check import Probe, require_equal_logits
 from rft_models.files.divisibility import refuse_uneven
+from rft_models.layers.eval_mode import eval_mode
 from rft_models.logprobs.row_statistics import Collectives, VocabularyShard
 from rft_models.lora.merge import ADAPTER, is_adapted
 from rft_models.policy.causal_policy import CausalPolicy
@@ -71,6 +72,7 @@ def tensor_plan(policy: CausalPolicy, num_ranks: int) -> TensorPlan:
 
 def _kinds(decoder: nn.Module, plan: Mapping[str, str], where: str) -> Iterator[tuple[str, str]]:
     """(name of a layer, how it is cut) in the order of the model."""
+    # in transformers' plans a star stands for the number of a layer
     patterns = {re.compile(re.escape(pattern).replace(r"\*", r"\d+")): kind for pattern, kind in plan.items()}
     for name, module in decoder.named_modules():
         kind = next((kind for pattern, kind in patterns.items() if pattern.fullmatch(name)), None)
@@ -103,10 +105,10 @@ def _with_adapters(decoder: nn.Module, kinds: Iterable[tuple[str, str]], where: 
 def _refuse_others(decoder: nn.Module, kinds: Mapping[str, str], num_ranks: int, where: str) -> None:
     """Raise `PreflightError` unless every matrix of the layers is in the plan and a linear layer that divides."""
     if not kinds:
-        raise _not_cut(f"{type(decoder).__name__} has no plan", where)
+        raise _not_cut(f"{type(decoder).__name__} has no tensor-parallel plan", where)
     for name, module in decoder.named_modules():
         if _drops_out(module):
-            raise _not_cut(f"{name or 'the decoder'} drops out, on each rank something else", where)
+            raise _not_cut(f"{name or 'the decoder'} has dropout, which would differ between the ranks", where)
         kind = kinds.get(name)
         if kind in (_BY_OUTPUTS, _BY_INPUTS):
             if not isinstance(module, nn.Linear):
@@ -117,7 +119,7 @@ def _refuse_others(decoder: nn.Module, kinds: Mapping[str, str], num_ranks: int,
         elif kind is None and name and not isinstance(module, nn.Embedding):
             for own, parameter in module.named_parameters(recurse=False):
                 if parameter.ndim > 1:
-                    raise _not_cut(f"{name}.{own} is a matrix that no plan names", where)
+                    raise _not_cut(f"{name}.{own} is a matrix that the plan does not name", where)
 
 
 def _drops_out(module: nn.Module) -> bool:
@@ -139,8 +141,8 @@ def _not_cut(what: str, where: str) -> PreflightError:
         code="tensor.architecture",
         what=what,
         where=where,
-        why="ranks that hold parts of the matrices compute what the whole model would: heads and feed-forward columns",
-        do="--tp_size 1 with --fsdp, which cuts any architecture",
+        why="ranks must compute together what the whole model would: only heads and feed-forward columns are split",
+        do="--tp_size 1 with --fsdp, which shards any architecture",
     )
 
 
@@ -165,6 +167,7 @@ def apply_tensor_parallel(
 def shard_output_head(policy: CausalPolicy, collectives: Collectives) -> None:
     """Compute log-probabilities from this rank's rows of the output matrix and those of the others."""
     weight: Any = policy.head.layer.weight
+    # each rank writes its number of rows into its own place, so that the sum is the table of all
     rows = torch.zeros(collectives.world_size, dtype=torch.int64, device=weight.device)
     rows[collectives.rank] = weight.to_local().shape[0]
     offset = int(collectives.sum(rows)[: collectives.rank].sum())
@@ -173,10 +176,8 @@ def shard_output_head(policy: CausalPolicy, collectives: Collectives) -> None:
 
 @torch.no_grad()
 def _probed(policy: CausalPolicy) -> Tensor:
-    training = policy.model.training
-    policy.eval()
     config = policy.model.config.get_text_config(decoder=True)
     probe = Probe.of(int(config.vocab_size), policy.device)
-    logprobs_T, _ = policy.token_logprobs(probe.tokens)
-    policy.train(training)
+    with eval_mode(policy.model):
+        logprobs_T, _ = policy.token_logprobs(probe.tokens)
     return logprobs_T

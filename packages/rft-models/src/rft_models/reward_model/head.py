@@ -30,7 +30,7 @@ class AttentionPooling(nn.Module):
                 code="models.reward_pooling",
                 what=f"attention_heads = {num_heads} on a width of {width}",
                 where="reward head",
-                why="each query looks at its own part of the width, so their number divides it",
+                why="each query covers its own part of the width, so the number of queries must divide it",
                 do=f"attention_heads {math.gcd(width, num_heads)}",
             )
         self.num_heads = num_heads
@@ -57,6 +57,7 @@ class ScoreHead(nn.Module):
     def __init__(self, spec: RewardSpec, weight_KD: Tensor, *, seed: int = 0) -> None:
         super().__init__()
         self.spec = spec
+        # without memory: values of its own would be drawn from torch's generator and replaced in the next line
         self.score = nn.Linear(weight_KD.shape[1], weight_KD.shape[0], bias=False, device="meta")
         self.score.weight = nn.Parameter(weight_KD)
         learned = spec.pooling == "attention"
@@ -79,6 +80,7 @@ def segment_softmax(logits_TH: Tensor, segment_T: Tensor, num_segments: int) -> 
     """Compute [T, H]: of each column, the softmax over the tokens of one segment."""
     index_TH = segment_T[:, None].expand_as(logits_TH)
     max_SH = logits_TH.new_full((num_segments, logits_TH.shape[1]), -math.inf)
+    # the maximum cancels in the quotient, so no gradient goes through it
     max_SH = max_SH.scatter_reduce(0, index_TH, logits_TH.detach(), "amax")
     powers_TH = (logits_TH - max_SH[segment_T]).exp()
     sums_SH = torch.zeros_like(max_SH).index_add(0, segment_T, powers_TH)

@@ -8,18 +8,17 @@ nothing loads it and computes something else.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rft_core.errors import DataError, OptionsError
+from rft_core.errors import DataError
 from rft_models.attention.kernels import choose_attention
 from rft_models.attention.varlen import VarlenKernel
 from rft_models.families.vision import is_vision, text_type
-from rft_models.files.directories import checked_model_directory, no_load_report
+from rft_models.files.directories import checked_model_directory, missing_weights, no_load_report
 from rft_models.files.head_tensors import refuse_bias, stored_tensor
 from rft_models.layers.gradient_checkpointing import Checkpointing
 from rft_models.loading.sequence_classifiers import HEAD, has_no_token_head
@@ -61,11 +60,11 @@ def load_reward_model(
     path, config = checked_model_directory(source)
     spec = spec_in_files(path, config)
     head = _stored_head(path, spec)
-    codec = load_processor(path)
+    tokenizer = load_processor(path)
     model = _decoder(path, config, dtype, device)
     packed = choose_packed(config["model_type"], attention, path, text_type=text_type(config))
     kernel = choose_attention(device, dtype, flash_attn=flash_attn).kernel
-    return make_reward_model(model, head, codec, packed=packed, kernel=kernel, where=str(path))
+    return make_reward_model(model, head, tokenizer, packed=packed, kernel=kernel, where=str(path))
 
 
 def new_reward_model(
@@ -84,7 +83,7 @@ def new_reward_model(
     Raises as `load_reward_model`; `OptionsError` for a layer that is not there.
     """
     path, config = checked_model_directory(source)
-    codec = load_processor(path)
+    tokenizer = load_processor(path)
     model = _decoder(path, config, dtype, device)
     head = new_head(spec, model.config.get_text_config(decoder=True).hidden_size, seed=seed)
     packed = choose_packed(config["model_type"], attention, path, text_type=text_type(config))
@@ -92,7 +91,7 @@ def new_reward_model(
     return make_reward_model(
         model,
         head,
-        codec,
+        tokenizer,
         packed=packed,
         kernel=kernel,
         gradient_checkpointing=gradient_checkpointing,
@@ -103,7 +102,7 @@ def new_reward_model(
 def make_reward_model(
     model: Any,
     head: ScoreHead,
-    codec: HfTokenizer | None = None,
+    tokenizer: HfTokenizer | None = None,
     *,
     packed: bool,
     kernel: VarlenKernel | None = None,
@@ -111,12 +110,13 @@ def make_reward_model(
     where: str = "model",
 ) -> RewardModel:
     """Build a reward model from a transformers decoder in memory and a head; checks its forward."""
+    # layers go first: what is switched and compared with its own forward below is the model that stays
     if head.spec.layer is not None:
         truncate_decoder(model.get_decoder() if is_vision(model.config.model_type) else model, head.spec.layer, where)
     prepare(model, packed=packed, gradient_checkpointing=gradient_checkpointing)
     weight = next(model.parameters())
     head.to(weight.device, torch.promote_types(weight.dtype, torch.float32))
-    made = RewardModel(model, head.eval(), codec, packed=packed, kernel=kernel, where=where)
+    made = RewardModel(model, head.eval(), tokenizer, packed=packed, kernel=kernel, where=where)
     made.verify()
     return made
 
@@ -155,21 +155,8 @@ def weighted_head(path: Path, config: dict[str, Any]) -> Tensor | None:
     if weight_KD is None:
         return None
     weights_K = torch.tensor(spec.weights, dtype=weight_KD.dtype)
+    # heads are linear and have no bias, so their weighted sum is one head
     return (weights_K @ weight_KD)[None]
-
-
-def with_weights(spec: RewardSpec, weights: dict[str, float]) -> RewardSpec:
-    """Return the spec with these weights; raise `OptionsError` for a head that it lacks."""
-    unknown = sorted(set(weights) - set(spec.heads))
-    if unknown:
-        raise OptionsError(
-            code="models.reward_head_unknown",
-            what=f"head {unknown[0]!r}; there are {', '.join(spec.heads)}",
-            where="reward head",
-            why="a weight belongs to a head by its name",
-            do=spec.heads[0],
-        )
-    return replace(spec, weights=tuple(weights.get(name, 0.0) for name in spec.heads))
 
 
 def _decoder(path: Path, config: dict[str, Any], dtype: torch.dtype, device: torch.device | str) -> Any:
@@ -188,23 +175,18 @@ def _stored_head(path: Path, spec: RewardSpec) -> ScoreHead:
             code="models.reward_head_shape",
             what=f"{HEAD}.weight has {weight_KD.shape[0]} rows for the heads {', '.join(spec.heads)}",
             where=str(path),
-            why="each head is one row",
+            why="each head needs one row",
             do=f"copy config.json and the *.safetensors of the model into {path} again",
         )
     head = ScoreHead(spec, weight_KD)
     names = [name for name in head.state_dict() if name != f"{HEAD}.weight"]
+    # not strict: the weight is in already
     head.load_state_dict({name: _required(path, f"{spec.tensor_prefix}{name}") for name in names}, strict=False)
     return head
 
 
 def _required(path: Path, name: str) -> Tensor:
     tensor = stored_tensor(path, name)
-    if tensor is not None:
-        return tensor
-    raise DataError(
-        code="models.missing_weights",
-        what=f"the head's tensor {name} is not in the files",
-        where=str(path),
-        why="a tensor that is not loaded would start from random values",
-        do=f"copy the *.safetensors that belong to this config.json into {path}",
-    )
+    if tensor is None:
+        raise missing_weights(path, f"the head's tensor {name} is not in the files")
+    return tensor

@@ -32,13 +32,13 @@ class RewardModel(PackedModel):
         self,
         model: Any,
         head: ScoreHead,
-        codec: HfTokenizer | None,
+        tokenizer: HfTokenizer | None,
         *,
         packed: bool,
         kernel: VarlenKernel | None = None,
         where: str = "model",
     ) -> None:
-        super().__init__(model, codec, packed=packed, kernel=kernel, where=where)
+        super().__init__(model, tokenizer, packed=packed, kernel=kernel, where=where)
         self.head = head
         self._pad_id: int | None = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
 
@@ -56,6 +56,7 @@ class RewardModel(PackedModel):
         Returns:
             [S] of each head by name, float32 (float64 for float64 weights), differentiable; segments in order.
         """
+        # a segment begins at the token that nothing predicts
         segment_T = (~tokens.predictable_T).to(torch.int64).cumsum(0) - 1
         pooled_SD = self._pooled(self.backbone.states(tokens), tokens.token_ids_T, segment_T, int(segment_T[-1]) + 1)
         scores_SK = self.head(pooled_SD)

@@ -37,10 +37,10 @@ class RewardTextScorer:
             model: in eval mode, with a tokenizer.
             max_tokens: tokens of a forward; a longer text runs alone.
         """
-        assert model.codec is not None, "a reward model without a tokenizer scores token ids only"
+        assert model.tokenizer is not None, "a reward model without a tokenizer scores token ids only"
         self.model = model
-        self._codec: HfTokenizer = model.codec
-        self._images = shared_images_of(model.codec)
+        self._tokenizer: HfTokenizer = model.tokenizer
+        self._images = shared_images_of(model.tokenizer)
         self._max_tokens = max_tokens
 
     @property
@@ -94,20 +94,21 @@ class RewardTextScorer:
         if self._images is not None:
             response = self._images.of_response(response)
         text = self._text(prompt, messages, response)
-        special = not self._codec.has_chat_template
+        special = not self._tokenizer.has_chat_template
         if self._images is None:
-            ids, media = self._codec.encode(text, add_special_tokens=special), None
+            ids, media = self._tokenizer.encode(text, add_special_tokens=special), None
         else:
             ids, media = self._images.encode_shared(text, images)
-        end = self._codec.eos_ids[:1] if special else ()
+        end = self._tokenizer.eos_ids[:1] if special else ()
+        # the tokenizer, or the response itself, may have put the end token there already
         return (ids if not end or ids[-1:] == list(end) else [*ids, *end]), media
 
     def _text(self, prompt: str, messages: Messages, response: str) -> str:
-        if not self._codec.has_chat_template:
+        if not self._tokenizer.has_chat_template:
             return prompt + response
         turns = list(messages) or [{"role": "user", "content": prompt}]
         answered = [*turns, {"role": "assistant", "content": response}]
-        return self._codec.render_chat(answered, add_generation_prompt=False)
+        return self._tokenizer.render_chat(answered, add_generation_prompt=False)
 
     def _encoded(
         self, prompt: str, messages: Messages, response: str, images: Images
@@ -120,7 +121,7 @@ class RewardTextScorer:
             return f"the reward model cannot read it: {error.problem.what}"
         limit = self.model.max_positions
         if limit and len(ids) > limit:
-            return f"{len(ids)} tokens, the reward model places {limit}"
+            return f"{len(ids)} tokens, but the reward model takes at most {limit}"
         return (ids, media) if ids else "the text has no tokens"
 
     def _batches(self, tokens: Mapping[int, Sequence[int]]) -> list[list[int]]:
@@ -143,6 +144,7 @@ class RewardTextScorer:
         lengths = torch.tensor([len(row) for row in rows])
         segments_T = torch.repeat_interleave(torch.arange(len(rows)), lengths)
         positions_T = torch.cat([torch.arange(len(row)) for row in rows])
+        # given as targets, though nothing is predicted: what neighbours share before the first one runs once
         own_T = positions_T >= torch.tensor(shared)[segments_T]
         packed = PackedTokens(
             torch.tensor([token for row in rows for token in row], device=device),

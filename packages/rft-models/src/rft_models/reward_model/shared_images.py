@@ -16,21 +16,22 @@ OTHER_MARKER = "(image)"
 
 
 class SharedImages(HfProcessor):
-    """A codec that prepares the images of neighbouring texts once, where they are the same files.
+    """A tokenizer that prepares the images of neighbouring texts once, where they are the same files.
 
     Example::
 
-        shared = SharedImages(codec)
+        shared = SharedImages(tokenizer)
         first, again = (shared.encode_shared(text, images) for text in ("<image>one", "<image>two"))
     """
 
-    def __init__(self, codec: HfProcessor) -> None:
-        super().__init__(codec, codec.processor, codec.family, codec.image_token_id, codec.pixels)
+    def __init__(self, tokenizer: HfProcessor) -> None:
+        super().__init__(tokenizer, tokenizer.processor, tokenizer.family, tokenizer.image_token_id, tokenizer.pixels)
         self._last: tuple[tuple[bytes, ...], Media] | None = None
 
     def encode_shared(self, text: str, images: tuple[bytes, ...]) -> tuple[list[int], Media | None]:
         """Encode as `encode_media`, with the last text's images where they are the same files."""
         collapsed = self._as_processor_does(self._with_own_markers(text))
+        # the same tuple needs no comparison of its files, which may be megabytes
         same = self._last is not None and (self._last[0] is images or self._last[0] == images)
         if not images or not same or collapsed.count(self.image_token_id) != len(images):
             token_ids, media = self.encode_media(text, images)
@@ -46,9 +47,9 @@ class SharedImages(HfProcessor):
         return text
 
 
-def shared_images_of(codec: HfTokenizer) -> SharedImages | None:
+def shared_images_of(tokenizer: HfTokenizer) -> SharedImages | None:
     """Return the shared preparation for a tokenizer with an image processor; None for one of text."""
-    return SharedImages(codec) if isinstance(codec, HfProcessor) else None
+    return SharedImages(tokenizer) if isinstance(tokenizer, HfProcessor) else None
 
 
 def _expanded(collapsed: Sequence[int], like: Media) -> tuple[list[int], Media]:

@@ -102,7 +102,7 @@ def stored_spec(config: Mapping[str, Any], path: Path) -> RewardSpec | None:
             code="models.reward_spec_damaged",
             what=f"{RECORD} in config.json cannot be read: {error}",
             where=str(path / "config.json"),
-            why="it says how the scores are computed",
+            why="this entry describes how the scores are computed",
             do=f"copy config.json of the reward model into {path} again",
         ) from error
 
@@ -113,5 +113,5 @@ def spec_of_classifier(config: Mapping[str, Any], num_labels: int) -> RewardSpec
     names = [str(named.get(str(number), f"LABEL_{number}")) for number in range(num_labels)]
     names = [re.sub(r"[^\w.-]+", "_", name) for name in names]
     if num_labels == 1:
-        return RewardSpec(heads=("score",) if _UNNAMED.fullmatch(names[0]) else (names[0],), weights=(1.0,))
+        return RewardSpec(heads=("score",) if _UNNAMED.fullmatch(names[0]) else (names[0],))
     return RewardSpec(heads=tuple(names), weights=None)

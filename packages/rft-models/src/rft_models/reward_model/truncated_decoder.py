@@ -22,9 +22,9 @@ def truncate_decoder(decoder: Any, layer: int, where: str) -> None:
     if not isinstance(layers, nn.ModuleList) or not isinstance(norm, nn.Module):
         raise OptionsError(
             code="models.reward_layer_unknown",
-            what=f"{type(decoder).__name__} has no `layers` with a `norm` behind them",
+            what=f"{type(decoder).__name__} has no `layers` with a `norm` after them",
             where=where,
-            why="a head on a layer needs to know where the layer ends",
+            why="a head on a layer needs the list of layers and the final norm",
             do="leave the layer out: the head then reads the last state",
         )
     if layer > len(layers):
@@ -37,6 +37,7 @@ def truncate_decoder(decoder: Any, layer: int, where: str) -> None:
         )
     decoder.layers = layers[:layer]
     _fit_config(decoder.config.get_text_config(decoder=True), layer)
+    # the norm stays and is passed by: without it the decoder would have other tensors than its architecture
     norm.requires_grad_(False)
     norm.register_forward_hook(_unchanged)
 

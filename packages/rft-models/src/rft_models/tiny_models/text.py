@@ -161,7 +161,7 @@ def build_bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     if vocab_size < smallest:
         raise OptionsError(
             code="build.small_vocabulary",
-            what=f"vocab_size = {vocab_size}, needed at least 2 special tokens + 256 bytes = {smallest}",
+            what=f"vocab_size = {vocab_size}; needed are at least 2 special tokens + 256 bytes = {smallest}",
             where="vocab_size",
             why="a byte-level vocabulary holds every byte",
             do=f"vocab_size {smallest}",

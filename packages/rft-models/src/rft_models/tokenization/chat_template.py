@@ -40,18 +40,18 @@ class ChatTurnTemplate:
     turn, write a turn of another role or leave a placeholder of an absent image. Several threads may use it.
     """
 
-    def __init__(self, codec: HfTokenizer) -> None:
+    def __init__(self, tokenizer: HfTokenizer) -> None:
         """Check the template and read the texts around a turn from it.
 
         Raises:
             DataError: no chat template, or one that changes what it has written, or whose turns end with no token that
                 ends a response.
         """
-        self._codec = codec
+        self._tokenizer = tokenizer
         self._cache: dict[str, tuple[int, ...]] = {}
         self._one_at_a_time = threading.Lock()
-        self._end_texts = [codec.decode([token]) for token in codec.eos_ids]
-        words = {*codec.tokenizer.all_special_tokens, *codec.media_words}
+        self._end_texts = [tokenizer.decode([token]) for token in tokenizer.eos_ids]
+        words = {*tokenizer.hf_tokenizer.all_special_tokens, *tokenizer.media_words}
         self._special = sorted(words, key=len, reverse=True)
         asked = self._text([_user(_ASKED)], speaks=False)
         speaking = self._text([_user(_ASKED)], speaks=True)
@@ -63,7 +63,7 @@ class ChatTurnTemplate:
         self._check_growth(speaking, "user")
         if self.has_tool_role:
             self._check_growth(speaking, "tool")
-        self.generation_ids = tuple(codec.encode(speaking.removeprefix(asked)))
+        self.generation_ids = tuple(tokenizer.encode(speaking.removeprefix(asked)))
         """Tokens that open the assistant's turn, with which a rendered prompt ends."""
 
     def opening(self, messages: Messages) -> tuple[int, ...]:
@@ -86,13 +86,14 @@ class ChatTurnTemplate:
 
     def _cached(self, kind: str, messages: Messages) -> tuple[int, ...]:
         key = json.dumps([kind, *map(dict, messages)], sort_keys=True)
+        # rendering too: an `HfProcessor` changes the tokenizer's template while it renders
         with self._one_at_a_time:
             tokens = self._cache.get(key)
             if tokens is None:
                 text = self.opening_text(messages) if kind == "opening" else self.observation_text(messages)
                 if len(self._cache) >= _CACHED:
                     self._cache.clear()
-                tokens = self._cache[key] = tuple(self._codec.encode(text))
+                tokens = self._cache[key] = tuple(self._tokenizer.encode(text))
             return tokens
 
     def opening_text(self, messages: Messages) -> str:
@@ -113,8 +114,8 @@ class ChatTurnTemplate:
         ends = [behind.find(end) + len(end) for end in self._end_texts if end and end in behind]
         if not ends:
             raise self._refused(
-                f"behind the assistant's words it writes {behind[:40]!r}",
-                f"a turn is over when one of {self._end_texts} is sampled, and the template writes none of them",
+                f"after the assistant's words it writes {behind[:40]!r}",
+                f"a turn is over when one of {self._end_texts} is sampled, but the template writes none of them",
                 "put the token that ends a turn into eos_token_id of generation_config.json",
             )
         return min(ends)
@@ -128,6 +129,7 @@ class ChatTurnTemplate:
             role = message["role"]
             if role == "tool" and not self.has_tool_role:
                 role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+                # results of several tools become one message: many templates refuse two of the user in a row
                 if kept and kept[-1]["role"] == "user":
                     kept[-1]["content"] += f"\n{content}"
                     continue
@@ -160,6 +162,7 @@ class ChatTurnTemplate:
         first = [_user(_ASKED), {"role": "assistant", "content": _MARK}, {"role": role, "content": _REPLY}]
         one = self._text(first, speaks=True)
         index = one.find(_MARK, len(speaking)) if one.startswith(speaking) else -1
+        # a template may put white space before a turn's words, and nothing else
         if index < 0 or one[len(speaking) : index].strip():
             self._require_prefix(speaking + _MARK, one, "the assistant's first turn")
         second = [{"role": "assistant", "content": _SECOND_MARK}, {"role": role, "content": _REPLY}]
@@ -176,18 +179,18 @@ class ChatTurnTemplate:
         raise self._refused(
             f"with {added} added it writes {after[index : index + 24]!r} at character {index}, "
             f"where it had written {before[index : index + 24]!r}",
-            "turns are put behind one another as tokens, so a template may only add to what it has written",
+            "turns are appended to one another as tokens, so a template may only add to what it has written",
             "put a template that keeps earlier turns as they are into chat_template.jinja of the model's directory",
         )
 
     def _text(self, messages: Messages, *, speaks: bool) -> str:
-        return self._codec.render_chat(messages, add_generation_prompt=speaks)
+        return self._tokenizer.render_chat(messages, add_generation_prompt=speaks)
 
     def _refused(self, what: str, why: str, do: str) -> DataError:
         return DataError(
             code="text.chat_turns",
             what=f"the chat template cannot be used for conversations: {what}",
-            where=self._codec.where,
+            where=self._tokenizer.where,
             why=why,
             state="nothing was sampled",
             do=do,

@@ -23,7 +23,7 @@ class HfTokenizer:
     """
 
     def __init__(self, tokenizer: Any, *, eos_ids: Sequence[int] = (), where: str = "tokenizer") -> None:
-        self.tokenizer = tokenizer
+        self.hf_tokenizer = tokenizer
         self.where = where
         self.tools: Sequence[Mapping[str, Any]] = ()
         """JSON schemas of the tools that `render_chat` describes to the model."""
@@ -35,14 +35,14 @@ class HfTokenizer:
     @property
     def pad_id(self) -> int:
         """Id that fills padding: the padding token, else the end token, else 0."""
-        if self.tokenizer.pad_token_id is not None:
-            return int(self.tokenizer.pad_token_id)
+        if self.hf_tokenizer.pad_token_id is not None:
+            return int(self.hf_tokenizer.pad_token_id)
         return self.eos_ids[0] if self.eos_ids else 0
 
     @property
     def has_chat_template(self) -> bool:
         """Return true where `render_chat` can be used."""
-        return bool(self.tokenizer.chat_template)
+        return bool(self.hf_tokenizer.chat_template)
 
     @property
     def media_words(self) -> tuple[str, ...]:
@@ -57,17 +57,17 @@ class HfTokenizer:
         """
         if self._closed_alphabet is not None:
             self._refuse_unknown_characters(text, self._closed_alphabet)
-        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        return list(self.hf_tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Decode `ids` to text, spaces as they are."""
-        return self.tokenizer.decode(
+        return self.hf_tokenizer.decode(
             list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
         """Decode several sequences without special tokens, in one call of the tokenizer's compiled part."""
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        backend = getattr(self.hf_tokenizer, "backend_tokenizer", None)
         if backend is None:
             return [self.decode(ids, skip_special_tokens=True) for ids in batch]
         return backend.decode_batch([list(ids) for ids in batch], skip_special_tokens=True)
@@ -85,13 +85,13 @@ class HfTokenizer:
         if not self.has_chat_template:
             raise DataError(
                 code="text.no_chat_template",
-                what="a chat was given, and the tokenizer has no chat template",
+                what="a chat was given, but the tokenizer has no chat template",
                 where=self.where,
-                why="the template of the model says how roles become text; guessing one trains on the wrong format",
+                why="the model's template defines how roles become text; a guessed one would train on the wrong format",
                 do="give prompts as plain text, or put chat_template.jinja into the model's directory",
             )
         try:
-            text = self.tokenizer.apply_chat_template(
+            text = self.hf_tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 tools=[dict(tool) for tool in self.tools] or None,
                 tokenize=False,
@@ -102,7 +102,7 @@ class HfTokenizer:
                 code="text.chat_refused",
                 what=f"the chat template refused {len(messages)} messages: {error}",
                 where=self.where,
-                why="templates accept certain roles in a certain order",
+                why="templates accept only certain roles in a certain order",
                 do=f"change the roles {[message.get('role') for message in messages][:8]} to what the template takes",
             ) from error
         assert isinstance(text, str)
@@ -110,10 +110,11 @@ class HfTokenizer:
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write the tokenizer's files, chat template included."""
-        self.tokenizer.save_pretrained(str(directory))
+        self.hf_tokenizer.save_pretrained(str(directory))
 
     def _refuse_unknown_characters(self, text: str, alphabet: frozenset[str]) -> None:
-        for token in self.tokenizer.all_special_tokens:
+        # special tokens are one token each, whatever characters they are written with
+        for token in self.hf_tokenizer.all_special_tokens:
             text = text.replace(token, "")
         unknown = sorted(set(text) - alphabet)
         if unknown:
@@ -141,8 +142,8 @@ def load_tokenizer(directory: str | Path) -> HfTokenizer:
     from rft_models.files.directories import existing_directory, read_json
 
     path = existing_directory(directory)
-    found = [name for name in _TOKENIZER_FILES if (path / name).is_file()]
-    if not found:
+    files = [name for name in _TOKENIZER_FILES if (path / name).is_file()]
+    if not files:
         raise DataError(
             code="models.no_tokenizer",
             what=f"no tokenizer file ({', '.join(_TOKENIZER_FILES[:2])}, ...) in {path}",
@@ -153,7 +154,8 @@ def load_tokenizer(directory: str | Path) -> HfTokenizer:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if (path / name).is_file():
             read_json(path / name)
-    if "auto_map" in _json_or_empty(path / "tokenizer_config.json") and "tokenizer.json" not in found:
+    # beside tokenizer.json the code is not needed and not looked at
+    if "auto_map" in _json_or_empty(path / "tokenizer_config.json") and "tokenizer.json" not in files:
         raise DataError(
             code="models.tokenizer_needs_code",
             what="tokenizer_config.json has an auto_map: the tokenizer is Python code in the directory",

@@ -11,6 +11,9 @@ import base64
 import binascii
 import importlib.util
 import io
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
@@ -47,7 +50,7 @@ class PixelRules:
                 code="images.pixel_range",
                 what=f"min_pixels = {self.min_pixels:,}, max_pixels = {self.max_pixels:,}",
                 where="--min_pixels, --max_pixels",
-                why="no image can have at least the one and at most the other",
+                why="no image can have at least min_pixels and at most max_pixels",
                 do=f"--min_pixels {self.max_pixels}",
             )
 
@@ -78,6 +81,7 @@ def open_image(source: ImageSource, rules: PixelRules | None = None, *, where: s
         file = _bytes_of(source, where)
         image = _opened(file, rules, where)
     upright = _upright_rgb(image, where)
+    # an engine opens the file by itself, and must see the pixels that the trainer has
     return OpenedImage(upright, file if file and _is_plain(image, upright) else _png(upright))
 
 
@@ -118,14 +122,14 @@ def _bytes_of(source: ImageSource, where: str) -> bytes:
     if isinstance(source, str) and source.startswith(_DATA_URI):
         head, _, body = source.partition(",")
         if not head.endswith(";base64"):
-            raise _refused(where, f"{head[:60]}... is no base64 text", "data URIs hold their file as base64")
+            raise _refused(where, f"{head[:60]}... is not base64 text", "data URIs hold their file as base64")
         try:
             return base64.b64decode(body, validate=True)
         except (binascii.Error, ValueError) as error:
             raise _refused(where, f"the base64 text is damaged: {error}", "it must decode to a file") from error
     if not isinstance(source, str | Path):
         kind = type(cast(object, source)).__name__
-        raise _refused(where, f"a {kind} is no image", "paths, bytes, data URIs and PIL images are")
+        raise _refused(where, f"a {kind} is not an image", "paths, bytes, data URIs and PIL images are accepted")
     path = Path(source)
     try:
         return path.read_bytes()
@@ -144,19 +148,48 @@ def _opened(file: bytes, rules: PixelRules, where: str) -> Any:
     """Decode the image of a file whose header is good; its first frame where it has several."""
     from PIL import Image, UnidentifiedImageError
 
-    own_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # our own check comes first, with its own error
     try:
-        image = Image.open(io.BytesIO(file), formats=FORMATS)
-        _check_header(image.size, rules, where)
-        image.load()
+        with _PILLOW_LIMIT.lifted():  # our own check comes first, with its own error
+            image = Image.open(io.BytesIO(file), formats=FORMATS)
+            _check_header(image.size, rules, where)
+            image.load()
     except UnidentifiedImageError as error:
         known = ", ".join(FORMATS)
-        raise _refused(where, f"{len(file):,} bytes are no image", f"formats that are read: {known}") from error
+        raise _refused(where, f"{len(file):,} bytes are not an image", f"formats that are read: {known}") from error
+    # pillow's readers raise any of these for a damaged file
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, MemoryError, OverflowError) as error:
-        raise _refused(where, f"the image is damaged: {error}", "it must decode whole") from error
-    finally:
-        Image.MAX_IMAGE_PIXELS = own_limit
+        raise _refused(where, f"the image is damaged: {error}", "it must decode completely") from error
     return image
+
+
+class _PillowLimit:
+    """Pillow's own limit of pixels, a global, lifted while any thread decodes and put back by the last one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_decoding = 0
+        self._limit: int | None = None
+
+    @contextmanager
+    def lifted(self) -> Generator[None]:
+        """Lift the limit for the block; other threads decode at the same time."""
+        image = require_pillow()
+        # the lock is held for the change alone, so that threads do not wait for each other's decoding
+        with self._lock:
+            # a thread that comes later would find None, and put that back
+            if not self._num_decoding:
+                self._limit, image.MAX_IMAGE_PIXELS = image.MAX_IMAGE_PIXELS, None
+            self._num_decoding += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_decoding -= 1
+                if not self._num_decoding:
+                    image.MAX_IMAGE_PIXELS = self._limit
+
+
+_PILLOW_LIMIT = _PillowLimit()
 
 
 def _check_header(size: tuple[int, int], rules: PixelRules, where: str) -> None:
@@ -168,7 +201,7 @@ def _check_header(size: tuple[int, int], rules: PixelRules, where: str) -> None:
     if pixels > rules.max_decoded:
         raise DataError(
             code="images.too_large",
-            what=f"the file states {width:,} x {height:,} = {pixels:,} pixels, at most {rules.max_decoded:,} are read",
+            what=f"the file states {width:,} x {height:,} = {pixels:,} pixels; at most {rules.max_decoded:,} are read",
             where=where,
             why="a small file can decode to gigabytes; the header is checked first",
             state="nothing of the image was decoded",
@@ -179,7 +212,7 @@ def _check_header(size: tuple[int, int], rules: PixelRules, where: str) -> None:
             code="images.above_max_pixels",
             what=f"{width:,} x {height:,} = {pixels:,} pixels, max_pixels = {rules.max_pixels:,}",
             where=where,
-            why="larger images are to be refused, not scaled down",
+            why="larger images are set to be refused, not scaled down",
             state="nothing of the image was decoded",
             do=f"--max_pixels {pixels}",
         )
@@ -192,13 +225,16 @@ def _upright_rgb(image: Any, where: str) -> Any:
     try:
         image = ImageOps.exif_transpose(image)
         if image.mode in ("I;16", "I;16B", "I;16L", "I"):
+            # pillow's own conversion to 8 bits clips: all gray above 255 of 65,535 would be white
             return image.convert("I").point(lambda value: value / 256).convert("L").convert("RGB")
         if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
             layer = image.convert("RGBA")
             return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
         return image.convert("RGB")
     except (OSError, ValueError, SyntaxError, KeyError, OverflowError) as error:
-        raise _refused(where, f"an image of mode {image.mode} does not become RGB: {error}", "it must") from error
+        raise _refused(
+            where, f"an image of mode {image.mode} cannot be converted to RGB: {error}", "images are read as RGB"
+        ) from error
 
 
 def _is_plain(image: Any, upright: Any) -> bool:

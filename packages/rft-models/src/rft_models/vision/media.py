@@ -7,7 +7,6 @@ the engine read its contents.
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,12 +92,6 @@ class Media:
         """The images with their runs of placeholders, as layouts of images take them."""
         pairs = zip(self.images, self.spans, strict=True)
         return tuple(PlacedImage(first, number, image.grid) for image, (first, number) in pairs)
-
-    def pil_images(self) -> list[Any]:
-        """Decode the images for an engine that has an image processor of its own."""
-        from PIL import Image
-
-        return [Image.open(io.BytesIO(file)).convert("RGB") for file in self.files]
 
     def collapsed(self, token_ids: Sequence[int]) -> list[int]:
         """Return the prompt with one placeholder an image, for an engine that expands them itself."""

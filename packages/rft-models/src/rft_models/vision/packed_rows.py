@@ -117,7 +117,9 @@ def place(
     assert len(mm_inputs) == len(lengths), f"{len(mm_inputs)} entries of mm_inputs for {len(lengths)} segments"
     if not any(mm_inputs):
         return None
+    # equal images are one key: samples of a prompt, and prompts about one image, share its features
     numbers = dict.fromkeys(image for media in mm_inputs if media is not None for image in media.images)
+    # by the grids, so that a wrong number is found before the tower runs
     check_counts([_features_of(image, layout) for image in numbers], tuple(numbers))
     behind = 0
     first_feature: dict[ImageInputs, int] = {}
@@ -125,6 +127,7 @@ def place(
         first_feature[image] = behind
         behind += image.num_tokens
     source_T = torch.full((sum(lengths),), -1, dtype=torch.int64)
+    # filled on the host, segment after segment, and sent to the device once
     axes = positions_T.to("cpu").expand(3, -1).clone() if layout.three_axes else None
     begin = 0
     for media, length in zip(mm_inputs, lengths, strict=True):
@@ -166,7 +169,7 @@ def check_whole(media: Media, length: int, *, where: str = "prompt") -> None:
     if length < media.end:
         raise DataError(
             code="vision.cut_media",
-            what=f"{length} tokens are kept, the {media.num_images} images end at token {media.end} "
+            what=f"{length} tokens are kept, but the {media.num_images} images end at token {media.end} "
             f"(they have {media.num_tokens} placeholders)",
             where=where,
             why="every placeholder has its feature: a prompt is never cut inside or before an image",
@@ -184,7 +187,7 @@ def _check_placeholders(token_ids_T: Tensor, source_T: Tensor, media: Media) -> 
             what=f"{num_wrong} of {int((source_T >= 0).sum())} features stand at tokens that are no placeholders; "
             f"token {at} of the row is {int(token_ids_T[at])}, not {media.image_token_id}",
             where="mm_inputs",
-            why="placeholders and features are as many, in the same places",
+            why="every placeholder needs one feature, and every feature one placeholder",
             do="give every prompt the media that were encoded with it",
         )
 
@@ -193,7 +196,7 @@ def no_tower(name: str) -> PreflightError:
     """Return the error for images given to a model that takes none."""
     return PreflightError(
         code="vision.no_tower",
-        what=f"images for {name}, which has no vision tower",
+        what=f"images were given to {name}, which has no vision tower",
         where="media of the prompts",
         why="features of images come from the vision tower of a vision-language model",
         do="--pretrain DIR of a vision-language model, or data without images",

@@ -42,7 +42,7 @@ def pixel_range(rules: PixelRules, family: VisionFamily, image_processor: Any) -
 def _fixed_size(family: VisionFamily) -> OptionsError:
     return OptionsError(
         code="images.fixed_size",
-        what=f"max_pixels or min_pixels for a {family.name} model",
+        what=f"max_pixels or min_pixels is set for a {family.name} model",
         where="--max_pixels, --min_pixels",
         why="its processor scales every image to one size, that of its vision tower",
         do="leave both out",
@@ -52,7 +52,7 @@ def _fixed_size(family: VisionFamily) -> OptionsError:
 def _below_one_feature(most: int, side: int) -> OptionsError:
     return OptionsError(
         code="images.below_one_feature",
-        what=f"max_pixels = {most:,}, one feature of this model covers {side} x {side} = {side**2:,} pixels",
+        what=f"max_pixels = {most:,}, but one feature of this model covers {side} x {side} = {side**2:,} pixels",
         where="--max_pixels",
         why="the smallest image has one feature, so no image could be scaled down that far",
         do=f"--max_pixels {side**2}",
@@ -65,14 +65,15 @@ def _crossing(rules: PixelRules, own_least: int, own_most: int, side: int) -> Op
         assert rules.min_pixels is not None
         return OptionsError(
             code="images.beyond_processor",
-            what=f"min_pixels = {rules.min_pixels:,}, the model's processor scales down to {own_most:,} pixels at most",
+            what=f"min_pixels = {rules.min_pixels:,}, but the model's processor scales down to {own_most:,} pixels "
+            "at most",
             where="--min_pixels",
             why="an image cannot be enlarged to more than it is scaled down to",
             do=f"--min_pixels {rules.min_pixels} --max_pixels {rules.min_pixels} (or --min_pixels {own_most})",
         )
     return OptionsError(
         code="images.beyond_processor",
-        what=f"max_pixels = {rules.max_pixels:,}, the model's processor enlarges to {own_least:,} pixels at least",
+        what=f"max_pixels = {rules.max_pixels:,}, but the model's processor enlarges to {own_least:,} pixels at least",
         where="--max_pixels",
         why="an image cannot be scaled down to less than it is enlarged to",
         do=f"--max_pixels {rules.max_pixels} --min_pixels {side**2} (or --max_pixels {own_least})",

@@ -25,8 +25,8 @@ class HfProcessor(HfTokenizer):
 
     Example::
 
-        codec = load_vision_codec("Qwen2.5-VL-3B-Instruct", pixels=PixelRules(max_pixels=200_000))
-        token_ids, media = codec.encode_media("<image>How many shapes?", ["shapes.png"])
+        tokenizer = load_vision_processor("Qwen2.5-VL-3B-Instruct", pixels=PixelRules(max_pixels=200_000))
+        token_ids, media = tokenizer.encode_media("<image>How many shapes?", ["shapes.png"])
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class HfProcessor(HfTokenizer):
         pixels: PixelRules | None = None,
     ) -> None:
         """`processor` is one of transformers', `text` what its texts are tokenized with."""
-        super().__init__(text.tokenizer, eos_ids=text.eos_ids, where=text.where)
+        super().__init__(text.hf_tokenizer, eos_ids=text.eos_ids, where=text.where)
         self.processor = processor
         self.family = family
         self.image_token_id = image_token_id
@@ -57,7 +57,7 @@ class HfProcessor(HfTokenizer):
 
     @property
     def _template(self) -> str | None:
-        return self.processor.chat_template or self.tokenizer.chat_template
+        return self.processor.chat_template or self.hf_tokenizer.chat_template
 
     def render_chat(self, messages: Messages, *, add_generation_prompt: bool) -> str:
         """Render messages as one text; a content may be a list of parts, and "<image>" in its text is an image part.
@@ -65,13 +65,14 @@ class HfProcessor(HfTokenizer):
         Raises:
             DataError: no chat template, or the template refuses these messages.
         """
-        own = self.tokenizer.chat_template
-        self.tokenizer.chat_template = self._template
+        # the tokenizer renders by its own template, which is none where the processor has it
+        own = self.hf_tokenizer.chat_template
+        self.hf_tokenizer.chat_template = self._template
         try:
             with_parts = [_in_parts(message) for message in messages]
             return super().render_chat(with_parts, add_generation_prompt=add_generation_prompt)
         finally:
-            self.tokenizer.chat_template = own
+            self.hf_tokenizer.chat_template = own
 
     def encode_media(
         self,
@@ -101,6 +102,7 @@ class HfProcessor(HfTokenizer):
             prompt if isinstance(prompt, str) else self.render_chat(prompt, add_generation_prompt=add_generation_prompt)
         )
         token_ids = self._as_processor_does(self._with_own_markers(text))
+        # counted before an image is opened: decoding is the costly part
         if token_ids.count(self.image_token_id) != len(images):
             raise _other_number(token_ids.count(self.image_token_id), len(images), where)
         if not images:
@@ -119,7 +121,7 @@ class HfProcessor(HfTokenizer):
     def save_pretrained(self, directory: str | Path) -> None:
         """Write tokenizer, image processor and chat template."""
         self.processor.save_pretrained(str(directory))
-        self.tokenizer.save_pretrained(str(directory))
+        self.hf_tokenizer.save_pretrained(str(directory))
 
     def _with_own_markers(self, text: str) -> str:
         return text if self.family.marker == MARKER else text.replace(MARKER, self.family.marker)
@@ -129,12 +131,13 @@ class HfProcessor(HfTokenizer):
 
         The same as a processor of transformers for messages, and for a text that does not begin with that token.
         """
-        first = self.tokenizer.bos_token
+        first = self.hf_tokenizer.bos_token
         return self.encode(text, add_special_tokens=first is None or not text.startswith(first))
 
     def _inputs(self, image: Any, where: str) -> ImageInputs:
         """Prepare the vision tower's inputs of one image."""
         try:
+            # one image a call: grid and number of features are then its own
             prepared = self.processor.image_processor(images=[image], return_tensors="pt", **self._options)
             number = self.processor.replace_image_token(prepared, image_idx=0).count(self.processor.image_token)
         except (ValueError, ZeroDivisionError, TypeError) as error:
@@ -142,8 +145,8 @@ class HfProcessor(HfTokenizer):
                 code="images.refused_by_processor",
                 what=f"the model's image processor refuses {image.width} x {image.height} pixels: {error}",
                 where=where,
-                why="each architecture takes images of certain shapes",
-                do="cut the image to a shape that is less long, or leave its row out",
+                why="each architecture accepts images of certain shapes only",
+                do="crop the image to a less elongated shape, or leave its row out",
             ) from error
         grid = prepared.get("image_grid_thw")
         pixels = prepared["pixel_values"]
@@ -174,11 +177,11 @@ def load_processor(directory: str | Path, *, pixels: PixelRules | None = None) -
     """
     config = existing_directory(directory) / "config.json"
     if config.is_file() and is_vision(read_json(config).get("model_type", "")):
-        return load_vision_codec(directory, pixels=pixels)
+        return load_vision_processor(directory, pixels=pixels)
     return load_tokenizer(directory)
 
 
-def load_vision_codec(directory: str | Path, *, pixels: PixelRules | None = None) -> HfProcessor:
+def load_vision_processor(directory: str | Path, *, pixels: PixelRules | None = None) -> HfProcessor:
     """Tokenizer and processor of a vision-language model's directory, local files only, no code from it.
 
     Raises:
@@ -201,15 +204,16 @@ def load_vision_codec(directory: str | Path, *, pixels: PixelRules | None = None
             do="choose a directory of one of these",
         )
     processor = _load_processor(path)
-    processor.tokenizer = text.tokenizer
+    # one tokenizer for both: AutoProcessor may have loaded the files as another class, see `load_tokenizer`
+    processor.tokenizer = text.hf_tokenizer
     image_token_id = config.get("image_token_id", config.get("image_token_index"))
-    own_id = text.tokenizer.convert_tokens_to_ids(processor.image_token)
+    own_id = text.hf_tokenizer.convert_tokens_to_ids(processor.image_token)
     if image_token_id is None:
         image_token_id = own_id
     if own_id != image_token_id:
         raise DataError(
             code="vision.other_placeholder",
-            what=f"images are at token {image_token_id} in config.json, {processor.image_token} is token {own_id}",
+            what=f"images are at token {image_token_id} in config.json, but {processor.image_token} is token {own_id}",
             where=str(path),
             why="features are put where this token stands",
             do="copy config.json and the tokenizer files of one and the same model",
@@ -236,7 +240,7 @@ def _no_processor(path: Path, words: list[str]) -> DataError:
         code="vision.no_processor",
         what=f"the image processor does not load: {words[0] if words else 'no reason given'}",
         where=str(path),
-        why="preprocessor_config.json (or processor_config.json) says how images become inputs of the model",
+        why="preprocessor_config.json (or processor_config.json) describes how images become inputs of the model",
         do=f"copy preprocessor_config.json and the chat template of the model into {path}",
     )
 
@@ -286,8 +290,8 @@ def _place(where: str, number: int, images: Sequence[Any]) -> str:
 def _other_number(num_placeholders: int, num_images: int, where: str) -> DataError:
     return DataError(
         code="images.other_number",
-        what=f"{num_placeholders} placeholders, {num_images} images",
+        what=f"{num_placeholders} placeholders for {num_images} images",
         where=where,
         why="each image stands at one placeholder: <image> in text, or a part of type image in a message",
-        do="name every image once in the prompt, and every placeholder's image in the images column",
+        do="write one placeholder in the prompt for every image of the images column",
     )

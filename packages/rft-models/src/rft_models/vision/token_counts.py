@@ -8,11 +8,11 @@ from rft_models.vision.processor import HfProcessor
 class PlannedImages(HfProcessor):
     """Processor that counts the tokens of images without reading them.
 
-    Example: `PlannedImages(codec).image_tokens(4032, 3024, most_pixels=200_704)`.
+    Example: `PlannedImages(tokenizer).image_tokens(4032, 3024, most_pixels=200_704)`.
     """
 
-    def __init__(self, codec: HfProcessor) -> None:
-        super().__init__(codec, codec.processor, codec.family, codec.image_token_id, codec.pixels)
+    def __init__(self, tokenizer: HfProcessor) -> None:
+        super().__init__(tokenizer, tokenizer.processor, tokenizer.family, tokenizer.image_token_id, tokenizer.pixels)
         self._found: dict[tuple[int, int, int | None], int | None] = {}
 
     @property
@@ -40,7 +40,7 @@ class PlannedImages(HfProcessor):
     def image_tokens(self, width: int, height: int, most_pixels: int | None = None) -> int | None:
         """Count the features of an image of this size; None where the processor refuses its shape.
 
-        `most_pixels` stands in for the cap of this codec.
+        `most_pixels` stands in for the cap of this tokenizer.
         """
         key = (width, height, most_pixels)
         if key not in self._found:

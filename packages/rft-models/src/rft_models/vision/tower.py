@@ -35,6 +35,7 @@ class VisionTower:
             DataError: the tower gives another number of features of an image than it has placeholders.
         """
         output = self._inner.get_image_features(**self._arguments(images), return_dict=True)
+        # what the tower gives is counted too: `place` knows only what the grids state
         check_counts([len(part) for part in output.pooler_output], images)
         deep = getattr(output, "deepstack_features", None) or ()
         return Features(torch.cat(list(output.pooler_output)), tuple(torch.cat(list(layer)) for layer in deep))

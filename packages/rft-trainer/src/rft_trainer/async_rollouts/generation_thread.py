@@ -39,6 +39,7 @@ class GenerationLoop:
         """Run until the shared state closes."""
         while (turn := self._next_turn()) is not None:
             noted = self._board.noted
+            # only here, between two draws: within one, every token has the version that the draw began with
             if self._engine.weight_version != turn.version:
                 with noted(f"gives version {turn.version} to the engines"):
                     self._engine.serve(turn.version)
@@ -54,6 +55,7 @@ class GenerationLoop:
         board = self._board
         with board.changed:
             while not board.is_closing:
+                # under the same lock as the choice, so that no answer is counted that this work already covers
                 if (turn := self._choose()) is not None:
                     board.answered = 0
                     return turn
@@ -74,7 +76,9 @@ class GenerationLoop:
     def _choose_in_order(self, open_groups: Sequence[PartialGroup]) -> WorkItem | None:
         """Choose work independently of the clock: one batch alone, continued when all its samples are answered."""
         board = self._board
+        # the oldest weights first: an engine never goes back to a version that it has left
         first = min(open_groups, key=lambda group: (group.version, group.batch), default=None)
+        # an evaluation waits until all samples of older versions are drawn, for the same reason
         if board.requests and (first is None or first.version >= board.requests[0].version):
             request = board.requests.popleft()
             return WorkItem(request.version, board.generation, request=request)
@@ -88,6 +92,7 @@ class GenerationLoop:
 
     def _carry_out(self, request: TrainerRequest) -> None:
         try:
+            # without the lock: an evaluation takes long, and scoring goes on beside it
             request.result = request.run()
         except Exception as error:  # noqa: BLE001 - raised in the thread that asked
             request.error = error
@@ -100,6 +105,7 @@ class GenerationLoop:
         board = self._board
         owners = [(group, draft) for group in turn.groups for draft in group.drafts if draft.needs_generation]
         requests = [draft.request(group.prompt) for group, draft in owners]
+        # a list, so that the predicate below sees the number fall
         left = [len(owners)]
         for one in self._engine.draw(
             [asked.prefix for asked in requests],
@@ -117,6 +123,7 @@ class GenerationLoop:
                 left[0] -= 1
                 self._note(group, draft)
                 is_complete = group.is_complete
+            # scoring begins with the first complete group, not at the end of the draw
             if is_complete:
                 fault_point(POINT_GROUP_DRAWN)
                 with board.changed:
@@ -131,6 +138,7 @@ class GenerationLoop:
         """Return the predicate that interrupts a draw early; `left[0]` of its samples have not been handed out."""
         board = self._board
         if self._deterministic:
+            # whatever arrives meanwhile: where a draw ends must not depend on the clock
             return lambda: board.is_closing
         return lambda: (
             board.is_closing

@@ -63,6 +63,7 @@ class ConversationSamples:
     def answer(self, drafts: Sequence[PartialRollout]) -> Put:
         """Answer drafts that all belong to one worker, as `RolloutType.answer`."""
         own = [draft for draft in drafts if isinstance(draft, ConversationDraft)]
+        # one worker's environments know none of another's episodes
         [worker_index] = {draft.worker_index for draft in own}
         puts = [
             self._reopened(worker_index, [draft for draft in own if draft.stage is ConversationStage.RESTORED]),
@@ -73,6 +74,7 @@ class ConversationSamples:
         def put() -> None:
             for one in puts:
                 one()
+            # conversations that are over no longer keep older episodes from being dropped
             self._going[worker_index] -= {draft.conversation.episode.number for draft in own if draft.is_complete}
 
         return put
@@ -90,6 +92,7 @@ class ConversationSamples:
             runner.close()
 
     def _begun(self, prompt: Prompt, keys: Sequence[int]) -> list[ConversationDraft]:
+        # in turn over all workers, so that the samples of one prompt do not wait for one slow environment
         worker_indices = [next(self._places) % len(self._runners) for _ in keys]
         pairs = enumerate(zip(keys, worker_indices, strict=True))
         return [
@@ -103,6 +106,7 @@ class ConversationSamples:
         if not drafts:
             return []
         episodes = [replace(draft.conversation.episode, turns=[], seconds=0.0) for draft in drafts]
+        # before the reset, which drops every episode with a number below the smallest of these
         self._going[worker_index] |= {episode.number for episode in episodes}
         return self._runners[worker_index].reset(episodes, min(self._going[worker_index]))
 
@@ -136,6 +140,7 @@ class ConversationSamples:
     ) -> Put:
         def put() -> None:
             for draft, conversation, more in zip(drafts, conversations, answers, strict=True):
+                # a turn with unreadable calls adds nothing: its answer follows from the text and needs no environment
                 draft.recorded += more
                 draft.begin_turn(conversation, self._taking.budget(conversation, self._most))
 
@@ -145,6 +150,7 @@ class ConversationSamples:
         """Replay the recorded turns in new environments; a conversation that is answered differently restarts."""
         replies = self._reset(worker_index, drafts)
         going = [draft for draft, reply in zip(drafts, replies, strict=True) if _is_same(reply, draft.recorded[0])]
+        # turn by turn over all conversations, so that every round is one call of the runner
         for number in itertools.count(1):
             asked = [draft for draft in going if len(draft.recorded) > number]
             if not asked:
@@ -160,9 +166,11 @@ class ConversationSamples:
 
         def put() -> None:
             for draft in drafts:
+                # by identity: drafts are mutable and have no hash
                 if id(draft) in same:
                     draft.go_on()
                 else:
+                    # the new start has an episode of its own; the old one is never asked again
                     self._going[worker_index].discard(draft.conversation.episode.number)
                     draft.restart(next(self._numbers[worker_index]))
 
@@ -174,9 +182,11 @@ def recorded(reply: Reply) -> Recorded:
     if reply.answer is None:
         return Recorded([])
     assert not any(isinstance(message, str) for message in reply.answer.messages), "a runner gives messages with roles"
+    # through JSON, since a checkpoint gives back lists for tuples and the two must compare equal
     return Recorded(json.loads(json.dumps(list(reply.answer.messages))), reply.answer.reward)
 
 
 def _is_same(reply: Reply, before: Recorded) -> bool:
+    # an answer that ended the conversation is never replayed, so an end here is another answer
     done = reply.answer is None or reply.answer.done
     return reply.status is RewardStatus.OK and not done and recorded(reply) == before

@@ -61,7 +61,7 @@ class ConversationDraft:
     stage: ConversationStage = ConversationStage.OPENING
     turn: PartialSample | None = None
     recorded: list[Recorded] = field(default_factory=list[Recorded])
-    """The environment's opening and its answers; it is asked about `talk.episode.turns`, one fewer."""
+    """The environment's opening and its answers; it is asked about `conversation.episode.turns`, one fewer."""
 
     @property
     def needs_generation(self) -> bool:
@@ -139,9 +139,11 @@ class ConversationDraft:
         conversation.ended, conversation.detail = stored["ended"], stored["detail"]
         conversation.status, conversation.parts = RewardStatus(stored["status"]), dict(stored["parts"])
         conversation.episode.turns = [_turn(row) for row in state["heard"]]
+        # those before the stop alone: the replay runs on a copy of the episode
         conversation.episode.seconds = float(state["seconds"])
         self.recorded = [Recorded(row["messages"], float(row["reward"])) for row in state["recorded"]]
         self.turn = None if state["turn"] is None else PartialSample.of(state["turn"])
+        # its environment is gone with the old process: before the next turn it is walked through the recorded ones
         self.stage = ConversationStage.COMPLETE if conversation.ended else ConversationStage.RESTORED
 
     def go_on(self) -> None:
@@ -151,6 +153,7 @@ class ConversationDraft:
     def restart(self, number: int) -> None:
         """Restart the conversation, because its environment answers differently; `number` is the new episode's."""
         conversation = self.conversation
+        # under the same key, so that its turns are drawn with the same random numbers
         self.conversation = Conversation.start(conversation.prompt, conversation.index, conversation.key, number)
         self.stage, self.turn, self.recorded = ConversationStage.OPENING, None, []
 

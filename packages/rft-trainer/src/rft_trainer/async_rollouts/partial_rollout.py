@@ -65,9 +65,11 @@ class PartialSample:
             getattr(self, name).extend(getattr(drawn, name))
         if num := len(drawn.token_ids):
             version = drawn.weight_version
+            # the same version goes on after an interruption, so its span grows and no second one begins
             before = self.spans.pop()[1] if self.spans and self.spans[-1][0] == version else 0
             self.spans.append((version, before + num))
         assert self.left >= 0, f"{len(self.token_ids)} tokens of at most {self.budget}"
+        # an interrupted sample stays open, and goes on after the tokens that it has
         if drawn.finish_reason != "interrupted":
             self.finish_reason = drawn.finish_reason
 
@@ -119,6 +121,7 @@ class PartialGroup:
 
     def state(self) -> dict[str, Any]:
         """Return plain JSON; the prompt is looked up again by its entry."""
+        # images are not stored: the prompt of the resumed run brings them again
         bare = None if self.group is None else replace(self.group, prompt=replace(self.group.prompt, media=None))
         return {
             "entry": [self.entry.epoch, self.entry.position, self.entry.prompt_index],
@@ -140,6 +143,7 @@ class PartialGroup:
 
 def oldest_version(state: Mapping[str, Any], otherwise: int) -> int:
     """Return the oldest weight version that sampled a token of a stored group; `otherwise` where there is no token."""
+    # drafts state every span, scored rollouts their first version, which is their oldest
     versions = [int(version) for draft in state["drafts"] for version, _ in draft["spans"]]
     versions += [int(rollout["weight_version"]) for rollout in (state["group"] or {"rollouts": ()})["rollouts"]]
     return min(versions, default=otherwise)

@@ -66,7 +66,7 @@ class AsyncRollouts:
 
     Example::
 
-        queue = AsyncRollouts(engine, codec, reward, ledger, prompts, sampling=sampling, rules=rules)
+        queue = AsyncRollouts(engine, tokenizer, reward, ledger, prompts, sampling=sampling, rules=rules)
         entries = queue.reserve(8)                        # and 8 more, for the next step, are being drawn
         groups = queue.collect(entries, prompts_of(entries), timer)
         ...                                              # train
@@ -105,7 +105,6 @@ class AsyncRollouts:
         self._drawing = GenerationLoop(self._board, engine, sampling, deterministic=rules.deterministic)
         self._reserved: deque[list[LedgerEntry]] = deque()
         self._restored: dict[LedgerEntry, Mapping[str, Any]] = {}
-        self._gathered: dict[str, Any] | None = None
         self._collected: list[LedgerEntry] = []
         self._first_version = self._num_batches = 0
         self._begun = False
@@ -118,6 +117,7 @@ class AsyncRollouts:
         with self._board.changed:
             self._begun = True
             self._fill()
+        # the oldest reserved step; those behind it are drawn while it is trained
         return self._reserved.popleft() if self._reserved else []
 
     def collect(
@@ -127,24 +127,29 @@ class AsyncRollouts:
         board, own = self._board, [entry for entry in entries if self._ranks.owns(entry)]
         with timer.phase(Phase.ROLLOUT):
             with board.changed:
+                # refill prompts of this step, and all prompts where nothing runs ahead
                 if new := [entry for entry in own if entry not in board.groups]:
                     self._submit(new, board.version + self._rules.max_staleness)
+                # kept until the weights of their step are published: a checkpoint before it holds these samples
                 self._collected += own
             try:
                 board.wait(lambda: all(board.groups[e].group is not None for e in own), "the rewards of a step")
             except Exception as error:
                 self._ranks.tell_error(error)  # the other ranks wait in the exchange of the groups
                 raise
+        # without the lock: nothing changes a group that has its rewards, and only this thread removes it
         groups = [board.groups[entry].group for entry in own]
         with timer.phase(Phase.SYNC):
             return self._ranks.everyones([group for group in groups if group is not None], entries, prompts)
 
     def load_weights(self, version: int) -> None:
         """Publish the policy's present weights as `version` to the replicas, and release one more step for sampling."""
+        # not under the lock: threads sample on while the weights are copied
         self._engine.publish(version)
         fault_point(POINT_PUBLISHED)
         board = self._board
         with board.changed:
+            # trained, so that from here on no checkpoint needs their samples
             for entry in self._collected:
                 del board.groups[entry]
             # before `_fill`, which counts steps from the newest version
@@ -186,6 +191,7 @@ class AsyncRollouts:
             spans = rollout.version_spans or ((rollout.weight_version, rollout.num_sampled),)
             lags += [(self._board.version - version, num) for version, num in spans if num]
         with self._board.changed:
+            # the groups of the present step have rewards too, but are no longer ahead
             waiting = sum(one.group is not None for one in self._board.groups.values()) - len(self._collected)
         num_tokens = sum(num for _, num in lags)
         return {
@@ -197,37 +203,31 @@ class AsyncRollouts:
 
     def close(self) -> None:
         """Stop the threads and the engines. Does nothing the second time."""
+        # first the threads, which otherwise call engines that are closed
         self._board.close()
         self._engine.close()
 
     # -- checkpoints
 
-    def gather(self) -> None:
-        """Gather the groups of all ranks on the first one; all ranks call it before `state()`."""
-        rows = self._ranks.all_rows(self._rows())
-        self._gathered = {"form": _FORM, "groups": rows} if self._ranks.is_first else None
-
     def state(self) -> dict[str, Any]:
-        """Return plain JSON: samples of entries in flight on all ranks, with their tokens so far.
+        """Return plain JSON: samples of entries in flight on all ranks, with their tokens so far; all ranks call it.
 
         A deterministic run waits for the steps that older weights draw; one that the newest draw is drawn again.
         """
-        if self._gathered is None:
-            self.gather()
-        state, self._gathered = self._gathered, None
-        assert state is not None, "the state of all ranks is the first one's"
-        return state
+        rows = self._ranks.all_rows(self._rows())
+        return {"form": _FORM, "groups": rows} if self._ranks.is_first else {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore `state()`; the stored samples are matched when the ledger hands their entries out again."""
         if state.get("form") != _FORM:
             raise CheckpointError(
                 code="checkpoint.rollouts_ahead",
-                what=f"rollouts in flight are stored in form {state.get('form')!r}, known is {_FORM}",
+                what=f"rollouts in flight are stored in form {state.get('form')!r}, this program reads {_FORM}",
                 where="rollouts ahead, in the checkpoint",
                 why="samples that were drawn before the stop are trained after it",
                 do="resume with the version of the program that wrote it",
             )
+        # of all ranks: a resume may have another number of them, and each takes the rows that it owns now
         rows = {LedgerEntry(*(int(value) for value in row["entry"])): row for row in state["groups"]}
         self._restored = {entry: row for entry, row in rows.items() if self._ranks.owns(entry)}
 
@@ -235,6 +235,7 @@ class AsyncRollouts:
         """Return the states of this rank's groups for a checkpoint."""
         board = self._board
         if self._rules.deterministic and self._begun:
+            # their versions are not in the checkpoint, so nothing could finish these samples after a resume
             board.wait(self._older_are_whole, "the samples of older weights, for a checkpoint")
         with board.changed:
             return [group.state() for group in board.groups.values() if self._is_kept(group)]
@@ -255,13 +256,16 @@ class AsyncRollouts:
         """Reserve the steps from the present one to K after it: the same entries on every rank."""
         rules, version = self._rules, self._board.version
         while len(self._reserved) <= rules.max_staleness:
+            # not beyond the last step: engines would draw what nobody trains
             if rules.max_steps and version + len(self._reserved) >= rules.max_steps:
                 return
+            # fewer at the end of an epoch, and no entry of the next one: steps do not span two epochs
             entries = self._ledger.reserve(rules.prompts_per_step)
             if not entries:
                 return
             self._reserved.append(entries)
             own = [entry for entry in entries if self._ranks.owns(entry)]
+            # without staleness nothing is drawn ahead: `collect` submits the step
             if rules.max_staleness and own:
                 self._submit(own, version + len(self._reserved) - 1)
 
@@ -269,14 +273,17 @@ class AsyncRollouts:
         """Submit entries to the rollout thread as those of one step."""
         self._num_batches += 1
         oldest = step - self._rules.max_staleness
+        # a resumed run has no weights older than those of its checkpoint
         version = max(oldest, self._first_version)
         for entry in entries:
             prompt = self._prompts[entry.prompt_index]
             keys = sample_keys(self._rules.seed, entry, self._rules.group_size)
             group = PartialGroup(entry, prompt, self._kind.begin(prompt, keys), self._num_batches, version)
+            # samples that have become too old by now are drawn anew rather than refused when they are trained
             if (saved := self._restored.pop(entry, None)) is not None and oldest_version(saved, version) >= oldest:
                 group.take(saved, partial(self._kind.restore, prompt, keys))
             self._board.groups[entry] = group
+            # a restored group may lack nothing but its rewards
             self._board.queue_if_complete(group)
         self._board.tell()
         self._start()
@@ -297,6 +304,7 @@ class AsyncRollouts:
             self._board.requests.append(request)
             self._board.tell()
             self._start()
+        # no lock is held while the engine generates; the rollout thread notifies when it is done
         self._board.wait(lambda: request.is_done, "an evaluation")
         if request.error is not None:
             raise request.error

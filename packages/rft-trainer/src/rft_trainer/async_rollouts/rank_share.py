@@ -49,6 +49,7 @@ class RankPartition:
             return list(groups)
         assert self._collectives is not None
         parts = [ExchangedGroups(data) for data in self._collectives.gather_bytes(encode_groups(groups))]
+        # the other ranks all read the same parts, so all of them raise, and the same error
         for rank, part in enumerate(parts):
             if part.error is not None:
                 raise _of_rank(rank, part.error)

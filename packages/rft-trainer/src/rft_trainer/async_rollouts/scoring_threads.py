@@ -15,6 +15,7 @@ from rft_trainer.records.scores import Reward, RewardItem, Score
 def scoring_loop(board: SharedState, kind: RolloutType) -> None:
     """Score every group whose samples have ended, until the shared state closes."""
     while batch := _next_to_score(board):
+        # outside of the lock: rewards may take seconds, and samples are drawn meanwhile
         scored = kind.rollouts([(group.prompt, group.drafts) for group in batch])
         with board.changed:
             for group, rollouts in zip(batch, scored, strict=True):
@@ -28,9 +29,11 @@ def answering_loop(board: SharedState, kind: RolloutType, worker_index: int, dra
     `drawn` is called where an answer has made a group whole, before its rewards.
     """
     while asking := _next_to_answer(board, worker_index):
+        # outside of the lock, since a tool may hang; the drafts themselves change in `put` alone
         put = kind.answer([draft for _, draft in asking])
         with board.changed:
             put()
+            # enough answered samples end the running draw early, so that they are drawn on
             board.answered += sum(draft.needs_generation for _, draft in asking)
             ended = {group.entry: group for group, _ in asking if group.is_complete}
             board.moved()
@@ -45,6 +48,7 @@ def _next_to_score(board: SharedState) -> list[PartialGroup]:
     with board.changed:
         while not board.to_score and not board.is_closing:
             board.changed.wait(LOOK_SECONDS)
+        # all that wait together, since rewards work on batches
         batch = [] if board.is_closing else list(board.to_score)
         board.to_score.clear()
         return batch

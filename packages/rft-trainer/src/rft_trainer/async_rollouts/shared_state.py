@@ -76,9 +76,11 @@ class SharedState:
 
     def start(self, loops: Mapping[str, Callable[[], None]]) -> None:
         """Start one thread a loop, by name; does nothing when they run, or after `close`."""
+        # called with every submission and every request; the first one starts the threads
         if self._threads or self.is_closing:
             return
         for name, loop in loops.items():
+            # daemon threads: one that hangs in an engine must not keep the process from ending
             thread = threading.Thread(target=self._guarded, args=(loop,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -88,6 +90,7 @@ class SharedState:
         with self.changed:
             self.is_closing = True
             self.tell()
+        # without the lock, which each of them needs to see that it is to end
         for thread in self._threads:
             if thread is not threading.current_thread():  # a thread cannot join itself
                 thread.join(timeout=10.0)
@@ -97,11 +100,13 @@ class SharedState:
         """Wait until `holds()`, called under the lock; raise another thread's error, or `ServiceError` when late."""
         with self.changed:
             while not holds():
+                # before the time is looked at: a thread that failed is why nothing moves
                 if self.error is not None:
                     raise self.error
                 still = time.monotonic() - self._moved_at
                 if still > self._patience:
                     raise self._late(what, still)
+                # with a limit: nobody notifies when patience runs out
                 self.changed.wait(LOOK_SECONDS)
 
     @contextmanager
@@ -131,5 +136,5 @@ class SharedState:
             where=f"rollouts ahead of step {self.version + 1}",
             why=f"a wait is given up after {self._patience:g} s without a new sample, reward or version",
             state="no weight was changed by this step; the last checkpoint holds what was in flight then",
-            do="see the engines' logs; a reward that takes longer: --reward_timeout",
+            do="see the engines' logs; where a reward takes longer, raise --reward_timeout",
         )

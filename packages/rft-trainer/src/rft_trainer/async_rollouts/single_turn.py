@@ -37,6 +37,7 @@ class SingleResponses:
     def rollouts(self, groups: Sequence[tuple[Prompt, Sequence[PartialRollout]]]) -> list[list[Rollout]]:
         """Decode and score whole samples, as `RolloutType.rollouts`."""
         own = [[draft for draft in drafts if isinstance(draft, PartialSample)] for _, drafts in groups]
+        # one call for all groups, consumed below in the same order
         texts = iter(self._decoder.decode_batch([draft.token_ids for drafts in own for draft in drafts]))
         prompts = [prompt for prompt, _ in groups]
         sampled = [

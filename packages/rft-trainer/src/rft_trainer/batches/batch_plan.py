@@ -110,10 +110,6 @@ class BatchPlan:
         return self.steps_per_episode * self.settings.num_episodes
 
     @property
-    def total_rollouts(self) -> int:
-        return self.rollouts_per_episode * self.settings.num_episodes
-
-    @property
     def total_samples(self) -> int:
         """Samples generated in the run."""
         return self.samples_per_episode * self.settings.num_episodes
@@ -132,6 +128,7 @@ class BatchPlan:
         sizes = self.rollout_sizes()
         for first in range(0, len(sizes), self.rollouts_per_update):
             rollouts = range(first, min(first + self.rollouts_per_update, len(sizes)))
+            # fewer than a full collection where the last rollout of an episode is partial
             samples = sum(sizes[i] for i in rollouts) * self.settings.n_samples_per_prompt
             for number in range(self.settings.max_epochs):
                 for part in self.cut(samples):
@@ -199,44 +196,20 @@ class BatchPlan:
         )
 
 
-def plan_batches(
-    num_prompts: int,
-    *,
-    rollout_batch_size: int,
-    n_samples_per_prompt: int,
-    train_batch_size: int,
-    micro_train_batch_size: int = 1,
-    micro_rollout_batch_size: int = 1,
-    max_epochs: int = 1,
-    num_episodes: int = 1,
-    world_size: int = 1,
-    max_samples: int | None = None,
-    group_estimator: bool = False,
-) -> BatchPlan:
+def plan_batches(num_prompts: int, settings: BatchSizes) -> BatchPlan:
     """Plan the batches of a run, or raise an `OptionsError` with the product, the rule and the change to make.
 
-    Example: `plan_batches(7473, rollout_batch_size=64, n_samples_per_prompt=8, train_batch_size=256)`
+    Example: `plan_batches(7473, BatchSizes(rollout_batch_size=64, n_samples_per_prompt=8, train_batch_size=256))`
     gives 117 rollouts and 234 optimizer steps.
     """
-    settings = BatchSizes(
-        rollout_batch_size=rollout_batch_size,
-        n_samples_per_prompt=n_samples_per_prompt,
-        train_batch_size=train_batch_size,
-        micro_train_batch_size=micro_train_batch_size,
-        micro_rollout_batch_size=micro_rollout_batch_size,
-        max_epochs=max_epochs,
-        num_episodes=num_episodes,
-        world_size=world_size,
-        max_samples=max_samples,
-        group_estimator=group_estimator,
-    )
     _refuse_too_small(settings)
     if num_prompts < 1:
         raise _no_prompts(num_prompts)
     if not is_accepted(settings):
         one_sample = settings.n_samples_per_prompt < _least_samples(settings)
         raise _one_sample(settings) if one_sample else _no_multiple(settings)
-    return BatchPlan(settings, num_prompts, num_prompts if max_samples is None else min(num_prompts, max_samples))
+    num_used = num_prompts if settings.max_samples is None else min(num_prompts, settings.max_samples)
+    return BatchPlan(settings, num_prompts, num_used)
 
 
 def is_accepted(settings: BatchSizes) -> bool:
@@ -254,6 +227,7 @@ def single_changes(settings: BatchSizes) -> dict[str, int]:
     small = _too_small(settings)
     n, prompts, size = settings.n_samples_per_prompt, settings.rollout_batch_size, settings.train_batch_size
     searches: dict[str, tuple[int, int, Callable[[int], bool]]] = {
+        # each number is tried with the others as they are: a person changes one flag
         "train_batch_size": (size, 1, lambda value: _fits(value, prompts * n)),
         "rollout_batch_size": (prompts, 1, lambda value: _fits(size, value * n)),
         "n_samples_per_prompt": (n, _least_samples(settings), lambda value: _fits(size, prompts * value)),
@@ -325,7 +299,7 @@ def _no_prompts(num_prompts: int) -> OptionsError:
         code="batch.no_prompts",
         what=f"the data give {num_prompts} prompts; at least 1 is needed",
         where="--prompt_data",
-        why="batch settings train nothing without a prompt",
+        why="without a prompt there is nothing to train on",
         do="--prompt_data train.jsonl",
     )
 
@@ -356,8 +330,8 @@ def _no_multiple(settings: BatchSizes) -> OptionsError:
         ),
         where="--train_batch_size",
         why=(
-            f"an update larger than a rollout takes whole rollouts: it must be a multiple of {s.samples_per_rollout}; "
-            f"with the rest as it is, {others} would do as well"
+            f"an update larger than a rollout consists of whole rollouts: it must be a multiple of "
+            f"{s.samples_per_rollout}; with the other settings unchanged, {others} would also work"
         ),
         do=f"--train_batch_size {changes['train_batch_size']}",
     )
@@ -368,4 +342,5 @@ def _as_flags(changes: dict[str, int]) -> str:
 
 
 def _ceil(numerator: int, denominator: int) -> int:
+    # in integers: a float would round beyond 2**53
     return -(-numerator // denominator)

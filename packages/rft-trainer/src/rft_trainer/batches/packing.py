@@ -63,6 +63,7 @@ def split_by_tokens(num_tokens: Sequence[int], max_tokens: int) -> list[list[int
     cuts: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(num_tokens)), key=lambda i: (-num_tokens[i], i)):
+        # first fit: the earliest micro-batch with room; longest samples come first, so gaps are filled by short ones
         slot = next((s for s, free in enumerate(room) if free >= num_tokens[index]), None)
         if slot is None:
             cuts.append([])
@@ -90,6 +91,7 @@ def num_filler_batches(
 ) -> int:
     """Return how many micro-batches this rank has fewer than the rank with the most; computed without communication."""
     shares = assign_to_ranks(num_tokens, world_size)
+    # every rank computes the cuts of all ranks from the lengths alone
     num_batches = [len(cut([num_tokens[index] for index in share])) for share in shares]
     return max(num_batches) - num_batches[rank]
 
@@ -104,6 +106,7 @@ def filler_batches(
     if not samples:
         return []
     num_batches = num_filler_batches([sample.num_tokens for sample in samples], ranks.rank, ranks.world_size, cut)
+    # the shortest sample, because its result is thrown away; one batch stands for all of them
     return [pack([min(samples, key=lambda sample: sample.num_tokens)], device)] * num_batches
 
 
@@ -129,7 +132,7 @@ def pack(
     """
     pinned = pin_memory and torch.device(device).type == "cuda"
 
-    def place(tensor: torch.Tensor) -> torch.Tensor:
+    def to_device(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.pin_memory().to(device, non_blocking=True) if pinned else tensor.to(device)
 
     lengths = torch.tensor([sample.num_tokens for sample in samples])
@@ -139,18 +142,18 @@ def pack(
     segment_ids = torch.repeat_interleave(torch.arange(len(samples)), lengths)
     positions = torch.arange(int(lengths.sum())) - starts[segment_ids]
     return TokenBatch(
-        token_ids_T=place(torch.tensor(list(chain.from_iterable(s.token_ids for s in samples)))),
-        positions_T=place(positions),
-        segment_ids_T=place(segment_ids),
-        loss_mask_T=place(_learned(samples, positions >= prompt_lengths[segment_ids])),
-        advantages_T=place(_advantages(samples, segment_ids)),
-        old_logprobs_T=_per_token(samples, "old_logprobs", place),
-        behaviour_logprobs_T=_per_token(samples, "behaviour_logprobs", place),
-        reference_logprobs_T=_per_token(samples, "reference_logprobs", place),
-        old_values_T=_per_token(samples, "old_values", place),
-        returns_T=_per_token(samples, "returns", place),
-        token_weights_T=_per_token(samples, "token_weights", place, otherwise=1.0),
-        selected_T=_marks(samples, place),
+        token_ids_T=to_device(torch.tensor(list(chain.from_iterable(s.token_ids for s in samples)))),
+        positions_T=to_device(positions),
+        segment_ids_T=to_device(segment_ids),
+        loss_mask_T=to_device(_learned(samples, positions >= prompt_lengths[segment_ids])),
+        advantages_T=to_device(_advantages(samples, segment_ids)),
+        old_logprobs_T=_per_token(samples, "old_logprobs", to_device),
+        behaviour_logprobs_T=_per_token(samples, "behaviour_logprobs", to_device),
+        reference_logprobs_T=_per_token(samples, "reference_logprobs", to_device),
+        old_values_T=_per_token(samples, "old_values", to_device),
+        returns_T=_per_token(samples, "returns", to_device),
+        token_weights_T=_per_token(samples, "token_weights", to_device, otherwise=1.0),
+        selected_T=_marks(samples, to_device),
         mm_inputs=_images(samples),
     )
 
@@ -167,13 +170,14 @@ def _images(samples: Sequence[TrainingSample]) -> tuple[Any, ...] | None:
     return tuple(load_media(sample.media) for sample in samples)
 
 
-def _marks(samples: Sequence[TrainingSample], place: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
-    marks_T = _per_token(samples, "selected", place, otherwise=0.0)
+def _marks(samples: Sequence[TrainingSample], to_device: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
+    marks_T = _per_token(samples, "selected", to_device, otherwise=0.0)
     return None if marks_T is None else marks_T != 0
 
 
 def _advantages(samples: Sequence[TrainingSample], segment_ids_T: torch.Tensor) -> torch.Tensor:
     """Return [T] float32 advantages: one number for a whole sample, or 0 at the prompt and one a response token."""
+    # one number a sample is spread by its segment: no list as long as the batch is built
     if not any(sample.token_advantages for sample in samples):
         return torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)[segment_ids_T]
     rows = (
@@ -188,7 +192,7 @@ def _advantages(samples: Sequence[TrainingSample], segment_ids_T: torch.Tensor) 
 def _per_token(
     samples: Sequence[TrainingSample],
     name: str,
-    place: Callable[[torch.Tensor], torch.Tensor],
+    to_device: Callable[[torch.Tensor], torch.Tensor],
     *,
     otherwise: float | None = None,
 ) -> torch.Tensor | None:
@@ -196,10 +200,11 @@ def _per_token(
 
     `otherwise` fills the responses of samples that do not carry it beside some that do.
     """
+    # None rather than zeros: a term whose field nobody carries is left out of the loss
     if not any(getattr(sample, name) for sample in samples):
         return None
     rows = (_row(sample, name, otherwise) for sample in samples)
-    return place(torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float32))
+    return to_device(torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float32))
 
 
 def _row(sample: TrainingSample, name: str, otherwise: float | None) -> tuple[float, ...]:

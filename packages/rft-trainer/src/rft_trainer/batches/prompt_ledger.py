@@ -96,11 +96,6 @@ class Ledger:
         return not self._states and not self._waiting and self._next[0] >= self.num_episodes
 
     @property
-    def exhausted(self) -> bool:
-        """Return whether `reserve` has no entries left, though some may still be in flight."""
-        return not self._waiting and self._next[0] >= self.num_episodes
-
-    @property
     def epoch(self) -> int:
         """The first epoch with an entry that is neither trained nor dropped; `num_episodes` when finished."""
         open_epochs = [entry.epoch for entry in (*self._states, *self._waiting)]
@@ -113,9 +108,11 @@ class Ledger:
         """
         if num < 1:
             raise ValueError(f"cannot reserve {num} prompts")
+        # an older epoch is completed first: what came back from a stop or a refill may belong to it
         epoch = self._waiting[0].epoch if self._waiting else self._next[0]
         entries = [entry for entry in self._waiting[:num] if entry.epoch == epoch]
         del self._waiting[: len(entries)]
+        # new entries only of the same epoch: a batch never spans two
         if self._next[0] == epoch < self.num_episodes:
             entries += self._fresh(num - len(entries))
         self._states.update(dict.fromkeys(entries, EntryState.RESERVED))
@@ -128,7 +125,7 @@ class Ledger:
         for entry in entries:
             current = self._entry_state(entry)
             if _NEXT[current] is not state:
-                raise ValueError(f"{entry} is {current}: the next state is {_NEXT[current]}, not {state}")
+                raise ValueError(f"{entry} is {current}: its next state is {_NEXT[current]}, not {state}")
         for entry in entries:
             if state is EntryState.TRAINED:
                 del self._states[entry]
@@ -151,6 +148,7 @@ class Ledger:
             self._entry_state(entry)
             del self._states[entry]
             self._waiting.append(entry)
+        # by epoch and position: what is given back is handed out in the order that it had
         self._waiting.sort()
 
     def counts(self) -> dict[str, int]:
@@ -190,6 +188,7 @@ class Ledger:
         epoch, position = (int(value) for value in state["next"])
         waiting = sorted(LedgerEntry(*(int(value) for value in entry)) for entry in state["in_flight"])
         dropped = {str(reason): int(num) for reason, num in state["dropped"].items()}
+        # the counts must add up: a state that lost or doubled a prompt is refused here, and not found at the end
         handed_out = epoch * self.num_prompts + position
         used_up = int(state["trained"]) + sum(dropped.values())
         if used_up + len(waiting) != handed_out or len(set(waiting)) != len(waiting):
@@ -200,12 +199,14 @@ class Ledger:
             )
         for entry in waiting:
             handed = 0 <= entry.position < self.num_prompts and (entry.epoch, entry.position) < (epoch, position)
+            # the order itself is not stored: it is computed again, and must give the same prompts
             if not handed or self._order_of(entry.epoch)[entry.position] != entry.prompt_index:
                 raise _refused(
                     "ledger.order",
                     f"prompt {entry.prompt_index} stood at position {entry.position} of epoch {entry.epoch}",
                     "the order of an epoch must be the one the checkpoint was made with",
                 )
+        # only after every check, so that a refused state changes nothing
         self._states, self._next, self._waiting = {}, (epoch, position), waiting
         self._num_trained, self._dropped = int(state["trained"]), Counter(dropped)
         self._forget_orders()
@@ -226,6 +227,7 @@ class Ledger:
         return self._orders[epoch]
 
     def _forget_orders(self) -> None:
+        # an order has a number for each prompt: those of past epochs are not kept
         for epoch in [epoch for epoch in self._orders if epoch < self._next[0]]:
             del self._orders[epoch]
 
@@ -243,6 +245,7 @@ class Ledger:
             "num_prompts": "the prompts are not those the checkpoint was made with",
         }
         keys = {*ours, "next", "in_flight", "trained", "dropped"}
+        # form first: the values below are read by name
         if missing := sorted(keys - state.keys()):
             raise _refused("ledger.form", f"the stored ledger lacks {', '.join(missing)}", whys["version"])
         for name, value in ours.items():

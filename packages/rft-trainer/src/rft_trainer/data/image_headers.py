@@ -46,6 +46,7 @@ def image_size(data: bytes) -> tuple[int, int] | None:
         size = readers[kind](data) if kind else None
     except (struct.error, IndexError):
         return None
+    # a side of 0 is none: a JPEG may leave its height to a later marker
     return size if size and min(size) > 0 else None
 
 
@@ -69,12 +70,15 @@ def _webp(data: bytes) -> tuple[int, int] | None:
     kind = data[12:16]
     if kind == b"VP8X":
         low, high, down_low, down_high = struct.unpack_from("<HBHB", data, 24)
+        # 24 bits each, stored less one
         return 1 + low + (high << 16), 1 + down_low + (down_high << 16)
     if kind == b"VP8L":
         bits = struct.unpack_from("<I", data, 21)[0]
+        # 14 bits each, stored less one
         return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
     if kind == b"VP8 ":
         width, height = struct.unpack_from("<HH", data, 26)
+        # the two bits above are a factor for display
         return width & 0x3FFF, height & 0x3FFF
     return None
 
@@ -82,6 +86,7 @@ def _webp(data: bytes) -> tuple[int, int] | None:
 def _jpeg(data: bytes) -> tuple[int, int] | None:
     """Walk the segments of a JPEG until one begins a frame, which holds the size."""
     at = 2
+    # ends with an IndexError on a file that is cut off, which the caller takes for no size
     while data[at] == 0xFF:
         marker = data[at + 1]
         if marker == 0xFF:  # fill
@@ -90,6 +95,7 @@ def _jpeg(data: bytes) -> tuple[int, int] | None:
             height, width = struct.unpack_from(">HH", data, at + 5)
             return width, height
         else:
+            # over the whole segment by its stated length: bytes inside may look like markers
             at += 2 + struct.unpack_from(">H", data, at + 2)[0]
     return None
 

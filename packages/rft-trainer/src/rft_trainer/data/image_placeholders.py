@@ -26,13 +26,13 @@ def check_images(row: Row, input_key: str, column: ImageColumn, contents: Sequen
     num_places = count_places(contents)
     if num_places == num_images or (num_places == 0 and num_images > 0):
         return
-    more = "images" if num_images > num_places else "places"
-    images, markers = _counted(num_images, "image"), _counted(num_places, "place")
+    more = "images" if num_images > num_places else "placeholders"
+    images, markers = _counted(num_images, "image"), _counted(num_places, "placeholder")
     raise DataError(
         code="data.image_places",
         what=f"{images} in {column.key} and {markers} ({MARKER} markers or image parts) in {input_key}: more {more}",
         where=row.where(input_key),
-        why="every place takes one image and every image has one place; without any place, images stand in front",
+        why="every placeholder takes one image and every image needs one; without any, images stand in front",
         do=f"write {MARKER} {_times(num_images)} there, or give {column.key} {_counted(num_places, 'image')}"
         if num_images
         else f"give row {row.where()} its images in {column.key}, or take {MARKER} out of its text",
@@ -70,9 +70,9 @@ def check_no_column(row: Row, input_key: str, text: str | None) -> None:
         return
     raise DataError(
         code="data.images_not_named",
-        what=f"{MARKER} in {input_key}, images in {meant}, and images_key is empty",
+        what=f"{input_key} has {MARKER}, {meant} has images, but images_key is empty",
         where=row.where(meant),
-        why="without a column of images the model reads the marker as text and sees nothing",
+        why="without a column of images the marker would reach the model as text, and no image would",
         do=f"--images_key {meant}",
     )
 
@@ -83,6 +83,7 @@ def _column_of_images(row: Row) -> str | None:
 
 def _seems_an_image(value: Any) -> bool:
     if isinstance(value, str):
+        # a text may end with a file's name, but has spaces before it
         is_path = value.lower().endswith(_SUFFIXES) and not set(value) & set(" \n<")
         return is_path or value.startswith("data:image/")
     if isinstance(value, list | tuple):
@@ -100,7 +101,7 @@ def check_mixture(row: Row, column: ImageColumn, num_images: int) -> None:
         code="data.row_without_image",
         what=f"the row has no image in {column.key}",
         where=row.where(column.key),
-        why="a missing image would otherwise be trained on as text alone without a word",
+        why="otherwise a row that lacks its image would be trained on as text alone, unnoticed",
         do="--mixed_mm_data",
     )
 

@@ -62,10 +62,11 @@ class RowImage:
         if not self.path:
             return self.data
         data = _file_bytes(Path(self.path), self.where)
+        # at every read: the file is opened again long after the rows were read
         if hashlib.sha256(data).hexdigest() != self.digest:
             raise DataError(
                 code="data.image_changed",
-                what=f"{self.path} has other bytes than when the rows were read",
+                what=f"{self.path} has changed since the rows were read",
                 where=self.where,
                 why="a run trains on the data that it started with",
                 do="start again, once nothing writes to the images",
@@ -87,7 +88,7 @@ def images_of(row: Row, column: ImageColumn) -> tuple[RowImage, ...]:
             code="data.too_many_images",
             what=f"{len(values)} images; limit_mm_image_per_prompt = {column.limit}",
             where=row.where(column.key),
-            why="a row is used whole, so the limit must hold the row with most images",
+            why="no image of a row is left out, so the limit must allow for the row with the most images",
             do=f"--limit_mm_image_per_prompt {len(values)}",
         )
     return tuple(
@@ -96,6 +97,7 @@ def images_of(row: Row, column: ImageColumn) -> tuple[RowImage, ...]:
 
 
 def _value(row: Row, key: str) -> Any:
+    # a field whose own name has a dot comes before a path through objects
     if key in row.fields:
         return row.fields[key]
     value: Any = row.fields
@@ -107,6 +109,7 @@ def _value(row: Row, key: str) -> Any:
 def _image(value: Any, row: Row, field: str) -> RowImage:
     where = row.where(field)
     if isinstance(value, Mapping):  # what `datasets` writes for a column of images
+        # bytes first: a path that stands beside them may be one of the machine that wrote the data
         value = value.get("bytes") or value.get("path")
     if isinstance(value, bytes | bytearray | memoryview):
         return _in_memory(bytes(value), where)
@@ -117,11 +120,12 @@ def _image(value: Any, row: Row, field: str) -> RowImage:
     if "://" in value[:12]:
         raise DataError(
             code="data.image_address",
-            what=f"{shown(value)} is an address",
+            what=f"{shown(value)} is a URL",
             where=where,
             why="images are read from this machine; nothing is downloaded",
             do=f"save the image beside {row.file} and give its path",
         )
+    # CSV has no lists: without this message the text would be looked for as a file
     if value.strip()[0] == "[" and value.strip()[-1] == "]":
         raise _list_as_text(where, value)
     path = Path(row.file).parent / Path(value).expanduser()
@@ -143,6 +147,7 @@ def _file_bytes(path: Path, where: str) -> bytes:
     try:
         if not path.is_file():
             raise _no_file(path, where, "is a directory or a device" if path.exists() else "is not there")
+        # before it is read: a wrong path may name a file of any size
         size = path.stat().st_size
         if size > MAX_IMAGE_BYTES:
             raise _no_file(path, where, f"has {size:,} bytes, more than the {MAX_IMAGE_BYTES:,} of an image")
@@ -166,6 +171,7 @@ def _data_uri(text: str, where: str) -> bytes:
     if not comma or not head.endswith(";base64"):
         raise _not_an_image(where, f"the data URI {shown(text)}")
     try:
+        # `validate`, since characters outside of the alphabet are dropped without a word otherwise
         return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError) as error:
         raise _not_an_image(where, f"the data URI {shown(text)} ({error})") from error
@@ -182,7 +188,7 @@ def _list_as_text(where: str, value: str) -> DataError:
         code="data.images_as_text",
         what=f"{shown(value)} is a list written as text",
         where=where,
-        why="several images of a row are a list of the data file, which JSON and parquet have and CSV has not",
+        why="several images of a row are given as a list, which JSON and parquet can hold and CSV cannot",
         do="write the rows as JSON lines, with a list in this field",
     )
 
@@ -190,7 +196,7 @@ def _list_as_text(where: str, value: str) -> DataError:
 def _not_an_image(where: str, what: str) -> DataError:
     return DataError(
         code="data.not_an_image",
-        what=f"{what} is no image",
+        what=f"{what} is not an image",
         where=where,
         why=f"an image is a path, bytes or a base64 data URI of {', '.join(KINDS)}",
         do=f"correct {where}",

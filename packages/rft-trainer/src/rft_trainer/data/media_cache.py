@@ -35,7 +35,7 @@ class PreparedMedia(Protocol):
 
 
 @runtime_checkable
-class MediaCodec(Protocol):
+class MediaProcessor(Protocol):
     """A tokenizer with the image processor of its model."""
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
@@ -70,8 +70,8 @@ class StoredMedia:
 class MediaStore:
     """Thread-safe store that prepares the images of prompts and keeps the most recently used ones."""
 
-    def __init__(self, codec: MediaCodec, *, kept_features: int = KEPT_FEATURES) -> None:
-        self._codec = codec
+    def __init__(self, tokenizer: MediaProcessor, *, kept_features: int = KEPT_FEATURES) -> None:
+        self._tokenizer = tokenizer
         self._limit = kept_features
         self._kept: OrderedDict[tuple[str, ...], PreparedMedia] = OrderedDict()
         self._num_features = 0
@@ -86,9 +86,11 @@ class MediaStore:
         """
         token_ids, media = self._encode(text, images, where)
         if media is None:
-            return (self._codec.encode(text, add_special_tokens=True) if special else token_ids), None
+            # a text alone is encoded again where the tokenizer's own tokens are wanted
+            return (self._tokenizer.encode(text, add_special_tokens=True) if special else token_ids), None
         each = tuple(number for _, number in media.spans)
         stored = StoredMedia(self, text, images, where, media.num_images, media.num_tokens, each)
+        # prepared once for the token ids anyway, so the first rollouts may find it
         self._keep(_key(stored), media)
         return token_ids, stored
 
@@ -108,7 +110,7 @@ class MediaStore:
         return media
 
     def _encode(self, text: str, images: tuple[RowImage, ...], where: str) -> tuple[list[int], PreparedMedia | None]:
-        return self._codec.encode_media(text, [image.read() for image in images], where=where)
+        return self._tokenizer.encode_media(text, [image.read() for image in images], where=where)
 
     def _keep(self, key: tuple[str, ...], media: PreparedMedia) -> None:
         with self._lock:
@@ -116,6 +118,7 @@ class MediaStore:
                 return
             self._kept[key] = media
             self._num_features += media.num_tokens
+            # one stays even if it alone is above the limit: it is in use now
             while self._num_features > self._limit and len(self._kept) > 1:
                 self._num_features -= self._kept.popitem(last=False)[1].num_tokens
 
@@ -124,14 +127,20 @@ def _key(stored: StoredMedia) -> tuple[str, ...]:
     return (stored.text, *(image.digest for image in stored.images))
 
 
+def stored_media(media: object) -> StoredMedia | None:
+    """Return the images of a prompt where they are a handle, else None: there are none, or they are prepared."""
+    return media if isinstance(media, StoredMedia) else None
+
+
 def image_files(media: Any) -> tuple[bytes, ...]:
     """Return the encoded images of a handle or of prepared media; none for None.
 
     Raises:
         DataError: see `RowImage.read`.
     """
-    if isinstance(media, StoredMedia):
-        return tuple(image.read() for image in media.images)
+    stored = stored_media(media)
+    if stored is not None:
+        return tuple(image.read() for image in stored.images)
     return tuple(getattr(media, "files", ()))
 
 
@@ -142,10 +151,12 @@ def media_of(media: Sequence[Any]) -> list[object | None] | None:
     """
     if all(one is None for one in media):
         return None
+    # by identity, as the samples of a prompt share its handle
     loaded = {key: load_media(one) for key, one in {id(one): one for one in media}.items()}
     return [loaded[id(one)] for one in media]
 
 
 def load_media(media: Any) -> Any:
     """Return the prepared images of a handle, or anything else as it is."""
-    return media.load() if isinstance(media, StoredMedia) else media
+    stored = stored_media(media)
+    return media if stored is None else stored.load()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rft_core.errors import DataError
-from rft_trainer.data.readers.rows import Row, shown
+from rft_trainer.data.readers.rows import Row, shown, wrong_type
 
 Content = str | tuple[str | None, ...]
 """A text, or parts in order: a text each, None for an image."""
@@ -19,7 +19,7 @@ _INLINE = ("image", "image_url", "url", "path", "base64")
 _OTHER_MEDIA = ("video", "audio", "input_audio")
 
 
-def content_of(value: Any, row: Row, place: str, *, with_images: bool) -> Content:
+def content_of(value: Any, row: Row, field: str, *, with_images: bool) -> Content:
     """Parse the content of a row's message.
 
     Raises:
@@ -28,16 +28,16 @@ def content_of(value: Any, row: Row, place: str, *, with_images: bool) -> Conten
     if isinstance(value, str):
         return value
     if not isinstance(value, list | tuple):
-        raise _wrong(row, place, shown(value), "the content of a message is text" + _OR_PARTS * with_images)
+        raise wrong_type(row, field, shown(value), "the content of a message is text" + _OR_PARTS * with_images)
     if not with_images:
         raise DataError(
             code="data.parts_without_images",
-            what=f"{len(value)} parts, and images_key is empty",
-            where=row.where(place),
+            what=f"the content is a list of {len(value)} parts, but images_key is empty",
+            where=row.where(field),
             why="the content of a message is text, unless a column holds its images",
             do="--images_key images",
         )
-    return tuple(_part(part, row, f"{place}[{number}]") for number, part in enumerate(value))
+    return tuple(_part(part, row, f"{field}[{number}]") for number, part in enumerate(value))
 
 
 _OR_PARTS = ", or a list of parts"
@@ -48,13 +48,14 @@ def _part(part: Any, row: Row, field: str) -> str | None:
     if kind == "text" and isinstance(part.get("text"), str):
         return part["text"]
     if kind in ("image", "image_url"):
+        # a null beside the type is no image: writers of uniform columns add such keys
         inline = next((name for name in _INLINE if part.get(name)), None)
         if inline is None:
             return None
         raise _inline(row, f"{field}.{inline}", part[inline])
     if kind in _OTHER_MEDIA:
-        raise _wrong(row, field, f"a part of type {kind}", "prompts are text and images")
-    raise _wrong(row, field, shown(part), 'a part is {"type": "text", "text": ...} or {"type": "image"}')
+        raise wrong_type(row, field, f"a part of type {kind}", "prompts are text and images")
+    raise wrong_type(row, field, shown(part), 'a part is {"type": "text", "text": ...} or {"type": "image"}')
 
 
 def as_template_content(content: Content) -> str | list[dict[str, str]]:
@@ -75,16 +76,10 @@ def count_image_parts(contents: Sequence[Content]) -> int:
 
 
 def _inline(row: Row, field: str, value: Any) -> DataError:
-    return DataError(
-        code="data.wrong_type",
-        what=f"an image inside a message: {shown(value)}",
-        where=row.where(field),
-        why="a part says the place of an image; the image itself is in the column that --images_key names",
+    return wrong_type(
+        row,
+        field,
+        f"an image inside a message: {shown(value)}",
+        "a part marks the place of an image; the image itself is in the column that --images_key names",
         do='leave {"type": "image"} there, and write the image into a column of its own, as "image": "a.png"',
-    )
-
-
-def _wrong(row: Row, field: str, what: str, why: str) -> DataError:
-    return DataError(
-        code="data.wrong_type", what=what, where=row.where(field), why=why, do=f"correct {row.where(field)}"
     )

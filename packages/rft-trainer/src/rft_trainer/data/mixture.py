@@ -55,10 +55,6 @@ class Mixture:
             self._cached = (seed, epoch)
         return self._cached_order
 
-    def index_at(self, seed: int, epoch: int, position: int) -> int:
-        """Return the global index of the prompt at one position."""
-        return int(self.order(seed, epoch)[position])
-
     def _draw(self, seed: int, epoch: int) -> Tensor:
         if self.probabilities is None or len(self.sizes) == 1:
             return permutation(derive_key(seed, "order", epoch), self.num_prompts)
@@ -67,12 +63,14 @@ class Mixture:
         first = 0
         for source, size in enumerate(self.sizes):
             positions = (sources_N == source).nonzero().flatten()
+            # source by source: which of its prompts comes next depends on no other source's draws
             order_N[positions] = first + _walk(seed, epoch, source, size, len(positions))
             first += size
         return order_N
 
     def _sources(self, seed: int, epoch: int) -> Tensor:
         assert self.probabilities is not None
+        # without the last bound, which rounding may leave below 1: a draw above it would name no source
         bounds = torch.tensor(self.probabilities, dtype=torch.float64).cumsum(0)[:-1].contiguous()
         draws = uniforms([derive_key(seed, "source", epoch)], self.num_prompts)[0]
         return torch.searchsorted(bounds, draws, right=True)
@@ -80,6 +78,7 @@ class Mixture:
 
 def _walk(seed: int, epoch: int, source: int, size: int, num: int) -> Tensor:
     """Return the first `num` indices of a source's permutations, one after the other."""
+    # whole permutations one after the other, so that no prompt comes twice before all came once
     passes = [permutation(derive_key(seed, "order", epoch, source, turn), size) for turn in range(-(-num // size))]
     return torch.cat(passes)[:num] if passes else torch.empty(0, dtype=torch.int64)
 
@@ -95,10 +94,12 @@ def check_probabilities(probabilities: Sequence[float], num_sources: int) -> tup
             f"{len(values)} probabilities ({shown}) for {num_sources} sources",
             ",".join(part for part in (even, f"{rest:.6g}") if part),
         )
+    # NaN fails both comparisons, so it is refused too
     positive = [p for p in values if p > 0 and p < float("inf")]
     if len(positive) != len(values):
         raise _bad_probabilities(f"{shown}: each must be a number above 0", "", "leave the source out of --prompt_data")
     if abs(sum(values) - 1.0) > 1e-6:
+        # the last is what is left, so that the numbers of the remedy sum to 1 as they are written
         scaled = [float(f"{p / sum(values):.6g}") for p in values[:-1]]
         raise _bad_probabilities(
             f"{shown} sum to {sum(values):g}", ",".join(f"{p:g}" for p in (*scaled, 1 - sum(scaled)))

@@ -54,9 +54,11 @@ class Prefetcher(Generic[Batch, Prepared]):
             if self._exhausted:
                 raise StopIteration
             return self._prepare(next(self._batches))
+        # in the consumer's thread, because taking a batch may reserve prompts in the ledger
         self._fill(self._pool)
         if not self._pending:
             raise StopIteration
+        # the oldest one, ready or not: the order must not depend on which thread is faster
         return self._pending.popleft().result()
 
     def close(self) -> None:
@@ -90,6 +92,6 @@ def _check(name: str, value: int, least: int) -> None:
             code=f"data.{name}",
             what=f"{name} = {value}; at least {least} is needed",
             where=f"--{name}",
-            why="threads and batches ahead are counted" + (", 0 meaning none" if least == 0 else ""),
+            why="it is a number of threads or of batches" + ("; 0 means none" if least == 0 else ""),
             do=f"--{name} {least}",
         )

@@ -14,7 +14,7 @@ from rft_core.nearest_names import nearest_names
 from rft_trainer.data.image_placeholders import check_column, check_images, check_mixture, check_no_column
 from rft_trainer.data.images import ImageColumn, RowImage, images_of
 from rft_trainer.data.message_content import Content, as_template_content, content_of
-from rft_trainer.data.readers.rows import Row, SkipLog, shown
+from rft_trainer.data.readers.rows import Row, SkipLog, shown, wrong_type
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -80,6 +80,7 @@ def prompts_from_rows(
             pictures = _images(row, images, text, messages, input_key)
             label = _as_text(row, label_key, "--label_key") if label_key else None
             output = _as_text(row, output_key, "--output_key") if output_key else None
+        # the row is left out and keeps its number, so that the ids of later rows do not move
         except DataError as error:
             skips.take(error)
             continue
@@ -107,21 +108,21 @@ def content_hash(prompts: Sequence[PromptRow]) -> str:
     for prompt in prompts:
         messages = None if prompt.messages is None else [[m.role, m.content] for m in prompt.messages]
         record = [prompt.prompt_id, prompt.text, messages, prompt.label, prompt.output]
+        # only where there are any: data without images have one hash, with and without an image column
         if prompt.images:
             record.append([image.digest for image in prompt.images])
+        # one line a record, so that no two lists of prompts come to the same bytes
         digest.update(json.dumps(record).encode() + b"\n")
     return digest.hexdigest()
 
 
-def _text_or_messages(
-    row: Row, key: str, *, with_images: bool = False
-) -> tuple[str | None, tuple[Message, ...] | None]:
+def _text_or_messages(row: Row, key: str, *, with_images: bool) -> tuple[str | None, tuple[Message, ...] | None]:
     value = _field(row, key, "--input_key")
     if isinstance(value, list | tuple):
         return None, _messages(value, row, key, with_images)
     text = _as_text(row, key, "--input_key")
     if not text.strip():
-        raise _wrong(row, key, "an empty text", "a prompt must say something")
+        raise wrong_type(row, key, "an empty text", "a prompt must have text")
     return text, None
 
 
@@ -130,15 +131,15 @@ def _messages(value: Sequence[Any], row: Row, key: str, with_images: bool) -> tu
     for number, item in enumerate(value):
         field = f"{key}[{number}]"
         if not isinstance(item, Mapping) or not {"role", "content"} <= item.keys():
-            raise _wrong(row, field, shown(item), "a message is an object with the keys role and content")
+            raise wrong_type(row, field, shown(item), "a message is an object with the keys role and content")
         if item["role"] not in ROLES:
-            raise _wrong(row, f"{field}.role", shown(item["role"]), f"a role is one of {', '.join(ROLES)}")
+            raise wrong_type(row, f"{field}.role", shown(item["role"]), f"a role is one of {', '.join(ROLES)}")
         content = content_of(item["content"], row, f"{field}.content", with_images=with_images)
         messages.append(Message(item["role"], content))
     if not messages or messages[-1].role not in ("user", "tool"):
         last = messages[-1].role if messages else "nothing"
         why = "a prompt ends with the turn to be answered: user or tool"
-        raise _wrong(row, key, f"messages that end with {last}", why)
+        raise wrong_type(row, key, f"messages that end with {last}", why)
     return tuple(messages)
 
 
@@ -146,9 +147,10 @@ def _as_text(row: Row, key: str, flag: str) -> str:
     value = _field(row, key, flag)
     if isinstance(value, str):
         return value
+    # True is an int in Python, and as a label it is more likely a mistake
     if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
         return str(value)
-    raise _wrong(row, key, f"{type(value).__name__} {shown(value)}", "the field must be text or a number")
+    raise wrong_type(row, key, f"{type(value).__name__} {shown(value)}", "the field must be text or a number")
 
 
 def _field(row: Row, key: str, flag: str) -> Any:
@@ -173,7 +175,3 @@ def _missing(row: Row, key: str, flag: str) -> DataError:
         why=f"every row must have the field that {flag} names",
         do=f"{flag} {near[0] if near else (keys[0] if keys else key)}",
     )
-
-
-def _wrong(row: Row, key: str, what: str, why: str) -> DataError:
-    return DataError(code="data.wrong_type", what=what, where=row.where(key), why=why, do=f"correct {row.where(key)}")

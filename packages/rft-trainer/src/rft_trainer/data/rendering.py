@@ -1,4 +1,4 @@
-"""Rendering of prompts to the model's text and token ids, and selection by length."""
+"""Rendering of prompts to the model's text and token ids."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from rft_trainer.data.images import MARKER
 from rft_trainer.data.media_cache import MediaStore, StoredMedia
 from rft_trainer.data.prompts import Message, PromptRow
 from rft_trainer.data.readers.rows import shown
+from rft_trainer.settings.data import system_prompt_refusal
 
 
-class TextCodec(Protocol):
+class TextTokenizer(Protocol):
     """Protocol of the tokenizer that a run needs."""
 
     @property
@@ -70,10 +71,10 @@ class PromptRenderer:
 
     Raises `OptionsError` at construction for a combination in which a setting has no effect.
 
-    Example: `PromptRenderer(codec, input_template="Q: {}\\nA:").render(prompt).text`
+    Example: `PromptRenderer(tokenizer, input_template="Q: {}\\nA:").render(prompt).text`
     """
 
-    codec: TextCodec
+    tokenizer: TextTokenizer
     input_template: str | None = None
     system_prompt: str | None = None
     apply_chat_template: bool = False
@@ -84,18 +85,15 @@ class PromptRenderer:
     def __post_init__(self) -> None:
         if self.input_template is not None:
             check_input_template(self.input_template)
-        if self.system_prompt is not None and not self.apply_chat_template:
-            raise OptionsError(
-                code="prompt.system_without_chat",
-                what=f"system_prompt = {shown(self.system_prompt)} without apply_chat_template",
-                where="--system_prompt",
-                why="a system prompt is a message, and messages become text through the chat template only",
-                do="--apply_chat_template",
+        refusal = system_prompt_refusal(self.system_prompt or "", apply_chat_template=self.apply_chat_template)
+        if refusal is not None:
+            raise refusal.as_error(
+                {"system_prompt": shown(self.system_prompt), "apply_chat_template": self.apply_chat_template}
             )
-        if self.apply_chat_template and not self.codec.has_chat_template:
+        if self.apply_chat_template and not self.tokenizer.has_chat_template:
             raise OptionsError(
                 code="prompt.no_chat_template",
-                what="apply_chat_template is set and the tokenizer has no chat template",
+                what="apply_chat_template is set, but the tokenizer has no chat template",
                 where="--apply_chat_template",
                 why="the text of a conversation is defined by the tokenizer's own template",
                 do="--input_template 'Question: {input} Answer:'",
@@ -104,9 +102,10 @@ class PromptRenderer:
     def render(self, prompt: PromptRow) -> RenderedPrompt:
         """Render text and token ids of one prompt; `DataError` when they are empty."""
         text = self.text(prompt)
+        # the text of a chat template holds them already: added again, they would stand twice
         special = self.add_special_tokens and not self.apply_chat_template
         if self.media is None:
-            token_ids, media = self.codec.encode(text, add_special_tokens=special), None
+            token_ids, media = self.tokenizer.encode(text, add_special_tokens=special), None
         else:
             token_ids, media = self.media.encode(text, prompt.images, special=special, where=_where(prompt))
         if not token_ids:
@@ -114,7 +113,7 @@ class PromptRenderer:
                 code="prompt.no_tokens",
                 what=f"the prompt {shown(text)} has 0 tokens",
                 where=prompt.prompt_id,
-                why="a model answers at least one token",
+                why="a model needs at least one token to respond to",
                 do=f"correct or remove row {prompt.index} of {prompt.source}",
             )
         return RenderedPrompt(
@@ -166,12 +165,13 @@ class PromptRenderer:
 
     def _chat(self, messages: tuple[Message, ...]) -> str:
         turns = self._with_system(messages)
-        return self.codec.render_chat([message.as_dict() for message in turns], add_generation_prompt=True)
+        return self.tokenizer.render_chat([message.as_dict() for message in turns], add_generation_prompt=True)
 
     def _with_system(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """Return the messages with the system prompt of the settings, where there is one."""
         if self.system_prompt is None:
             return messages
+        # a chat template may take one system prompt alone, and only as the first message
         others = tuple(message for message in messages if message.role != "system")
         return (Message("system", self.system_prompt), *others)
 
@@ -179,15 +179,15 @@ class PromptRenderer:
         if not self.apply_chat_template:
             raise OptionsError(
                 code="prompt.messages_without_chat",
-                what=f"{prompt.prompt_id} is a list of messages and apply_chat_template is off",
+                what=f"{prompt.prompt_id} is a list of messages, but apply_chat_template is off",
                 where="--apply_chat_template",
-                why="messages become text through the chat template only",
+                why="only the chat template turns messages into text",
                 do="--apply_chat_template",
             )
         if self.input_template is not None:
             raise OptionsError(
                 code="prompt.template_with_messages",
-                what=f"input_template is set and {prompt.prompt_id} is a list of messages",
+                what=f"input_template is set, but {prompt.prompt_id} is a list of messages",
                 where="--input_template",
                 why="a template wraps a text; messages are already divided into turns",
                 do="leave --input_template out",
@@ -206,7 +206,7 @@ def check_input_template(template: str) -> None:
         return
     raise OptionsError(
         code="prompt.input_template",
-        what=f"input_template = {shown(template)} has {named} times {{input}} and {bare} times {{}}",
+        what=f"input_template = {shown(template)} has {{input}} {named} times and {{}} {bare} times",
         where="--input_template",
         why="the place of the prompt is marked once, by {input}, or by {} where {input} does not occur",
         do="--input_template '{input}'",
@@ -218,62 +218,6 @@ def fill_template(template: str | None, text: str) -> str:
     if template is None:
         return text
     mark = "{input}" if "{input}" in template else "{}"
+    # split and not `format`: braces of LaTeX or of code in the template stand for themselves
     before, after = template.split(mark)
     return before + text + after
-
-
-@dataclass(frozen=True, slots=True)
-class TooLong:
-    """A prompt that is left out, with its length in tokens."""
-
-    prompt_id: str
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class LengthSelection:
-    """The prompts that fit into `prompt_max_len` tokens, and those that do not; none is cut."""
-
-    kept: tuple[PromptRow, ...]
-    dropped: tuple[TooLong, ...]
-    prompt_max_len: int
-    longest_kept: int
-
-    def lines(self) -> list[str]:
-        """Return the lines for the plan of the run: the counts, then every prompt that was left out."""
-        total = len(self.kept) + len(self.dropped)
-        head = f"{len(self.kept):,} of {total:,} prompts have at most {self.prompt_max_len} tokens"
-        longest = f"longest {self.longest_kept}; {len(self.dropped):,} left out"
-        return [f"{head} ({longest})", *(f"left out {d.prompt_id}: {d.num_tokens} tokens" for d in self.dropped)]
-
-
-def select_by_length(prompts: Sequence[PromptRow], renderer: PromptRenderer, *, prompt_max_len: int) -> LengthSelection:
-    """Render every prompt once and keep those of at most `prompt_max_len` tokens.
-
-    Raises `DataError` when none is left.
-    """
-    kept: list[PromptRow] = []
-    dropped: list[TooLong] = []
-    longest_kept = 0
-    for prompt in prompts:
-        num_tokens = len(renderer.render(prompt).token_ids)
-        if num_tokens > prompt_max_len:
-            dropped.append(TooLong(prompt.prompt_id, num_tokens))
-        else:
-            kept.append(prompt)
-            longest_kept = max(longest_kept, num_tokens)
-    if not kept:
-        raise _nothing_fits(dropped, prompt_max_len)
-    return LengthSelection(tuple(kept), tuple(dropped), prompt_max_len, longest_kept)
-
-
-def _nothing_fits(dropped: Sequence[TooLong], prompt_max_len: int) -> DataError:
-    lengths = [prompt.num_tokens for prompt in dropped]
-    span = f"{min(lengths)} to {max(lengths)} tokens" if lengths else "none is there"
-    return DataError(
-        code="prompt.all_too_long",
-        what=f"0 of {len(dropped)} prompts have at most prompt_max_len = {prompt_max_len} tokens ({span})",
-        where="--prompt_max_len",
-        why="a prompt is used whole or left out, and here all would be left out",
-        do=f"--prompt_max_len {max(lengths, default=prompt_max_len)}",
-    )

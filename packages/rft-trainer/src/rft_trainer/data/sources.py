@@ -32,15 +32,6 @@ class LoadedPrompts:
     content_hash: str
     skipped: SkipLog
 
-    def lines(self) -> list[str]:
-        """Return the lines for the plan of the run: prompts of each source, files, and skipped rows."""
-        rows: list[str] = []
-        for spec in self.specs:
-            num = sum(prompt.source == spec.name for prompt in self.prompts)
-            share = "" if spec.probability is None else f", drawn with probability {spec.probability:g}"
-            rows.append(f"source {spec.name}: {num:,} prompts from {spec.path}{share}")
-        return rows + self.skipped.lines()
-
 
 def parse_sources(prompt_data: str, prompt_data_probs: str | None = None) -> tuple[SourceSpec, ...]:
     """Parse the sources `a.jsonl,b.jsonl` with probabilities `0.7,0.3`.
@@ -113,6 +104,7 @@ def _names(paths: Sequence[str]) -> list[str]:
     depth = 1
     parts = [Path(path).with_suffix("").parts for path in paths]
     while True:
+        # longer by one folder at a time, until all are different
         names = ["/".join(part[-depth:]) for part in parts]
         if len(set(names)) == len(names):
             return names

@@ -65,6 +65,7 @@ def evaluate(expression: str) -> Fraction:
         ValueError: something else, or longer, deeper or with larger numbers than is computed here.
         ZeroDivisionError: a division by zero.
     """
+    # before it is parsed: text of a model may be of any length
     if len(expression) > _MAX_LENGTH:
         raise ValueError(f"the expression has {len(expression)} characters, at most {_MAX_LENGTH}")
     parser = _Parser(_tokens(expression))
@@ -80,6 +81,7 @@ def shown(value: Fraction) -> str:
         return str(value.numerator)
     digits = 0
     rest = value.denominator
+    # a decimal terminates where 2 and 5 alone divide the denominator
     while rest % 10 == 0 or rest % 5 == 0 or rest % 2 == 0:
         rest //= 10 if rest % 10 == 0 else 5 if rest % 5 == 0 else 2
         digits += 1
@@ -115,10 +117,12 @@ class _Parser:
     def _product(self, depth: int) -> Fraction:
         value = self._factor(depth)
         while self.next in ("*", "/"):
+            # bounded at every step: repeated products grow without end in exact numbers
             value = _bounded(value * self._factor(depth) if self._take() == "*" else value / self._factor(depth))
         return value
 
     def _factor(self, depth: int) -> Fraction:
+        # before Python's own limit, whose error would not be an answer
         if depth > _MAX_DEPTH:
             raise ValueError("the expression is nested too deep")
         token = self._take()
@@ -131,6 +135,7 @@ class _Parser:
             return value
         if token in "+*/)":
             raise ValueError(f"{token!r} was not expected")
+        # exact: a rounded result would teach a number that is not the right one
         return Fraction(token)
 
 

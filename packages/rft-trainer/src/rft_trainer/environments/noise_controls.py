@@ -23,6 +23,7 @@ class NoisyCalculator(Calculator):
         """Return one random number a call, or the reward of a turn without calls."""
         answer = super().step(turn)
         self._count += 1
+        # by turn, so that a replayed episode meets the same noise
         drawn = integers(derive_key(self._key, "noise", self._count), max(len(answer.messages), 1), 1_000, 10_000)
         return replace(answer, messages=[str(number) for number in drawn.tolist()[: len(answer.messages)]])
 

@@ -6,7 +6,7 @@ class Guess:                                         # in a file of your own: --
         self.secret = int(prompt.label)
         return []                                    # messages that follow the prompt's own, if any
 
-    def step(self, turn):                            # the policy has spoken
+    def step(self, turn):                            # after the policy's turn
         guess = int(turn.text)
         if guess == self.secret:
             return Answer(reward=1.0, done=True)
@@ -89,25 +89,25 @@ class ImageMessageError(TypeError):
     """Error of an environment's message with an image: the images of a conversation are those of the prompt."""
 
 
-def as_messages(given: object, role: str) -> list[dict[str, Any]]:
+def as_messages(value: object, role: str) -> list[dict[str, Any]]:
     """Convert messages to dictionaries; texts get `role`.
 
     Raises:
         ImageMessageError: a part of a content is an image.
         TypeError: what is given is no list of messages.
     """
-    if given is None:
+    if value is None:
         return []
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise TypeError(f"messages must be a list, they are {type(given).__name__}")
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"messages must be a list, not {type(value).__name__}")
     messages: list[dict[str, Any]] = []
-    for message in given:
+    for message in value:
         if isinstance(message, str):
             message = {"role": role, "content": message}
         if isinstance(message, Mapping) and _has_image(message.get("content")):
             raise ImageMessageError(f"a message of the role {message.get('role')!r} with {message['content']!r:.100}")
         if not isinstance(message, Mapping) or not isinstance(message.get("content"), str) or "role" not in message:
-            raise TypeError(f"a message has a role and a content of text, this is {message!r:.100}")
+            raise TypeError(f"a message must have a role and a content of text, not {message!r:.100}")
         messages.append(dict(message))
     return messages
 
@@ -117,18 +117,18 @@ def _has_image(content: object) -> bool:
     return any(isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts)
 
 
-def as_answer(given: object, turn: AssistantTurn) -> Answer:
+def as_answer(answer: object, turn: AssistantTurn) -> Answer:
     """Check the return value of `step`, and convert its messages to dictionaries.
 
     Raises:
         TypeError: it is no `Answer`, or a field has another type.
         ValueError: a number that is not finite.
     """
-    if not isinstance(given, Answer):
-        raise TypeError(f"step returned {type(given).__name__}, wanted an Answer")
-    messages = as_messages(given.messages, "tool" if turn.calls else "user")
-    reward, parts = float(given.reward), {str(name): float(value) for name, value in given.parts.items()}
+    if not isinstance(answer, Answer):
+        raise TypeError(f"step returned {type(answer).__name__}, expected an Answer")
+    messages = as_messages(answer.messages, "tool" if turn.calls else "user")
+    reward, parts = float(answer.reward), {str(name): float(value) for name, value in answer.parts.items()}
     wrong = [value for value in (reward, *parts.values()) if not math.isfinite(value)]
     if wrong:
-        raise ValueError(f"step returned the reward {wrong[0]}, wanted a finite number")
-    return Answer(messages, reward, bool(given.done), parts)
+        raise ValueError(f"step returned the reward {wrong[0]}, expected a finite number")
+    return Answer(messages, reward, bool(answer.done), parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from rft_core.errors import OptionsError
+from rft_core.errors import SettingsRefusal
 from rft_core.nearest_names import nearest_names
 
 if TYPE_CHECKING:
@@ -22,13 +22,6 @@ _CLASSES = {
 NAMES = tuple(_CLASSES)
 """Environments of this package."""
 
-WHAT_THERE_IS = f"an environment is one of {', '.join(NAMES)}, or a class of your own as file.py:Class"
-
-
-def environment_names() -> tuple[str, ...]:
-    """Return the names of the environments that need no file."""
-    return NAMES
-
 
 def environment_by_name(
     name: str, *, num_workers: int = 1, tool_timeout: float = 10.0, rollout_timeout: float = 60.0
@@ -36,7 +29,7 @@ def environment_by_name(
     """Build the runner of the environment `name`, or of a class given as `path/to/file.py:Class`.
 
     Args:
-        name: one of `environment_names()`, or file.py:Class (the last colon separates the two).
+        name: one of `NAMES`, or file.py:Class (the last colon separates the two).
         num_workers, tool_timeout, rollout_timeout: as for `UserEpisodes`; our own run in this process.
 
     Raises:
@@ -54,14 +47,7 @@ def environment_by_name(
         return UserEpisodes(
             path, class_name, num_workers=num_workers, tool_timeout=tool_timeout, rollout_timeout=rollout_timeout
         )
-    raise OptionsError(
-        code="environment.unknown",
-        what=f"environment {name!r}; there are {', '.join(NAMES)}, and file.py:Class",
-        where="--environment",
-        why=WHAT_THERE_IS,
-        state="nothing was started",
-        do=f"--environment {nearest_name(name)}",
-    )
+    raise unknown_environment(name).as_error({"environment": name})
 
 
 def has_processes(name: str) -> bool:
@@ -75,8 +61,12 @@ def is_known(name: str) -> bool:
     return name in NAMES or has_processes(name)
 
 
-def nearest_name(name: str) -> str:
-    """Return the known name that is most similar to `name`."""
-    if name.endswith(".py"):
-        return f"{name}:Environment"
-    return next(iter(nearest_names(name, NAMES, count=1)), NAMES[0])
+def unknown_environment(name: str) -> SettingsRefusal:
+    """Return the refusal of a name that is none, with the known name that is most similar."""
+    nearest = next(iter(nearest_names(name, NAMES, count=1)), NAMES[0])
+    return SettingsRefusal(
+        code="environment.unknown",
+        names=("environment",),
+        why=f"an environment is one of {', '.join(NAMES)}, or a class of your own as file.py:Class",
+        do=f"--environment {f'{name}:Environment' if name.endswith('.py') else nearest}",
+    )

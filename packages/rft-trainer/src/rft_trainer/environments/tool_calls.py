@@ -24,11 +24,6 @@ class ParsedTurn:
     calls: tuple[ToolCall, ...] = ()
     problems: tuple[str, ...] = ()
 
-    @property
-    def is_attempt(self) -> bool:
-        """Return whether the turn has any call, well-formed or not."""
-        return bool(self.calls or self.problems)
-
 
 class ToolCallFormat:
     """Format of tool calls: JSON between `OPEN` and `CLOSE`, or a regular expression.
@@ -53,6 +48,7 @@ class ToolCallFormat:
     def parse(self, text: str) -> ParsedTurn:
         """Parse the calls of a turn, in order."""
         parsed = _between_tags(text) if self._pattern is None else _matches(self._pattern, text)
+        # none of them is made: which of so many were meant cannot be told
         if len(parsed) > MAX_CALLS:
             return ParsedTurn(problems=(f"{len(parsed)} calls in one turn, at most {MAX_CALLS}",))
         return ParsedTurn(
@@ -67,10 +63,12 @@ def _between_tags(text: str) -> list[ToolCall | str]:
     while position >= 0:
         end = text.find(CLOSE, position)
         following = text.find(OPEN, position + len(OPEN))
+        # a second opening tag before the closing one: the first call was never closed
         if end < 0 or 0 <= following < end:
             parsed.append(f"{OPEN} without {CLOSE}")
         else:
             parsed.append(_read_call(text[position + len(OPEN) : end]))
+        # on at the next opening tag, so that one bad call does not hide those behind it
         position = following
     return parsed
 
@@ -80,6 +78,7 @@ def _read_call(body: str) -> ToolCall | str:
         value: Any = json.loads(body)
     except ValueError as error:
         return f"not JSON: {error}"
+    # brackets nested thousands deep end Python's JSON parser
     except RecursionError:
         return "not JSON that can be read: nested too deep"
     if not isinstance(value, dict):
@@ -115,7 +114,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         compiled = re.compile(pattern)
         lacking = "arguments" not in compiled.groupindex
-        why = "it has no group (?P<arguments>...), which holds what the tool is given"
+        why = "it has no group (?P<arguments>...), for the arguments of the tool"
     except re.error as error:
         compiled, lacking, why = re.compile(""), True, f"it is not a regular expression: {error}"
     if lacking:

@@ -39,9 +39,11 @@ class UserEpisodes:
         """
         self._tool_timeout, self._rollout_timeout = tool_timeout, rollout_timeout
         task = f"environment:{path}:{name}"
+        # a pool of one process each: an episode must reach the process that has its environment
         self._pools = [WorkerPool(task, num_workers=1) for _ in range(num_workers)]
         self._holders: list[list[int]] = [[] for _ in self._pools]
         """Process ids of each pool at its last call: others have seen none of its episodes."""
+        # one process now, so that a file that does not load is refused before the run begins
         self._pools[0].start()
         [described] = self._pools[0].run([Job({"kind": "tools"}, tool_timeout)])
         result = described.result
@@ -59,7 +61,9 @@ class UserEpisodes:
         asked = [episode for episode, is_late in zip(episodes, late, strict=True) if not is_late]
         jobs = [Job(_request("step", e) | {"turns": [asdict(t) for t in e.turns]}, self._allowed(e)) for e in asked]
         replies = iter(self._run(asked, jobs))
-        timeout = Reply(RewardStatus.TIMEOUT, detail=f"the environment took over {self._rollout_timeout:g} s in all")
+        timeout = Reply(
+            RewardStatus.TIMEOUT, detail=f"the environment took more than {self._rollout_timeout:g} s in all"
+        )
         return [timeout if is_late else next(replies) for is_late in late]
 
     def close(self) -> None:
@@ -80,6 +84,7 @@ class UserEpisodes:
         """Run each job in the process of its episode, the processes in parallel."""
         shares: list[list[int]] = [[] for _ in self._pools]
         for index, episode in enumerate(episodes):
+            # by number, so that every turn of an episode meets the same process
             shares[episode.number % len(shares)].append(index)
         if len(self._pools) == 1:
             done = [self._pools[0].run(jobs)]
@@ -87,6 +92,7 @@ class UserEpisodes:
             with ThreadPoolExecutor(len(self._pools)) as threads:
                 work = zip(self._pools, shares, strict=True)
                 done = list(threads.map(lambda one: one[0].run([jobs[i] for i in one[1]]), work))
+        # after the run, which may have replaced processes
         self._holders = [pool.process_ids for pool in self._pools]
         outcomes = {
             i: outcome for share, part in zip(shares, done, strict=True) for i, outcome in zip(share, part, strict=True)
@@ -101,7 +107,8 @@ def _request(kind: str, episode: Episode) -> dict[str, object]:
 def _reply(outcome: Outcome, job: Job) -> Reply:
     result = outcome.result
     if outcome.status is not RewardStatus.OK:
-        where = f" at {outcome.place}" if outcome.place else ""
+        where = f" at {outcome.location}" if outcome.location else ""
+        # a timeout has used all that it was given; a crash does not say
         seconds = job.seconds if outcome.status is RewardStatus.TIMEOUT else 0.0
         return Reply(outcome.status, seconds=seconds, detail=f"{outcome.detail}{where}")
     assert isinstance(result, dict)

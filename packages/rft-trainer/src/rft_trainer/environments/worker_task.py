@@ -45,9 +45,9 @@ def load(path: str, name: str) -> Callable[[Mapping[str, Any]], object]:
     if lacking or needed:
         raise OptionsError(
             code="environment.class",
-            what=f"{path}: {name} " + (f"has no {lacking[0]}" if lacking else f"cannot be made without {needed[0]}"),
+            what=f"{path}: {name} " + (f"has no {lacking[0]}" if lacking else f"cannot be created without {needed[0]}"),
             where="--environment",
-            why="an environment is made without arguments and has reset(prompt, key) and step(turn)",
+            why="an environment is created without arguments and has reset(prompt, key) and step(turn)",
             state=_STATE,
             do=f"def {lacking[0] if lacking else '__init__'}(self"
             + {"reset": ", prompt, key", "step": ", turn"}.get(lacking[0] if lacking else "", "")
@@ -75,6 +75,7 @@ class _Handler:
         number = int(request["number"])
         if kind == "reset":
             first = int(request["first"])
+            # by number, however they ended: no request says that a conversation was given up
             self._open = {open_: kept for open_, kept in self._open.items() if open_ >= first}
         started = time.perf_counter()
         if kind == "reset":
@@ -82,6 +83,7 @@ class _Handler:
         turns = [_turn(row) for row in request["turns"]]
         environment = self._at(request, turns[:-1])
         answer = as_answer(environment.step(turns[-1]), turns[-1])
+        # only after the step: where it raises, the episode is not counted as having this turn
         self._open[number] = environment, len(turns)
         if answer.done:
             del self._open[number]
@@ -104,9 +106,11 @@ class _Handler:
     def _at(self, request: Mapping[str, Any], before: list[AssistantTurn]) -> Environment:
         """Return the episode's environment after the turns `before`, replayed if this process does not have it."""
         number = int(request["number"])
+        # the number of turns tells: another process had the episode, or this one an earlier state of it
         if number not in self._open or self._open[number][1] != len(before):
             self._begin(request)
             for turn in before:
+                # the answers are dropped: they are in the conversation already
                 self._open[number][0].step(turn)
         return self._open[number][0]
 

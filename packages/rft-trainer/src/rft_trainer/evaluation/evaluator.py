@@ -16,7 +16,7 @@ from rft_trainer.records.turns import TurnCounts, total, turn_counts
 from rft_trainer.rollouts.collector import RewardFunction, sample_responses, score_rollouts
 from rft_trainer.rollouts.multi_turn import Conversations
 from rft_trainer.scoring.advantages import is_correct
-from rft_trainer.update.nonfinite_checks import refuse_non_finite_samples
+from rft_trainer.update.nonfinite_checks import refuse_non_finite_shares
 
 _LOG = logging.getLogger(__name__)
 
@@ -90,6 +90,7 @@ class Evaluator:
         self._conversations = conversations
         self._prompts = prompts
         self._sampling = sampling
+        # by index alone: every evaluation of a run asks with the same keys, and can be paired with the others
         self._keys = [[derive_key(seed, "evaluation", index)] for index in range(len(prompts))]
 
     @property
@@ -104,16 +105,21 @@ class Evaluator:
     def with_rollouts(self) -> tuple[EvaluationResult, list[Rollout]]:
         """Evaluate all prompts; return the result, and the rollouts that this rank produced."""
         rank, world_size = self._collectives.rank, self._collectives.world_size
+        # keys go with the prompts: which rank answers one changes none of its tokens
         mine = self._prompts[rank::world_size]
         sampled = self._draw(mine, self._keys[rank::world_size])
-        refuse_non_finite_samples(sampled, during="evaluation", do="go back to an earlier checkpoint of the run")
+        # before the rewards: a model with NaN in its weights still answers, and would look like a poor one
+        back = "go back to an earlier checkpoint of the run"
+        refuse_non_finite_shares(sampled, self._collectives, during="evaluation", do=back)
         scored = sampled if self._conversations is not None else score_rollouts(self._reward, mine, sampled)
         rollouts = [group[0] for group in scored]
         rows = [_row(rollout) for rollout in rollouts]
         if world_size > 1:
             parts = [json.loads(part) for part in self._collectives.gather_bytes(json.dumps(rows).encode())]
+            # back to the order of the prompts, which were dealt out in turn
             rows = [parts[i % world_size][i // world_size] for i in range(len(self._prompts))]
         result = _result(rows)
+        # all ranks have the same result: one of them says so
         if result.why_unscored and rank == 0:
             missing = len(rows) - result.num_scored
             _LOG.warning("%d of %d held-out answers have no reward; first: %s", missing, len(rows), result.why_unscored)

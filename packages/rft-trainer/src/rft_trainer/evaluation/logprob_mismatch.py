@@ -67,6 +67,7 @@ class Gap:
 
     def verdict(self, limits: MismatchLimits) -> Verdict:
         """Return the verdict on a gap of this size: equal, close, or apart."""
+        # NaN fails every comparison here, and ends as "apart"
         if self.largest <= limits.equal:
             return "equal"
         return "close" if self.mean <= limits.mean and self.largest <= limits.largest else "apart"
@@ -152,6 +153,7 @@ def measure_gap(
     samples = _drawn(engine, prompts, keys, draw)
     scored: list[Tensor] = []
     kept: list[_Kept] = []
+    # in parts: the rows of logits of all samples at once may not fit
     for first in range(0, len(samples), sequences_at_once):
         chosen = samples[first : first + sequences_at_once]
         pack = _pack([(sample.prompt_ids, sample.token_ids) for sample in chosen], device)
@@ -165,6 +167,7 @@ def measure_gap(
         limits=limits,
         gap=Gap.of(gaps_N),
         worst=_token(samples, int(gaps_N.argmax()), engine_N, trainer_N),
+        # not `gaps_N > ...`, which would leave NaN out
         num_beyond=int((~(gaps_N <= limits.largest)).sum()),
         kept_mass=Gap.of(torch.cat([part.gaps_N for part in kept])) if kept else None,
         worst_kept=_worst_kept(samples, kept) if kept else None,
@@ -243,6 +246,7 @@ def _kept_masses(
         kept = [kept_tokens(logprobs_RV, bound, 0, 0.0) for bound in bounds]
         masses.append(torch.stack([_log_mass(logprobs_RV, kept_RV) for kept_RV in kept], dim=1))
         rows = slice(start, start + logits_RV.shape[0])
+        # in the largest set: a token at the very edge is not held against the engine
         outside += int((~kept[-1].gather(1, drawn_N[rows, None])).sum())
         start = rows.stop
     assert start == mass_N.numel(), f"{start} rows of logits for {mass_N.numel()} tokens"
@@ -254,6 +258,7 @@ def _kept_masses(
 
 def _log_mass(logprobs_RV: Tensor, kept_RV: Tensor) -> Tensor:
     """Compute the log of the kept mass, [R] float64 on the host; 0 where everything is kept."""
+    # in float64: near 1 the log of the mass is small, and float32 would add a gap of its own
     return logprobs_RV.double().masked_fill(~kept_RV, -math.inf).logsumexp(1).clamp(max=0.0).cpu()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from rft_core.errors import NumericsError, ServiceError
+from rft_core.errors import ServiceError
 from rft_core.fault_points import declare, fault_point
 from rft_trainer.batches.packing import count
 from rft_trainer.batches.prompt_ledger import EntryState, Ledger, LedgerEntry
@@ -38,7 +38,7 @@ from rft_trainer.scoring.samples import (
 )
 from rft_trainer.update.critic import CriticUpdater, ValueAnnotator
 from rft_trainer.update.mismatch_monitor import MismatchMonitor
-from rft_trainer.update.nonfinite_checks import refuse_non_finite_samples
+from rft_trainer.update.nonfinite_checks import refuse_more_steps, refuse_non_finite_samples
 from rft_trainer.update.optimizer_step import UpdateOutcome, Updater, scale_metrics
 
 POINT_ROLLED_OUT = declare("rl.rolled_out", "rollouts are scored, no weight has changed")
@@ -160,10 +160,12 @@ class RlLoop:
         if agree(self.collectives, signals.received is not None)[0]:
             self._save_and_stop(signals)
         record = self._learn(groups)
+        # only now: until here a checkpoint holds these prompts as in flight, and a resume samples them again
         self.ledger.advance(entries, EntryState.TRAINED)
         self.progress.step += 1
         ended = self.ledger.epoch if self.ledger.epoch > entries[-1].epoch else None
         self._finish_step(record, groups, results, ended)
+        # a run that is finished saves by itself, and ends as complete rather than as stopped
         if not self.finished and agree(self.collectives, signals.received is not None)[0]:
             self._save_and_stop(signals)
         return StepDone(groups, record)
@@ -193,6 +195,7 @@ class RlLoop:
                 break
             groups += self._roll_out(more)
             entries += more
+        # scored already, so nothing more is sampled before the update, which may need the memory
         if self.sleep_engine:
             self.rollouts.sleep(1)
         fault_point(POINT_ROLLED_OUT)
@@ -201,9 +204,11 @@ class RlLoop:
     def _roll_out(self, entries: Sequence[LedgerEntry]) -> list[RolloutGroup]:
         size = self.rules.prompts_per_rollout
         groups: list[RolloutGroup] = []
+        # a step of several rollouts samples them one after the other, none larger than rollout_batch_size
         for start in range(0, len(entries), size):
             batch = entries[start : start + size]
             groups += self.rollouts.collect(batch, [self.prompts[entry.prompt_index] for entry in batch], self.timer)
+        # after the exchange, when every rank has all groups: all of them raise, and none waits for another
         refuse_non_finite_samples(
             (group.rollouts for group in groups), during=f"step {self.progress.step + 1}", do=self.resume_command
         )
@@ -219,22 +224,26 @@ class RlLoop:
         totals = MetricTotals()
         outcomes: list[UpdateOutcome] = []
         critic_outcomes: list[UpdateOutcome] = []
+        # the critic learns alone first: advantages from an untrained one would mislead the policy
         trains_policy = self.progress.step >= self.rules.frozen_steps
         with self.timer.phase(Phase.TRAIN):
             for _ in range(self.rules.epochs_per_step):
                 for batch in optimizer_batches(samples, self.rules.train_batch_size):
                     if self.critic is not None:
                         critic_outcomes.append(self.critic.update(batch, self.progress.updates, totals))
-                        self._check_applied(critic_outcomes[-1].applied, batch)
+                        self._check_critic_applied(critic_outcomes[-1].applied, batch)
                     if trains_policy:
                         trained = drop_zero_advantage(batch) if self.rules.skip_zero_advantage else batch
                         # only the first update still has the weights that drew the samples
                         gaps = self._begin_gaps() if not outcomes else None
                         outcomes.append(self.updater(trained, self.progress.updates, totals, count(batch), gaps))
                         self._check_applied(outcomes[-1].sound, batch)
+                    # also for an update of the critic alone: both learning rates follow this number
                     self.progress.updates += 1
                     fault_point(POINT_UPDATED)
+            # still in the phase: reading the totals waits for the device, and that is time of training
             merged = totals.merged(self.collectives) | credited
+        # before the new weights are loaded: staleness counts from the version that this step started with
         sampling = self.rollouts.metrics(groups)
         with self.timer.phase(Phase.SYNC):
             self.rollouts.load_weights(self.progress.step + 1)
@@ -281,6 +290,7 @@ class RlLoop:
         return {name: total / number for name, (total, number) in self.check_engine(version).items()}
 
     def _keep(self, groups: Sequence[RolloutGroup]) -> FilterResult:
+        # shuffled before any filter, so that the filters see the rewards that are trained on
         controlled = self.control(groups) if self.control else groups
         kept = keep_scored(
             controlled, smallest_group=self.rules.smallest_group, needs_baseline=self.rules.needs_baseline
@@ -300,9 +310,11 @@ class RlLoop:
 
     def _annotate(self, kept: FilterResult) -> tuple[list[TrainingSample], dict[str, float]]:
         """Build the training samples with all scores that the algorithm needs; return them with the metrics."""
+        # every rank holds the same groups, so all of them skip the forwards or none does
         if not kept.groups:
             return [], {}
         behaviour = [rollout.behaviour_logprobs for _, rollout in flat_rollouts(kept.groups)]
+        # without a scorer the engine's log-probs stand for those of the policy at the start of the step
         old, entropy = behaviour, []
         with self.timer.phase(Phase.LOGPROB):
             if self.old_policy is not None:
@@ -316,16 +328,22 @@ class RlLoop:
     def _check_applied(self, applied: bool, batch: Sequence[TrainingSample]) -> None:
         """Count refused steps in a row and raise `NumericsError` above the limit; a refused step changes no weight."""
         self.progress.refused_in_a_row = 0 if applied else self.progress.refused_in_a_row + 1
-        if self.progress.refused_in_a_row > self.rules.max_refused_in_a_row:
-            raise NumericsError(
-                code="numerics.non_finite",
-                what=f"{self.progress.refused_in_a_row} optimizer steps in a row had a gradient that is not finite",
-                where=f"step {self.progress.step + 1}, update {self.progress.updates + 1}; samples "
-                + ", ".join(sample.sample_id for sample in batch[:3]),
-                why=f"at most {self.rules.max_refused_in_a_row} in a row are passed over (--max_refused_steps)",
-                state=f"weights are those of the last finite update; last checkpoint: step {self.saver.saved_step}",
-                do=f"{self.resume_command} --actor_learning_rate <a tenth of the present one>",
-            )
+        self._refuse_more_steps(self.progress.refused_in_a_row, batch, "--actor_learning_rate")
+
+    def _check_critic_applied(self, applied: bool, batch: Sequence[TrainingSample]) -> None:
+        """Do the same for the critic, in a count of its own: the policy's good steps say nothing about it."""
+        self.progress.critic_refused_in_a_row = 0 if applied else self.progress.critic_refused_in_a_row + 1
+        self._refuse_more_steps(self.progress.critic_refused_in_a_row, batch, "--critic_learning_rate")
+
+    def _refuse_more_steps(self, num_in_a_row: int, batch: Sequence[TrainingSample], flag: str) -> None:
+        samples = ", ".join(sample.sample_id for sample in batch[:3])
+        refuse_more_steps(
+            num_in_a_row,
+            self.rules.max_refused_in_a_row,
+            where=f"step {self.progress.step + 1}, update {self.progress.updates + 1}; samples {samples}",
+            saved_step=self.saver.saved_step,
+            do=f"{self.resume_command} {flag} <a tenth of the present one>",
+        )
 
     def _finish_step(
         self,
@@ -337,9 +355,11 @@ class RlLoop:
         step, last = self.progress.step, self.finished
         flat = flat_rollouts(groups)
         tokens = sum(len(group.prompt.token_ids) + len(rollout.completion_ids) for group, rollout in flat)
+        # the row before the checkpoint: a resume cuts rows beyond its checkpoint, but cannot write one that is missing
         self.reporter.step(record, self.progress, self.timer, num_tokens=tokens, num_samples=len(flat))
         self.reporter.rollouts(groups, self.progress)
         fault_point(POINT_LOGGED)
+        # before the save: a resume from it neither repeats this evaluation nor lacks it
         if last or (self.rules.eval_every and step % self.rules.eval_every == 0):
             self._evaluate(results, "after" if last else f"step {step}")
         if self.saver.due(step, ended_episode=ended_episode) or last:
@@ -370,6 +390,7 @@ class RlLoop:
 
 def _update_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> dict[str, object]:
     """Summarize the optimizer steps of one training step on the policy or on the critic, as metrics by name."""
+    # refused steps have norms that are not finite, which would take the mean with them
     applied = [outcome for outcome in outcomes if outcome.applied]
     norms = [outcome.gradient_norm for outcome in applied]
     return {

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rft_algos.algorithms.published import Sft
 from rft_algos.objectives import LossOutput, supervised_loss, token_weights
-from rft_core.errors import NumericsError
 from rft_core.fault_points import declare, fault_point
 from rft_trainer.batches.packing import filler_batches, pack, rank_micro_batches, split_in_order
 from rft_trainer.batches.prompt_ledger import EntryState, Ledger
@@ -26,6 +25,7 @@ from rft_trainer.runs.best_weights import BestWeights
 from rft_trainer.runs.checkpointing import Progress, Saver, save_and_stop
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals, agree
+from rft_trainer.update.nonfinite_checks import refuse_more_steps
 from rft_trainer.update.optimizer_step import Updater, scale_metrics
 
 POINT_LOGGED = declare("sft.logged", "the row of a step is written, its checkpoint is not")
@@ -75,7 +75,7 @@ def mean_loss(
 ) -> float:
     """Compute the mean negative log-likelihood a response token over `samples`, in nats, over all ranks.
 
-    `in_step`: every forward is a collective operation, so all ranks must run equally many.
+    `collective_forward`: every forward is a collective operation, so all ranks must run equally many.
     """
 
     def cut(num_tokens: Sequence[int]) -> list[list[int]]:
@@ -181,6 +181,7 @@ class SftLoop:
             entries = self.ledger.reserve(self.train_batch_size)
             batch = [self.samples[entry.prompt_index] for entry in entries]
             record = self._learn(batch)
+            # nothing is sampled or scored here, but the ledger accepts the states in this order alone
             for state in (EntryState.GENERATED, EntryState.SCORED, EntryState.TRAINED):
                 self.ledger.advance(entries, state)
             self.progress.step += 1
@@ -203,15 +204,13 @@ class SftLoop:
             merged = totals.merged(self.collectives)
         self.progress.updates += 1
         self.progress.refused_in_a_row = 0 if outcome.sound else self.progress.refused_in_a_row + 1
-        if self.progress.refused_in_a_row > self.max_refused_in_a_row:
-            raise NumericsError(
-                code="numerics.non_finite",
-                what=f"{self.progress.refused_in_a_row} optimizer steps in a row had a gradient that is not finite",
-                where=f"step {self.progress.step + 1}; samples " + ", ".join(s.sample_id for s in batch[:3]),
-                why=f"at most {self.max_refused_in_a_row} in a row are passed over (--max_refused_steps)",
-                state=f"weights are those of the last finite update; last checkpoint: step {self.saver.saved_step}",
-                do=f"{self.resume_command} --learning_rate <a tenth of the present one>",
-            )
+        refuse_more_steps(
+            self.progress.refused_in_a_row,
+            self.max_refused_in_a_row,
+            where=f"step {self.progress.step + 1}; samples " + ", ".join(s.sample_id for s in batch[:3]),
+            saved_step=self.saver.saved_step,
+            do=f"{self.resume_command} --learning_rate <a tenth of the present one>",
+        )
         return {
             **merged,
             "policy/gradient_norm": outcome.gradient_norm,
@@ -234,8 +233,11 @@ class SftLoop:
         due = bool(self.eval_every) and step % self.eval_every == 0
         if at_end or due or (not self.eval_every and ended_episode is not None):
             self._watch("after" if at_end and self.best is None else f"step {step}")
+        # `at_end` is older than the evaluation, which may have ended the run by early stopping; at the planned end the
+        # last weights are evaluated already, unless better ones are put back now
         if self.finished and not (at_end and self.best is None):
             self._conclude()
+        # after `_conclude`, so that the last checkpoint holds the weights that the run ends with
         if self.saver.due(step, ended_episode=ended_episode) or self.finished:
             with self.timer.phase(Phase.SAVE):
                 self.saver.save(step, episode=self.ledger.epoch)
@@ -246,6 +248,7 @@ class SftLoop:
         if loss is None:
             return
         self.early_stop.observe(loss, self.progress.step)
+        # kept before the save of the same step, so that a resume finds the best weights in it
         if self.best is not None and self.early_stop.best_step == self.progress.step:
             self.best.keep()
 
@@ -269,6 +272,7 @@ class SftLoop:
                     with self.averages():
                         measured["eval_ema/loss"] = self._loss()
             if self.evaluator is not None and self.engine is not None:
+                # only an evaluation samples here, so the engine gets new weights for it and not at every step
                 self.engine.load_weights(self.progress.step)
                 self.engine.wake()
                 result = self.evaluator()

@@ -68,12 +68,14 @@ class PhaseTimer:
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
         """Charge the time of the block to `phase`, also when it raises."""
+        # work that a device still does belongs to what came before
         self._synchronize()
         self._charge()
         self._stack.append(phase)
         self._tell()
         try:
             yield
+            # not in `finally`: after an error a device may not answer any more
             self._synchronize()
         finally:
             self._charge()
@@ -92,6 +94,7 @@ class PhaseTimer:
         now = self._clock()
         total = now - self._started
         seconds: dict[str, float] = {str(phase): spent for phase, spent in self._seconds.items()}
+        # rounding may leave a sum slightly above the total
         seconds["other"] = max(0.0, total - sum(seconds.values()))
         metrics = {"time/step": total, **{f"time/{name}": spent for name, spent in seconds.items()}}
         if total > 0:

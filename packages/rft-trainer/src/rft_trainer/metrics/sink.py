@@ -1,8 +1,8 @@
-"""Protocol of a sink for a run's records, and the fan-out to several sinks."""
+"""Protocol of a sink for a run's records, and the numbers of a record by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,29 +32,6 @@ class Sink(Protocol):
     def evaluation(self, record: Mapping[str, Any]) -> None: ...
 
     def finish(self, summary: Mapping[str, Any]) -> None: ...
-
-
-class Sinks:
-    """Several sinks as one, called in order; put the run directory first, so that its record is never missing."""
-
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = tuple(sinks)
-
-    def start(self, info: RunInfo) -> None:
-        for sink in self._sinks:
-            sink.start(info)
-
-    def step(self, record: Mapping[str, Any]) -> None:
-        for sink in self._sinks:
-            sink.step(record)
-
-    def evaluation(self, record: Mapping[str, Any]) -> None:
-        for sink in self._sinks:
-            sink.evaluation(record)
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        for sink in self._sinks:
-            sink.finish(summary)
 
 
 def scalars(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

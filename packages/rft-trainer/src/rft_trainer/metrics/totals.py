@@ -22,6 +22,7 @@ class MetricTotals:
     def add(self, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Add the (total, count) of one micro-batch."""
         for name, (total, count) in pairs.items():
+            # stays on the device: a number here would wait for it at every micro-batch
             pair = torch.stack([total.detach().double(), count.detach().double()])
             self._pairs[name] = self._pairs[name] + pair if name in self._pairs else pair
 
@@ -44,6 +45,7 @@ class MetricTotals:
             shares = [json.loads(part) for part in collectives.gather_bytes(json.dumps(own).encode())]
         totals: dict[str, list[float]] = {}
         peaks: dict[str, float] = {}
+        # in the order of ranks, so that every rank adds the same numbers in the same order
         for share in shares:
             for name, (total, count) in share["pairs"].items():
                 known = totals.setdefault(name, [0.0, 0.0])

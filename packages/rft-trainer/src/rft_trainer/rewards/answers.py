@@ -36,6 +36,7 @@ def marked_answers(text: str) -> list[str]:
         end = _closing_brace(text, mark.end())
         if end is not None:
             answers.append(text[mark.end() : end].strip())
+        # behind the box and not inside it: a box within a box is part of its answer
         position = mark.end() if end is None else end
     return answers
 
@@ -53,6 +54,7 @@ def parse_number(text: str) -> Fraction | None:
     the end do not matter: `$1,234.`, `01234` and `1234.0` are the same number.
     """
     digits = _without_dollars(text).removesuffix(".")
+    # the length first: a number of a million digits takes long to convert
     if len(digits) > _MAX_LENGTH or not _NUMBER.fullmatch(digits) or not any(c.isdigit() for c in digits):
         return None
     return Fraction(digits.replace(",", ""))
@@ -62,8 +64,7 @@ def parse_quantity(text: str) -> Fraction | None:
     """Parse a number that may have a unit in words or a percent sign: `18 dollars`, `$5 per day`, `20%`."""
     bare = _without_dollars(text)
     end = _NUMBER.match(bare)
-    if end is None or not end.group():
-        return None
+    assert end is not None, "every part of the pattern may be absent"
     unit = bare[end.end() :].removesuffix(".")
     return parse_number(end.group()) if not unit or _UNIT.fullmatch(unit) else None
 
@@ -75,6 +76,7 @@ def is_readable(text: str) -> bool:
     """
     if not text or len(text) > _MAX_LENGTH or not text.isprintable():
         return False
+    # numbers of more than 100 digits and towers of powers could keep algebra busy for ever
     if any(part in text for part in _FORBIDDEN) or _LONG_NUMBER.search(text) or _TOWER.search(text):
         return False
     depth = 0
@@ -95,6 +97,7 @@ def _without_dollars(text: str) -> str:
     bare, sign = text.strip().removesuffix("."), ""
     if bare.startswith("-") and bare[1:].lstrip().startswith(("$", "\\$")):
         bare, sign = bare[1:].lstrip(), "-"
+    # the escaped sign first, or its backslash would be left over
     for dollar in ("\\$", "$"):
         bare = bare.removeprefix(dollar).removesuffix(dollar)
     return sign + bare.strip()
@@ -117,6 +120,7 @@ def _closing_brace(text: str, start: int) -> int | None:
     depth = 1
     # bounded: a text of many unclosed boxes would take quadratic time
     for index in range(start, min(len(text), start + _MAX_BOX)):
+        # an escaped brace is a letter of the answer
         if text[index] in "{}" and text[index - 1] != "\\":
             depth += 1 if text[index] == "{" else -1
             if depth == 0:

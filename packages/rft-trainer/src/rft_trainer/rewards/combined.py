@@ -70,6 +70,7 @@ class CombinedReward:
 
     def _sum(self, row: Sequence[Score], breakdown: Mapping[str, float]) -> Score:
         for part, score in zip(self._parts, row, strict=True):
+            # the first part without a value gives its reason; the breakdown still shows what the others gave
             if score.value is None:
                 return Score(None, score.status, breakdown=breakdown, detail=f"{part.name}: {score.detail}")
         if self._weights is None:
@@ -81,12 +82,13 @@ class CombinedReward:
     def _check_weights(self, breakdowns: Sequence[Mapping[str, float]]) -> None:
         known = {name for breakdown in breakdowns for name in breakdown}
         unknown = sorted(set(self._weights or {}) - known)
+        # only where every response has parts: a failed one may lack the part that is named
         if unknown and known and all(len(breakdown) for breakdown in breakdowns):
             raise OptionsError(
                 code="reward.unknown_part",
                 what=f"reward_weights names {', '.join(unknown)}; the parts are {', '.join(sorted(known))}",
                 where="--reward_weights",
-                why="a weight for a part that is not there would silently count nothing",
+                why="a weight for a part that does not exist would have no effect, unnoticed",
                 state="no weight of the model was changed by this step",
                 do="--reward_weights " + ",".join(f"{name}=1" for name in sorted(known)),
             )

@@ -64,7 +64,9 @@ class Endpoint:
         for left in range(self.retries, -1, -1):
             try:
                 return _parsed(self._exchange(body, deadline), self.url)
+            # only what a second try may mend; an answer of the server, whatever it says, is final
             except _NetworkError as error:
+                # no wait that would end behind the deadline
                 if not left or time.monotonic() + wait >= deadline:
                     raise RequestFailure(RewardStatus.FAILED, f"{self.url}: {error}") from error
                 self.sleep(wait)
@@ -72,10 +74,12 @@ class Endpoint:
         raise AssertionError
 
     def _exchange(self, body: bytes, deadline: float) -> bytes:
+        # at least a millisecond: a timeout of 0 would make the socket non-blocking
         seconds = max(deadline - time.monotonic(), 0.001)
         parts = self.parts
         assert parts.hostname is not None
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        # a new connection for every try: the last one may be half closed
         connection = kind(parts.hostname, parts.port, timeout=seconds)
         timer: threading.Timer | None = None
         try:
@@ -90,9 +94,11 @@ class Endpoint:
             return content
         except TimeoutError as error:
             raise self._late() from error
+        # before OSError, of which it is a kind: no second try makes a certificate valid
         except (ssl.SSLCertVerificationError, UnicodeError, ValueError) as error:
             raise RequestFailure(RewardStatus.FAILED, f"{self.url}: {error}") from error
         except (OSError, http.client.HTTPException) as error:
+            # the timer's cut looks like an error of the network: the clock tells the two apart
             if time.monotonic() >= deadline:
                 raise self._late() from error
             again = isinstance(error, OSError | http.client.IncompleteRead)
@@ -122,7 +128,7 @@ def checked_url(url: str, flag: str) -> str:
         why = "settings are written into the run's config.yaml"
         raise _refused(what, flag, why, f"{flag} {parts.scheme}://{parts.hostname}{parts.path}, and {TOKEN}=...")
     if parts.scheme not in ("http", "https") or not parts.hostname or not _has_port(parts):
-        why = "requests go over HTTP to a host that is named"
+        why = "requests are sent over HTTP to a named host"
         raise _refused(f"{flag} = {url!r}", flag, why, f"{flag} http://localhost:8000/score")
     return url
 
@@ -151,7 +157,9 @@ def _answer(connection: http.client.HTTPConnection, parts: SplitResult, body: by
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     connection.request("POST", path, body, headers)
     response = connection.getresponse()
+    # one byte more than allowed, which shows that there is more
     content = response.read(_LARGEST + 1)
+    # what the stated length still lacks: a body that was cut off may be valid JSON all the same
     if response.length and len(content) <= _LARGEST:
         raise http.client.IncompleteRead(content, response.length)
     where = f"{parts.scheme}://{parts.netloc}{parts.path}"

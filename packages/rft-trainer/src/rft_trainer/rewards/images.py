@@ -13,7 +13,7 @@ from typing import Any
 
 from rft_trainer.data.image_headers import media_type
 from rft_trainer.data.images import MARKER
-from rft_trainer.data.media_cache import StoredMedia, image_files
+from rft_trainer.data.media_cache import image_files, stored_media
 from rft_trainer.records.scores import RewardItem
 
 Images = tuple[bytes, ...]
@@ -41,15 +41,17 @@ def files_of(items: Sequence[RewardItem]) -> list[Images]:
     images: list[Images] = []
     for index, item in enumerate(items):
         before = items[index - 1] if index else None
+        # by identity, since all samples of a prompt share its media
         images.append(images[-1] if before is not None and before.media is item.media else image_files(item.media))
     return images
 
 
 def sources_of(item: RewardItem) -> list[str]:
     """Return the path of each image of the prompt, or a data URI for one without a path."""
-    if isinstance(item.media, StoredMedia):
-        return [str(Path(image.path).absolute()) if image.path else data_uri(image.data) for image in item.media.images]
-    return [data_uri(file) for file in image_files(item.media)]
+    stored = stored_media(item.media)
+    if stored is None:
+        return [data_uri(file) for file in image_files(item.media)]
+    return [str(Path(image.path).absolute()) if image.path else data_uri(image.data) for image in stored.images]
 
 
 def data_uri(file: bytes) -> str:

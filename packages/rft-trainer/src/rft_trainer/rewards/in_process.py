@@ -46,6 +46,7 @@ class FunctionReward:
         try:
             values: Any = self._handle(payload(call))
         except Exception as error:
+            # a note and no other error: the person's own traceback stays as it is
             error.add_note(f"in the reward function {self.name}, called with the responses to {call[0].prompt_id}")
             raise
         return [score(value) for value in values]

@@ -47,6 +47,7 @@ class JudgeReward:
         self._seed = seed
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
+        # without a label there is nothing to show where the template needs it: the judge would guess
         asked = [index for index, item in enumerate(items) if item.label is not None or not self._template.needs_label]
         answers = dict(zip(asked, self._answers([items[index] for index in asked]), strict=True)) if asked else {}
         return [
@@ -70,6 +71,7 @@ class JudgeReward:
         return self._judge.ask(questions, keys, images)
 
     def _key(self, question: str, images: Images = ()) -> int:
+        # by the question itself: the same question has the same answer in every step and on every rank
         return derive_key(self._seed, f"judge:{question}" + (f":{digests_of(images)}" if images else ""))
 
     def _question(self, item: RewardItem) -> str:
@@ -77,6 +79,7 @@ class JudgeReward:
 
     def _question_of(self, item: RewardItem, num_images: int) -> str:
         """Build the question beside images: as many markers as the prompt has images, all of them its own."""
+        # only the prompt has images: a marker that a response spells would take one of them away
         label = None if item.label is None else without_markers(item.label)
         text = self._template.fill(prompt=asked_text(item), response=without_markers(item.response_text), label=label)
         return with_places(text, num_images)

@@ -98,6 +98,7 @@ class Equality:
         """Compare each question: True or False with status ok, else the status with the reason."""
         # a dict: equal questions of a group are compared once
         settled = {question: self._judge_here(question) for question in questions}
+        # all hard ones in one call, so that the pool's processes share them
         hard = [question for question, outcome in settled.items() if outcome is None and question is not None]
         jobs = [Job({"gold": q.gold, "prediction": q.prediction}, self._timeout) for q in hard]
         settled.update(zip(hard, map(_checked, self._pool.run(jobs)), strict=True))
@@ -111,11 +112,14 @@ class Equality:
         """Compare without algebra; None where algebra has to decide."""
         if question is None:
             return _unreadable()
+        # wrong rather than unscored: to mark an answer is part of the task
         if question.prediction is None or not question.prediction:
             return Outcome(RewardStatus.OK, False)
+        # exact fractions: 0.1 and 1/10 never differ by a rounding
         gold, prediction = self._read(question.gold), self._read(question.prediction)
         if gold is not None and prediction is not None:
             return Outcome(RewardStatus.OK, gold == prediction)
+        # letters before algebra: equal texts need no process, and no deadline
         if answers.without_spaces(question.gold) == answers.without_spaces(question.prediction):
             return Outcome(RewardStatus.OK, True)
         return None if answers.is_readable(question.prediction) else Outcome(RewardStatus.OK, False)

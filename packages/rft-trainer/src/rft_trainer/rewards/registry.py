@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from pathlib import Path
 
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
@@ -51,18 +53,28 @@ def _of_a_script(name: str) -> OptionsError:
         code="reward.in_process",
         what=f"the reward {name.removeprefix(IN_PROCESS)} was a function of the script that started the run",
         where="--reward",
-        why="a command has no function of another program; what it scores instead has to be named",
+        why="a command cannot call a function of another program, so the reward has to be named",
         state="nothing was started",
         do="--reward file.py:function",
     )
 
 
+def _functions_of(file: Path) -> list[str]:
+    """Return the public functions of a file without running it; none where it cannot be read."""
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    return [node.name for node in body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+
+
 def _unknown(name: str) -> OptionsError:
     nearest = nearest_names(name, _BY_NAME, count=1)
-    remedy = f"{name}:reward_fn" if name.endswith(".py") else (nearest[0] if nearest else "exact")
+    functions = _functions_of(Path(name)) if name.endswith(".py") else []
+    remedy = f"{name}:{functions[-1]}" if functions else nearest[0] if nearest else "exact"
     return OptionsError(
         code="reward.unknown",
-        what=f"reward {name!r}; there are {', '.join(_BY_NAME)}, and file.py:function",
+        what=f"no reward is named {name!r}; there are {', '.join(_BY_NAME)}, and file.py:function",
         where="--reward",
         why="a reward is one of these names or a function of your own",
         state="nothing was started",

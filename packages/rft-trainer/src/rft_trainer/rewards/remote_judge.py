@@ -38,6 +38,7 @@ class RemoteJudge:
         """
         images = (probe_image(),) if with_image else ()
         answer = self._answer(MARKER * len(images) + "Say yes.", 0, images)
+        # a score in place of a text is the reason why there was no answer
         if isinstance(answer, Score):
             about = " about an image" if with_image else ""
             raise ServiceError(
@@ -56,6 +57,7 @@ class RemoteJudge:
     ) -> list[str | Score]:
         """Answer each question with one request, as `Judge.ask`."""
         seen = images if images is not None else [()] * len(questions)
+        # threads only wait for the server; `map` keeps the order of the questions
         with ThreadPoolExecutor(max(1, min(self._concurrency, len(questions))), "judge") as threads:
             return list(threads.map(self._answer, questions, keys, seen))
 

@@ -75,6 +75,7 @@ class RemoteReward:
         try:
             rewards = _rewards(self._endpoint.post(request(items)), len(items))
         except RequestFailure as failure:
+            # all of the request: which of them the server had scored is not known
             return [Score(None, failure.status, detail=failure.detail)] * len(items)
         return [self._score(value) for value in rewards]
 
@@ -82,6 +83,7 @@ class RemoteReward:
         parts = value.get("parts", {}) if isinstance(value, dict) else {}
         reward = finite_number(value.get("reward") if isinstance(value, dict) else value)
         numbers = {str(name): finite_number(part) for name, part in parts.items()} if isinstance(parts, dict) else {}
+        # one bad part spoils the score: its sum with the others would be another reward
         if reward is None or not isinstance(parts, dict) or None in numbers.values():
             return Score(None, RewardStatus.FAILED, detail=f"the server answered {str(value)[:80]}")
         named = {f"{self.name}/{name}": number for name, number in numbers.items() if number is not None}
@@ -108,10 +110,12 @@ def _images(items: Sequence[RewardItem]) -> dict[str, Any]:
 
 def finite_number(value: object) -> float | None:
     """Return the value as a float, None where it is no finite number."""
+    # a bool is an int in Python, and as a reward more likely a mistake of the server
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         return float(value) if math.isfinite(value) else None
+    # an integer too large for a float
     except OverflowError:
         return None
 
@@ -122,6 +126,7 @@ def _rewards(answer: Any, number: int) -> list[Any]:
     if not isinstance(rewards, list):
         said = sorted(map(str, answer)) if isinstance(answer, dict) else type(answer).__name__
         raise RequestFailure(RewardStatus.FAILED, f'the answer has no list "rewards": {str(said)[:80]}')
+    # never paired up as far as it goes: the rewards would belong to other responses
     if len(rewards) != number:
         raise RequestFailure(RewardStatus.FAILED, f"{len(rewards)} rewards for {number} responses")
     return rewards

@@ -86,6 +86,7 @@ class ModelReward:
         if isinstance(scores, str):
             return Score(None, RewardStatus.FAILED, detail=scores)
         value = sum(self._weights[head] * scores[head] for head in self._parts)
+        # a status: as a number it would spread over the whole group through its mean
         if not math.isfinite(value):
             return Score(None, RewardStatus.FAILED, detail=f"the reward model {self.name} gave {dict(scores)}")
         return Score(value, breakdown={part: scores[head] for head, part in self._parts.items()})

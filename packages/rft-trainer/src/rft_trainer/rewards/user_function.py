@@ -39,6 +39,7 @@ class FileReward:
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
         calls = [list(call) for _, call in groupby(items, key=lambda item: item.prompt_id)]
+        # the deadline grows with the responses, since they are scored in one call
         outcomes = self._pool.run([Job(payload(call), self._timeout * len(call)) for call in calls])
         return [score for call, outcome in zip(calls, outcomes, strict=True) for score in _scores(outcome, len(call))]
 

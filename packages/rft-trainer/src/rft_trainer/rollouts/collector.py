@@ -55,6 +55,7 @@ class RolloutCollector:
         nor a resume in between changes its tokens.
         """
         rank, world_size = self._collectives.rank, self._collectives.world_size
+        # dealt out in turn; the exchange below brings back the order of `entries`
         mine = list(zip(entries, prompts, strict=True))[rank::world_size]
         with timer.phase(Phase.ROLLOUT):
             sampled = self._draw(
@@ -65,6 +66,7 @@ class RolloutCollector:
             greedy = self._greedy_responses([prompt for _, prompt in mine])
         with timer.phase(Phase.REWARD):
             scored = self._scored([prompt for _, prompt in mine], sampled, self._decoder)
+            # without a decoder: a baseline is one number, its steps are not placed
             baselines = self._scored([prompt for _, prompt in mine], greedy) if greedy else []
         groups = [
             RolloutGroup(prompt, entry.epoch, entry.position, tuple(rollouts))
@@ -82,6 +84,7 @@ class RolloutCollector:
         """Sample one greedy response a prompt, for algorithms whose baseline it is."""
         if self._greedy is None:
             return []
+        # the key does not matter: at temperature 0 nothing is drawn
         return self._draw(prompts, [[0]] * len(prompts), self._greedy)
 
     def _draw(
@@ -123,6 +126,7 @@ def sample_responses(
         sampling,
         media=media_of([prompt.media for prompt in prompts]),
     )
+    # all groups in one call of the tokenizer
     texts = iter(decoder.decode_batch([c.token_ids for group in completions for c in group]))
     return [
         [
@@ -168,6 +172,7 @@ def score_rollouts(
         for prompt, rollouts in zip(prompts, sampled, strict=True)
         for rollout in rollouts
     ]
+    # one call for all prompts, so that a pool or a server has all its work at once
     scores = iter(reward(items))
     return [[_with_score(rollout, next(scores), decoder) for rollout in rollouts] for rollouts in sampled]
 
@@ -188,6 +193,7 @@ def place_steps(
     The token that ends a step is the first whose text, with all before it, reaches the step's last character;
     a step that ends beyond the response ends with it.
     """
+    # decoded as prefixes: the text of one token depends on those before it (bytes of one character, spaces)
     prefixes = [completion_ids[: count + 1] for count in range(len(completion_ids))]
     reached = [len(text) for text in decoder.decode_batch(prefixes)]
     placed: dict[int, float] = {}

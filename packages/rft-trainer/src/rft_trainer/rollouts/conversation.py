@@ -106,6 +106,7 @@ class Conversation:
     def observe(self, tokens: Sequence[int], text: str) -> None:
         """Append observation tokens, which are masked out of the loss."""
         self.token_ids += tokens
+        # one entry a token, also where nothing was sampled: lists of a rollout have one length
         self.logprobs += [0.0] * len(tokens)
         self.log_kept_mass += [0.0] * len(tokens)
         self.turns.append(Turn(False, len(tokens), text))
@@ -181,6 +182,7 @@ class ConversationStepper:
         tokens = self._text.opening([_as_mapping(message) for message in messages])
         if len(tokens) >= most:
             raise _no_room(conversation.prompt, len(tokens), most)
+        # also for a failed reply: a rollout without any turn would not count as a conversation
         conversation.observe(tokens, _shown(messages))
         if reply.status is not RewardStatus.OK:
             conversation.fail(reply)
@@ -210,6 +212,7 @@ class ConversationStepper:
             The environment's replies by index in `conversations`.
         """
         parsed = [self.parse(text) for text in texts]
+        # a turn with one unreadable call is not stepped at all: its readable calls could act twice when it is repeated
         asked = [index for index, one in enumerate(parsed) if not one.problems]
         for index in asked:
             turn = AssistantTurn(texts[index], parsed[index].calls, str(turns[index].finish_reason))
@@ -240,6 +243,7 @@ class ConversationStepper:
         if reply.status is not RewardStatus.OK:
             conversation.fail(reply)
             return
+        # a turn cut at its limit has no end-of-turn token, so nothing can follow it
         was_cut = sampled_turn.finish_reason == "length"
         if answer.done:
             conversation.ended, conversation.parts = "length" if was_cut else "stop", answer.parts
@@ -250,6 +254,7 @@ class ConversationStepper:
 
     def _answer(self, conversation: Conversation, answer: Answer, most: int) -> None:
         tokens = self._text.observation([_as_mapping(message) for message in answer.messages])
+        # only where a token is left for the answer; an observation is never cut
         if len(conversation.token_ids) + len(tokens) < most:
             conversation.observe(tokens, _shown(answer.messages))
         else:
@@ -278,7 +283,7 @@ def _no_room(prompt: Prompt, length: int, limit: int) -> OptionsError:
         code="environment.no_room",
         what=f"the conversation about {prompt.prompt_id} opens with {length} tokens, generate_max_len = {limit}",
         where="--generate_max_len",
-        why="with an environment it bounds all tokens after the prompt: those that open it, turns and observations",
+        why="with an environment it limits all tokens after the prompt: opening messages, turns and observations",
         state="nothing was sampled",
         do=f"--generate_max_len {4 * length}",
     )

@@ -62,6 +62,7 @@ class ExchangedGroups:
     def _lists(self) -> Iterable[list[Any]]:
         start, num_tokens = 0, self._header["num_tokens"]
         for code in self._header["types"]:
+            # from the type codes of the sender: its floats may be wide where another rank's are narrow
             column = array(code)
             end = start + num_tokens * column.itemsize
             column.frombytes(self._columns[start:end])
@@ -117,8 +118,9 @@ def in_order(
 ) -> list[RolloutGroup]:
     """Return the groups of all ranks in the order of `entries`, with these prompts."""
     by_place = {(entry.epoch, entry.position): prompt for entry, prompt in zip(entries, prompts, strict=True)}
-    found = {(group.epoch, group.position): group for part in parts for group in part.groups(by_place)}
-    return [found[place] for place in by_place]
+    # by place and not by rank: the result is that of one rank that had sampled all
+    groups = {(group.epoch, group.position): group for part in parts for group in part.groups(by_place)}
+    return [groups[position] for position in by_place]
 
 
 def rollout_from_json(row: Mapping[str, Any]) -> Rollout:
@@ -153,5 +155,6 @@ def _header_row(rollout: Rollout) -> dict[str, Any]:
 def _floats(values: Iterable[float]) -> array[float]:
     """Return float32 numbers where they are exactly the values, else float64."""
     wide = array("d", values)
+    # compared after the round trip; NaN is unequal to itself and travels as float64
     narrow = array("f", wide)
     return narrow if array("d", narrow) == wide else wide

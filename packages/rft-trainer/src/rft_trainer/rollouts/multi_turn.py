@@ -65,6 +65,7 @@ class Conversations:
         ]
         conversations = [conversation for group in grouped for conversation in group]
         self._open(conversations, sampling)
+        # by turns: all open conversations share one engine call, and one of the environment
         while going := [conversation for conversation in conversations if not conversation.ended]:
             turns = self._generate_turns(going, sampling)
             self._apply_observations(going, turns, sampling)
@@ -85,6 +86,7 @@ class Conversations:
         """Sample the next turn of every conversation."""
         budgets = [self._taking.budget(conversation, sampling.max_new_tokens) for conversation in conversations]
         lengths = [len(conversation.prompt.token_ids) + len(conversation.token_ids) for conversation in conversations]
+        # no limit of the engine is known: for the longest prompt with all tokens that may follow it
         room = self._taking.limits.room or max(len(t.prompt.token_ids) for t in conversations) + sampling.max_new_tokens
         turns: dict[int, SampledCompletion] = {}
         for wave in batch_turns(lengths, budgets, room):
@@ -108,6 +110,7 @@ class Conversations:
         completions = self._engine.generate(
             [list(conversations[own[0]].context) for own in owners],
             [[conversations[index].turn_key for index in own] for own in owners],
+            # the largest budget of this wave, which fits beside its longest context
             replace(sampling, max_new_tokens=max(budgets[index] for index in wave)),
             budgets=[[budgets[index] for index in own] for own in owners],
             media=media_of([conversations[own[0]].prompt.media for own in owners]),
@@ -133,11 +136,13 @@ def batch_turns(lengths: Sequence[int], budgets: Sequence[int], room: int) -> li
 
     Longest context first; one call where all fit together. A conversation alone always fits.
     """
+    # ties by index, so that the waves are the same in every run
     waiting = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     batches: list[list[int]] = []
     while waiting:
         max_budget = room - lengths[waiting[0]]
         first = waiting[0]
+        # the first one without the check, so that every wave has one and the loop ends
         batches.append([index for index in waiting if index == first or budgets[index] <= max_budget])
         taken = set(batches[-1])
         waiting = [index for index in waiting if index not in taken]

@@ -27,20 +27,23 @@ class BestWeights:
 
     def keep(self) -> None:
         """Copy the parameters as they are now to the host."""
+        # a copy also where the weights are on the CPU already: the optimizer updates them in place
         self._kept = {name: value.detach().to("cpu", copy=True) for name, value in self._parameters.items()}
 
     @torch.no_grad()
     def put_back(self) -> None:
         """Restore the kept values to the parameters; they stay as they are where none were kept."""
         for name, value in self._kept.items():
+            # in place, since the optimizer and the engine hold these tensors
             self._parameters[name].copy_(value)
 
-    def state_tensors(self) -> dict[str, Tensor]:
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Return the kept values by parameter name; the present values before anything was kept."""
+        # never empty: a checkpoint has the same tensors before and after the first evaluation
         return dict(self._kept) or {name: value.detach() for name, value in self._parameters.items()}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the tensors that `state_tensors()` returned.
+        """Restore the tensors that `checkpoint_tensors()` returned.
 
         Raises:
             CheckpointError: other parameters, or parameters of other sizes.

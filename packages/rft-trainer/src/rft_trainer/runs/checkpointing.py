@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
-from torch import Tensor
-
 from rft_core.errors import CheckpointError, PeerError, RftError, SavedAfterSignal
 from rft_trainer.protocols import CheckpointWriter, Collectives, Optimizer, SavablePolicy
 from rft_trainer.runs.stop_signals import StopSignals, agree
@@ -24,31 +22,34 @@ _LOG = logging.getLogger(__name__)
 
 
 class StatefulTensors(Protocol):
-    """A part of the run that changes while training and is tensors by name.
+    """A part of the run that changes while training and is tensors."""
 
-    A part that is sharded over the ranks also has `shards()`, which returns this rank's shards.
-    """
-
-    def state_tensors(self) -> dict[str, Tensor]: ...
+    def checkpoint_tensors(self) -> object:
+        """Return what this rank saves, in a form that the checkpoint writer takes: all tensors by name, or shards."""
+        ...
 
 
 class Stateful(Protocol):
-    """A part of the run that changes while training and is plain JSON.
+    """A part of the run that changes while training and is plain JSON."""
 
-    A part that is distributed over the ranks also has `gather()`, which all ranks call before rank 0 calls `state()`.
-    """
+    def state(self) -> dict[str, Any]:
+        """Return the state of all ranks; all of them call it, and what the first one gets is saved."""
+        ...
 
-    def state(self) -> dict[str, Any]: ...
     def load_state(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(slots=True)
 class Progress:
-    """Progress of the run. `updates` counts optimizer steps and drives the learning-rate schedule."""
+    """Progress of the run. `updates` counts optimizer steps and drives the learning-rate schedule.
+
+    Refused steps in a row are counted for the policy and for the critic, since one of them may go on without the other.
+    """
 
     step: int = 0
     updates: int = 0
     refused_in_a_row: int = 0
+    critic_refused_in_a_row: int = 0
     tokens: int = 0
     seconds: float = 0.0
 
@@ -58,6 +59,7 @@ class Progress:
             "step": self.step,
             "updates": self.updates,
             "refused_in_a_row": self.refused_in_a_row,
+            "critic_refused_in_a_row": self.critic_refused_in_a_row,
             "tokens": self.tokens,
             "seconds": self.seconds,
         }
@@ -67,6 +69,8 @@ class Progress:
         self.step = int(state["step"])
         self.updates = int(state["updates"])
         self.refused_in_a_row = int(state["refused_in_a_row"])
+        # absent from checkpoints that counted both as one
+        self.critic_refused_in_a_row = int(state.get("critic_refused_in_a_row", 0))
         self.tokens = int(state["tokens"])
         self.seconds = float(state["seconds"])
 
@@ -101,7 +105,7 @@ class Saver:
         self._writer: CheckpointWriter[Any] = writer
         self._policy: SavablePolicy = policy
         self._parts = parts
-        self._tensor_parts = {"optimizer": optimizer, **(tensor_parts or {})}
+        self._tensor_parts: dict[str, StatefulTensors] = {"optimizer": optimizer, **(tensor_parts or {})}
         self._collectives = collectives
         self._schedule = schedule
         self._before_save = before_save
@@ -115,6 +119,7 @@ class Saver:
         Raises, on every rank, what went wrong with a save that was under way.
         """
         late = bool(self._schedule.every_seconds) and self._clock() - self._saved_at >= self._schedule.every_seconds
+        # one exchange for both: the time is rank 0's, a failed save is known to the rank that wrote it
         late, failed = agree(self._collectives, late and self._collectives.rank == 0, self._writer.failed)
         if failed:  # on any rank: all of them raise, so that none is left waiting
             self._writer.wait()
@@ -130,6 +135,7 @@ class Saver:
         """
         if self.saved_step == step:
             return
+        # before anything is written, since retention may prune an older checkpoint that is good
         refuse_non_finite_weights(
             self._policy.named_parameters(),
             self._collectives,
@@ -138,19 +144,19 @@ class Saver:
             do=self._resume_command,
         )
         is_first = self._collectives.rank == 0
-        for part in self._parts.values():
-            if gather := getattr(part, "gather", None):
-                gather()
+        # on all ranks, also where only rank 0 writes: some parts gather their state with collectives
+        records = {name: part.state() for name, part in self._parts.items()}
         if is_first:  # rows on disk first: a checkpoint must not be ahead of its run directory
             self._before_save()
         self._writer.save(
             step,
-            tensors={name: _tensors_of(part) for name, part in self._tensor_parts.items()},
-            records={name: part.state() for name, part in self._parts.items()} if is_first else {},
+            tensors={name: part.checkpoint_tensors() for name, part in self._tensor_parts.items()},
+            records=records if is_first else {},
             policy=self._policy,
             metadata={"episode": episode},
         )
         self.saved_step = step
+        # from the end of the save, so that a long save does not make the next one due at once
         self._saved_at = self._clock()
 
     def wait(self) -> None:
@@ -165,14 +171,16 @@ class Saver:
         del trace
         if kind is None:
             self.wait()
+        # a second Ctrl-C asks to end at once, and with a lost rank a save of all ranks cannot be completed
         elif not isinstance(error, KeyboardInterrupt | PeerError):
             try:
                 self.wait()
             except RftError as late:
-                _LOG.error("besides, the last save failed: %s", late)
+                _LOG.error("the last save failed as well: %s", late)
 
     def save_again(self, *, episode: int) -> None:
         """Save the restored step once more, so that it comes after every other checkpoint in the order of saving."""
+        # forgotten first, or `save` would take the step for saved
         step, self.saved_step = self.saved_step, None
         assert step is not None, "nothing was restored"
         self.save(step, episode=episode)
@@ -189,15 +197,10 @@ class Saver:
                 why="a run continues exactly only when every part of it that changes is restored",
                 do="resume with the version of the program that wrote it",
             )
+        # only after the check of all names, so that no part is restored alone
         for name, part in self._parts.items():
             part.load_state(records[name])
         self.saved_step = step
-
-
-def _tensors_of(part: StatefulTensors) -> object:
-    """Return this rank's shards of a sharded part, all tensors of one that is not."""
-    shards = getattr(part, "shards", None)
-    return part.state_tensors() if shards is None else shards()
 
 
 def save_and_stop(
@@ -214,6 +217,7 @@ def save_and_stop(
         resume_command: continues the run.
     """
     saver.save(progress.step, episode=episode)
+    # before the claim below that nothing is lost: a save beside training is not on the disk yet
     saver.wait()
     raise SavedAfterSignal(
         code="run.stopped",

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ from rft_core.durable_files import (
 )
 from rft_core.errors import CheckpointError, DataError, OptionsError, StorageError
 
-_MARKS = ("config.yaml", "metrics.jsonl", "evals.jsonl", "summary.json", "checkpoints", "rollouts")
+RUN_MARKS = ("config.yaml", "metrics.jsonl", "evals.jsonl", "summary.json", "checkpoints", "rollouts")
+"""What a run directory has, and no other."""
 _ROLLOUT_FILE = re.compile(r"step_(\d{6,})\.jsonl")
 
 
@@ -75,6 +77,7 @@ class RunDirectory:
         (`resume_command`); `StorageError` where the disk refuses.
         """
         run = cls(Path(path).expanduser(), sync_every=sync_every)
+        # before the first folder is made, so that a refusal leaves nothing behind
         run.refuse_existing(resume_command)
         with storage_errors("make", run.path):
             for directory in (run.path, run.rollouts_directory, run.logs_directory, run.checkpoints_directory):
@@ -102,19 +105,43 @@ class RunDirectory:
         """
         with storage_errors("hold", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+            # the folder itself is locked: there is no lock file that could be left behind or copied
             directory = os.open(self.path, os.O_RDONLY)
         try:
-            try:
-                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise _in_use(self.path) from None
+            # again, because whoever lists runs holds each for an instant to see whether it is free
+            for patience in (0.05, 0.2, None):
+                try:
+                    fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if patience is None:
+                        raise _in_use(self.path) from None
+                    time.sleep(patience)
             yield
         finally:
+            # closing releases the lock
             os.close(directory)
 
-    def refuse_existing(self, resume_command: str | None = None) -> None:
-        """Raise `OptionsError` where a run is already, naming the command that resumes it."""
-        present = [name for name in _MARKS if (self.path / name).exists()]
+    def refuse_live(self) -> None:
+        """Raise `StorageError` where another process is writing the run."""
+        if self.path.is_dir():
+            with self.held():
+                return
+
+    def has_rows(self) -> bool:
+        """Return whether the run has trained: it has rows of metrics or rollouts.
+
+        An evaluation before the first step can be had again.
+        """
+        files = (self.metrics_file, *self.rollouts_directory.glob("*.jsonl"))
+        return any(file.is_file() and file.stat().st_size > 0 for file in files)
+
+    def refuse_existing(self, resume_command: str | None = None, *, marks: Sequence[str] = RUN_MARKS) -> None:
+        """Raise `OptionsError` where a run is already, naming the command that resumes it.
+
+        `marks` are the names of files and folders that only a run has.
+        """
+        present = [name for name in marks if (self.path / name).exists()]
         if present:
             raise _already_there(self.path, present, resume_command)
 
@@ -146,10 +173,6 @@ class RunDirectory:
     def checkpoints_directory(self) -> Path:
         return self.path / "checkpoints"
 
-    def log_file(self, rank: int) -> Path:
-        """Return the log file of one rank."""
-        return self.logs_directory / f"rank_{rank}.log"
-
     def rollout_file(self, step: int) -> Path:
         """Return the file of the rollouts of a step."""
         return self.rollouts_directory / f"step_{step:06d}.jsonl"
@@ -175,20 +198,6 @@ class RunDirectory:
 
     def read_evaluations(self) -> Records:
         return read_records(self.evaluations_file)
-
-    def read_rollouts(self, step: int) -> Records:
-        """Read the rollouts of a step; `DataError` where none were kept."""
-        file = self.rollout_file(step)
-        if not file.exists():
-            steps = self.rollout_steps()
-            raise DataError(
-                code="run.no_rollouts",
-                what=f"no rollouts of step {step}; kept are {_listed(steps)}",
-                where=str(file),
-                why="rollouts are read from the run directory",
-                do=f"ask for step {min(steps, key=lambda kept: abs(kept - step))}" if steps else f"ls {file.parent}",
-            )
-        return read_records(file)
 
     def rollout_steps(self) -> list[int]:
         """Return the steps whose rollouts were kept, in order."""
@@ -221,6 +230,7 @@ class RunDirectory:
         Keeps records of steps up to and including `step`. Files are rewritten at once or left as
         they are; a second call finds nothing more to do.
         """
+        # the appenders hold the old files open, which are replaced below
         self.close()
         metrics, bad_metrics = _cut(self.metrics_file, step)
         evaluations, bad_evaluations = _cut(self.evaluations_file, step)
@@ -252,25 +262,38 @@ def _step_of(record: Mapping[str, Any]) -> int:
 def _cut(file: Path, step: int) -> tuple[int, int]:
     """Rewrite a file of records up to `step`; return the numbers of late and of unusable lines removed."""
     records = read_records(file)
+    # a row without a step cannot be placed before or after the checkpoint
     dated = [row for row in records.rows if isinstance(row.get("step"), int)]
     kept = [row for row in dated if row["step"] <= step]
     num_bad = records.num_unreadable + int(records.torn) + len(records.rows) - len(dated)
     num_late = len(dated) - len(kept)
+    # a file that is as it should be is not touched
     if num_late or num_bad:
         replace_text(file, "".join(encode_record(row) + "\n" for row in kept))
     return num_late, num_bad
 
 
-def _listed(steps: Sequence[int]) -> str:
-    if len(steps) <= 10:
-        return ", ".join(map(str, steps)) or "none"
-    return f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
+def is_held(path: Path) -> bool:
+    """Return whether a process of this machine is writing the run at `path`."""
+    try:
+        directory = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # a file system without locks
+    finally:
+        os.close(directory)
+    return False
 
 
-def _already_there(path: Path, found: Sequence[str], resume_command: str | None) -> OptionsError:
+def _already_there(path: Path, files: Sequence[str], resume_command: str | None) -> OptionsError:
     return OptionsError(
         code="run.exists",
-        what=f"{path} already holds a run: {', '.join(found)}",
+        what=f"{path} already holds a run: {', '.join(files)}",
         where="--save_path",
         why="a fresh start never writes over an earlier run",
         state="the earlier run is untouched; nothing was started",

@@ -13,7 +13,7 @@ from typing import Any, cast
 from rft_core.durable_files import replace_bytes, storage_errors
 from rft_trainer.data.image_headers import image_kind
 from rft_trainer.data.images import RowImage
-from rft_trainer.data.media_cache import StoredMedia
+from rft_trainer.data.media_cache import stored_media
 from rft_trainer.records.rollouts import Prompt
 
 FOLDER = "images"
@@ -29,8 +29,8 @@ def image_entries(prompt: Prompt) -> dict[str, object]:
     of the row that names it), `digest` (SHA-256 of the file), `bytes`, `width` and `height` as the file states them
     (null where it does not), `tokens` (placeholders in the prompt). `image_tokens` is the sum of these.
     """
-    media = prompt.media
-    if not isinstance(media, StoredMedia):
+    media = stored_media(prompt.media)
+    if media is None:
         return {}
     counts = media.image_tokens or (None,) * len(media.images)
     entries = [_entry(image, number) for image, number in zip(media.images, counts, strict=True)]
@@ -63,6 +63,7 @@ def keep_images(
     """
     in_memory = {image.digest: image for prompt in prompts for image in _in_memory(prompt)}
     files: dict[str, str] = {}
+    # in the order of the rows, so that a limit keeps the images of the first ones
     for digest in [entry["digest"] for row in rows for entry in entries_of(row) if entry["digest"] in in_memory]:
         if digest not in files and len(files) < limit:
             files[digest] = _write(in_memory[digest], directory)
@@ -84,13 +85,14 @@ def image_path(entry: Mapping[str, Any], directory: Path) -> Path | None:
 
 
 def _in_memory(prompt: Prompt) -> list[RowImage]:
-    media = prompt.media
-    return [image for image in media.images if not image.path] if isinstance(media, StoredMedia) else []
+    media = stored_media(prompt.media)
+    return [] if media is None else [image for image in media.images if not image.path]
 
 
 def _write(image: RowImage, directory: Path) -> str:
     name = f"{FOLDER}/{image.digest[:_DIGITS]}.{(image_kind(image.data) or 'bin').lower()}"
     file = directory / name
+    # the name is the digest: a file of this name has these bytes
     if not file.exists():
         with storage_errors("make", file.parent):
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,8 @@ starling stone summit sunrise swallow sycamore teal thistle thunder thyme tiger 
 velvet violet walnut willow winter wren yarrow zephyr zinc
 """
 WORDS = tuple(_WORDS.split())
+RUNS = Path("runs")
+"""Folder of the runs whose directory the settings do not name."""
 
 
 def run_name(recipe: str, *, today: datetime.date | None = None, under: Path | None = None) -> str:

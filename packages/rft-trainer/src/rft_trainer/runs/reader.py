@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard, cast
+
+from rft_trainer.runs.directory import is_held
 
 STALE_SECONDS = 600.0
 SAMPLES_PAGE = "samples.html"
@@ -33,6 +36,8 @@ class RunFiles:
     rollout_files: list[Path]
     touched: float
     """When the run last wrote, in seconds since 1970."""
+    live: bool | None
+    """Whether a process holds the run's lock; None where that cannot be seen, since another machine writes the run."""
 
     @property
     def name(self) -> str:
@@ -41,15 +46,20 @@ class RunFiles:
 
     @property
     def outcome(self) -> str:
-        """Outcome from the summary, or "running" or "stopped" by the time of the last write."""
+        """Return "running", the outcome in the summary, or "stopped": killed, since it wrote none."""
+        if self.live:
+            return "running"  # whatever an earlier part of the run wrote at its end
         if self.summary:
             return str(self.summary.get("outcome", "finished"))
-        return "running" if time.time() - self.touched < STALE_SECONDS else "stopped"
+        # of a run on another machine silence is the only sign
+        writes = self.live is None and time.time() - self.touched < STALE_SECONDS
+        return "running" if writes else "stopped"
 
     @property
     def step(self) -> int:
         """The last step that was logged."""
-        return int(self.metrics[-1].get("step", 0)) if self.metrics else 0
+        steps = self.series("step")
+        return int(steps[-1]) if steps else 0
 
     def series(self, name: str) -> list[float]:
         """Return the values of one metric over the steps that have it."""
@@ -100,9 +110,11 @@ def read_run(path: Path) -> RunFiles:
         evaluations=rows(path / "evals.jsonl"),
         command=read_text(path / "command.txt").strip(),
         settings=_changed_settings(read_text(path / "config.yaml")),
+        # the manifest is written last, so a folder without one is no checkpoint yet
         checkpoints=sorted(p.name for p in checkpoints.glob("step_*") if (p / "manifest.json").is_file()),
         rollout_files=sorted((path / "rollouts").glob("step_*.jsonl")),
         touched=_touched(path),
+        live=_is_live(path),
     )
 
 
@@ -113,6 +125,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError:
+            # cut off by a kill, or being written just now
             continue
         if as_object(row):
             complete.append(row)
@@ -137,6 +150,13 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def _is_live(path: Path) -> bool | None:
+    if is_held(path):
+        return True
+    # a lock on a shared disk may be seen on the machine alone that took it
+    return False if _object(path / "env.json").get("host") == socket.gethostname() else None
 
 
 def _touched(path: Path) -> float:

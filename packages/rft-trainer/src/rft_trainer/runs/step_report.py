@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from statistics import fmean
 
 from rft_trainer.metrics.phase_timer import PhaseTimer
@@ -19,12 +20,20 @@ from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.image_entries import image_entries, keep_images
 from rft_trainer.scoring.samples import FilterResult, flat_rollouts
 
+_OWN_NAMES = ("mean", "min", "max", "groups_with_signal", "score_clipped", "overlong_penalty", "length_term")
+
+
+def part_metric(name: str) -> str:
+    """Return the metric of a part of the reward: reward/NAME, or reward/part_NAME where that is a metric of its own."""
+    return f"reward/part_{name}" if name in _OWN_NAMES or name.startswith("status_") else f"reward/{name}"
+
 
 def rollout_metrics(groups: Sequence[RolloutGroup], kept: FilterResult) -> dict[str, object]:
     """Compute metrics over the rollouts of a step; shares are in [0, 1], lengths in tokens."""
     flat = [rollout for _, rollout in flat_rollouts(groups)]
     rewards = [rollout.reward for rollout in flat if rollout.reward is not None]
     lengths = [rollout.num_sampled for rollout in flat]
+    # over all groups, also those that a filter leaves out: a share of what was sampled
     signal = [len({rollout.reward for rollout in group.rollouts}) > 1 for group in groups]
     metrics: dict[str, object] = {
         "reward/mean": fmean(rewards) if rewards else float("nan"),
@@ -39,7 +48,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], kept: FilterResult) -> dict[
         "data/epoch": groups[-1].epoch,
     }
     for name in sorted({name for rollout in flat for name in rollout.breakdown}):
-        metrics[f"reward/{name}"] = fmean(r.breakdown[name] for r in flat if name in r.breakdown)
+        metrics[part_metric(name)] = fmean(r.breakdown[name] for r in flat if name in r.breakdown)
     metrics |= conversation_metrics(flat)
     missing = Counter(str(rollout.status) for rollout in flat if rollout.reward is None)
     metrics |= {f"reward/status_{status}": count / len(flat) for status, count in sorted(missing.items())}
@@ -80,7 +89,9 @@ class Reporter:
         num_samples: int,
     ) -> None:
         """Write one metrics row; times stand apart under `time/`, because a resumed run may differ in nothing else."""
+        # on every rank, since all of them save and restore these counters
         progress.tokens += num_tokens
+        # on every rank too: a listener of the phases hears the end of each step
         times = timer.step(num_samples=num_samples, num_tokens=num_tokens)
         progress.seconds = self._clock() - self._zero
         if not self._writes:
@@ -89,6 +100,7 @@ class Reporter:
         record |= {"data/tokens": progress.tokens, "policy/total_updates": progress.updates, **times}
         record["time/elapsed"] = progress.seconds
         record["time/left"] = progress.seconds / progress.step * (self._num_steps - progress.step)
+        # ru_maxrss is in KiB on Linux
         record["memory/peak_rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         for sink in self._sinks:
             sink.step(record)
@@ -113,8 +125,22 @@ class Reporter:
 
 def rollout_rows(groups: Sequence[RolloutGroup], limit: int) -> list[dict[str, object]]:
     """Return rollouts as rows, complete groups spread over the step, at most `limit` rows."""
+    # whole groups: rewards say something only beside the others of their group
     chosen = _evenly_chosen(groups, limit)
     return [rollout_row(group.prompt, rollout) for group, rollout in flat_rollouts(chosen)][:limit]
+
+
+def gather_rows(
+    collectives: Collectives, rows_by_prompt: Sequence[Sequence[Mapping[str, object]]]
+) -> list[dict[str, object]]:
+    """Return the rows of all ranks in the order of the data; every rank calls it.
+
+    Args:
+        rows_by_prompt: of this rank, which answered every n-th prompt of n ranks, from its own number on.
+    """
+    parts = [json.loads(part) for part in collectives.gather_bytes(json.dumps(rows_by_prompt).encode())]
+    # prompt i is number i // n of rank i % n, so one prompt of each rank in turn gives the data's order back
+    return [row for prompts in zip_longest(*parts, fillvalue=()) for rows in prompts for row in rows]
 
 
 def rollout_row(prompt: Prompt, rollout: Rollout) -> dict[str, object]:
@@ -137,7 +163,10 @@ def rollout_row(prompt: Prompt, rollout: Rollout) -> dict[str, object]:
 
 
 def _evenly_chosen(groups: Sequence[RolloutGroup], limit: int) -> list[RolloutGroup]:
-    size = max((len(group.rollouts) for group in groups), default=1)
+    if not groups:
+        return []
+    size = max(len(group.rollouts) for group in groups)
     wanted = max(1, min(len(groups), -(-limit // size)))
+    # spread over the step: its first groups are of the first rollout alone
     bounds = [round(i * len(groups) / wanted) for i in range(wanted + 1)]
     return [groups[start] for start, _ in pairwise(bounds)]

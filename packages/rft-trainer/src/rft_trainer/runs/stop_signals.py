@@ -24,6 +24,7 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         for number in self._SIGNALS:
+            # kept, because a program may go on after the run with the handlers that it had
             self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -33,7 +34,9 @@ class StopSignals:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
+            # a second SIGTERM is not enough: schedulers may send it more than once, and the save is under way
             raise KeyboardInterrupt
+        # no more than this in a handler, which may run between any two lines of the loop
         self.received = signal.Signals(number).name
 
 
@@ -41,4 +44,5 @@ def agree(collectives: Collectives, *votes: bool) -> tuple[bool, ...]:
     """Return each vote as true where any rank votes true: a rank that decides alone would leave others waiting."""
     if collectives.world_size == 1:
         return votes
+    # all votes in one exchange
     return tuple(bool(x) for x in collectives.max(torch.tensor([float(vote) for vote in votes])).tolist())

@@ -58,6 +58,7 @@ class TrajectorySaver:
         with storage_errors("make", self.output_dir):
             self.output_dir.mkdir(parents=True, exist_ok=True)
         prompts = [item.prompt for item in trajectories if isinstance(item, RolloutGroup)]
+        # images first: rows on the disk never name a file that is not there
         rows = keep_images(rows, prompts, self.output_dir, len(rows))
         file = self._file(number)
         replace_text(file, "".join(encode_record(row) + "\n" for row in rows))
@@ -97,5 +98,6 @@ def _rows(trajectories: Sequence[Any]) -> list[Mapping[str, Any]]:
                 state="nothing was written",
                 do=f'{{..., "{missing[0]}": ...}}',
             )
+        # numbers of torch and numpy, which JSON does not take
         rows.append({name: value.tolist() if hasattr(value, "tolist") else value for name, value in item.items()})
     return rows

@@ -90,7 +90,9 @@ class AdvantageEstimator:
     def control(self, metrics: Mapping[str, object], num_samples: int) -> dict[str, object]:
         """Update the controlled coefficients from the step's metrics; return them by metric name."""
         coefficients: dict[str, object] = {}
+        # each controller follows the term that it controls: the drift from the step's start, or the KL to the reference
         measured = metrics.get("policy/kl" if self._record.drift_coef > 0 else "kl/rollout")
+        # no measurement where no sample was left to train on: the coefficient stays
         if self._kl is not None and isinstance(measured, float):
             self._kl = self._kl.updated(measured, num_samples)
             coefficients["kl/coefficient"] = self._kl.coefficient
@@ -105,6 +107,7 @@ class AdvantageEstimator:
     ) -> tuple[list[TrainingSample], Metrics]:
         """Build samples in `flat_rollouts` order, and metrics as (total, count), the same on every rank."""
         batch, metrics = self._batch(groups, annotations)
+        # by step and not from a stream: a resumed run draws the same numbers
         key = derive_key(self._seed, "credit", step)
         credit = objectives.compute_advantages(self._record, batch, score=self._compute, key=key, **self._scale())
         self._running = credit.running
@@ -152,8 +155,10 @@ class AdvantageEstimator:
         loss_mask_T = _loss_mask(rollouts)
         rewards_N, group_ids_N = flat_rewards(groups)
         components_NK, weights_K = self._components(rollouts)
+        # weighted before any shaping: penalties are added to the sum and not to a part
         if self._rules.component_weights is not None and components_NK is not None and weights_K is not None:
             rewards_N = components_NK @ weights_K
+        # from the raw rewards, which shaping below moves away from 1
         correct_N = torch.tensor([is_correct(rollout) for rollout in rollouts])
         shaped_N, metrics = self._shaped(rewards_N, correct_N, group_ids_N, lengths_N)
         steps_T, step_mask_T = _steps(rollouts, shaped_N) if self._record.advantage.needs_steps else (None, None)
@@ -176,6 +181,7 @@ class AdvantageEstimator:
             turn_rewards_T=_turn_rewards(rollouts),
         )
         if batch.reference_logprobs_T is not None:
+            # over sampled tokens alone: those of observations are no choice of the policy
             spent_T = kl.k3(batch.old_logprobs_T - batch.reference_logprobs_T)[loss_mask_T]
             metrics["kl/rollout"] = spent_T.sum(), torch.tensor(float(len(spent_T)))
         return batch, metrics
@@ -185,11 +191,13 @@ class AdvantageEstimator:
         weights = self._rules.component_weights
         if weights is None and not self._record.advantage.needs_components:
             return None, None
+        # sorted, so that columns have one order on every rank and in every run
         names = sorted(weights if weights is not None else {name for r in rollouts for name in r.breakdown})
         if not names:  # a reward without parts is one part
             rewards_N1 = torch.tensor([[rollout.reward] for rollout in rollouts], dtype=torch.float64)
             return rewards_N1, torch.ones(1, dtype=torch.float64)
         factors = [1.0 if weights is None else weights[name] for name in names]
+        # a part that a response lacks counts 0, as it does in the weighted reward
         rows = [[r.breakdown.get(name, 0.0) for name in names] for r in rollouts]
         return torch.tensor(rows, dtype=torch.float64), torch.tensor(factors, dtype=torch.float64)
 
@@ -219,6 +227,7 @@ class AdvantageEstimator:
         """Set the weights of truncated responses to 0; they stay in the denominators and in their groups."""
         if not self._rules.mask_truncated:
             return credit
+        # a weight of 0 and not a smaller batch: leaving them out would make every other token count more
         complete = [rollout.finish_reason != "length" for _, rollout in flat_rollouts(groups)]
         complete_T = torch.tensor(complete, dtype=torch.float64)[batch.segment_ids_T]
         weights_T = complete_T if credit.weights_T is None else credit.weights_T * complete_T
@@ -295,6 +304,7 @@ def _samples(
         [a for a, is_learned in zip(row, mask, strict=True) if is_learned]
         for row, mask in zip(token_advantages, learned, strict=True)
     ]
+    # one number in place of a tuple where all loss tokens have the same, as for outcome rewards
     constant = [len(set(row)) <= 1 for row in of_loss]
     return build_samples(
         groups,

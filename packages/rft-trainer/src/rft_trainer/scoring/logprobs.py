@@ -31,7 +31,7 @@ class LogprobScorer:
         device: str = "cpu",
         collective_forward: bool = False,
     ) -> None:
-        """Store the policy and the micro-batch limits; `in_step` as in `ShardedTokenForward`."""
+        """Store the policy and the micro-batch limits; `collective_forward` as in `ShardedTokenForward`."""
         self._policy = policy
         self._temperature = temperature
         self._device = device
@@ -74,6 +74,7 @@ class LogprobScorer:
     def _forward(self, samples: Sequence[TrainingSample], *, with_entropy: bool) -> tuple[Tensor, Tensor]:
         """Log-probs [T] and, where they are asked for, entropies [T]; otherwise the second is empty."""
         batch = pack(samples, self._device)
+        # at the sampling temperature: ratios compare probabilities of one distribution
         logprobs_T, entropy_T = self._policy.token_logprobs(
             batch.tokens,
             temperature=self._temperature,

@@ -31,6 +31,7 @@ def keep_scored(
     for group in groups:
         scored = tuple(rollout for rollout in group.rollouts if rollout.reward is not None)
         reasons["unscored"] += len(group.rollouts) - len(scored)
+        # counted after the unscored ones are out: those that are left could not be compared
         if len(scored) < smallest_group:
             reasons["alone_in_group"] += len(scored)
         elif needs_baseline and group.baseline_reward is None:
@@ -56,6 +57,7 @@ def shuffle_rewards(groups: Sequence[RolloutGroup], seed: int) -> list[RolloutGr
     """Shuffle the rewards within each group, as a control experiment in which they carry no information."""
     shuffled: list[RolloutGroup] = []
     for group in groups:
+        # by the group's place in the epoch, so that a resume shuffles alike
         key = derive_key(seed, "shuffle-rewards", group.epoch, group.position)
         order = permutation(key, len(group.rollouts)).tolist()
         shuffled.append(

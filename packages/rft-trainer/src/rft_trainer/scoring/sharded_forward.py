@@ -31,7 +31,8 @@ class ShardedTokenForward:
     ) -> None:
         """Store the forward and its limits.
 
-        `in_step`: every forward is a collective operation, so all ranks must run equally many. `num_columns` is K.
+        `collective_forward`: every forward is a collective operation, so all ranks must run equally many.
+        `num_columns` is K.
         """
         self._num_columns = num_columns
         self._collective_forward = collective_forward
@@ -43,11 +44,13 @@ class ShardedTokenForward:
     @torch.no_grad()
     def __call__(self, groups: Sequence[RolloutGroup]) -> list[tuple[float, ...]]:
         """Return one tuple a rollout in `flat_rollouts` order, K numbers a response token; the same on every rank."""
+        # samples without advantages or log-probs: only their tokens are needed
         blank: list[tuple[float, ...]] = [()] * len(flat_rollouts(groups))
         samples = build_samples(groups, [0.0] * len(blank), blank, [])
         mine = assign_to_ranks([s.num_tokens for s in samples], self._collectives.world_size)
         share = mine[self._collectives.rank]
         values = dict(zip(share, self._of_share([samples[i] for i in share]), strict=True))
+        # after the own share: ranks with fewer forwards make up the difference at the end
         if self._collective_forward and samples:
             self._match_collective_forwards(samples)
         if self._collectives.world_size > 1:
@@ -84,7 +87,9 @@ class ShardedTokenForward:
         parts = self._collectives.gather_bytes(own.numpy().tobytes())
         merged: dict[int, tuple[float, ...]] = {}
         for indices, part in zip(mine, parts, strict=True):
+            # a copy that may be written to: torch warns about read-only memory, and refuses an empty one
             part_values = torch.frombuffer(bytearray(part), dtype=torch.float32) if part else torch.empty(0)
+            # every rank knows the assignment, so lengths need not be sent
             lengths = [(samples[i].num_tokens - samples[i].prompt_length) * self._num_columns for i in indices]
             merged |= {i: tuple(row.tolist()) for i, row in zip(indices, part_values.split(lengths), strict=True)}
         return merged

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rft_core.errors import SettingsRefusal
+
 
 @dataclass(frozen=True, kw_only=True)
 class PromptTextSettings:
@@ -20,6 +22,18 @@ class PromptTextSettings:
 
     system_prompt: str = ""
     """System message put before the prompt (with `apply_chat_template`); empty = none."""
+
+
+def system_prompt_refusal(system_prompt: str, *, apply_chat_template: bool) -> SettingsRefusal | None:
+    """Return the refusal of a system prompt that nothing renders; None where there is none, or a chat template."""
+    if not system_prompt or apply_chat_template:
+        return None
+    return SettingsRefusal(
+        code="prompt.system_without_chat",
+        names=("system_prompt", "apply_chat_template"),
+        why="a system prompt is a message, and only the chat template turns messages into text",
+        do="--apply_chat_template",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

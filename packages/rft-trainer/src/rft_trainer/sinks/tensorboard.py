@@ -37,4 +37,5 @@ class TensorboardSink:
     def _add(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
+        # at every step: a kill loses what is only buffered
         self._writer.flush()

@@ -14,7 +14,6 @@ from rft_core.keyed_random import derive_key, permutation, uniforms
 from rft_trainer.data.prompts import PromptRow
 
 NUM_OPERANDS = 100
-NUM_PROBLEMS = NUM_OPERANDS * NUM_OPERANDS
 NUM_PAIRS = NUM_OPERANDS * (NUM_OPERANDS + 1) // 2
 SOURCE = "arithmetic"
 
@@ -51,9 +50,6 @@ class ArithmeticSplit:
     train: tuple[Addition, ...]
     held_out: tuple[Addition, ...]
 
-    def train_rows(self) -> list[PromptRow]:
-        return [problem.as_row() for problem in self.train]
-
     def held_out_rows(self) -> list[PromptRow]:
         return [problem.as_row() for problem in self.held_out]
 
@@ -79,6 +75,7 @@ def split(seed: int, num_held_out: int = 500) -> ArithmeticSplit:
         )
     pairs = [Addition(a, b) for a in range(NUM_OPERANDS) for b in range(a, NUM_OPERANDS)]
     chosen = permutation(derive_key(seed, "arithmetic_held_out"), NUM_PAIRS)[:num_held_out].tolist()
+    # which order of a pair is asked: always a <= b would test half of the problems
     coins = uniforms([derive_key(seed, "arithmetic_orientation")], num_held_out)[0].tolist()
     held_out = [pairs[i] if coin < 0.5 else pairs[i].swapped for i, coin in zip(chosen, coins, strict=True)]
     excluded = {problem for pair in held_out for problem in (pair, pair.swapped)}

@@ -78,6 +78,7 @@ class _Canvas:
     def png(self) -> bytes:
         """Encode the canvas as a PNG file."""
         header = struct.pack(">IIBBBBB", SIZE, SIZE, 8, 2, 0, 0, 0)  # 8 bits a channel, RGB
+        # a byte 0 before each row: no filter
         body = zlib.compress(b"".join(b"\0" + bytes(row) for row in self._rows), 9)
         chunks = ((b"IHDR", header), (b"IDAT", body), (b"IEND", b""))
         return b"\x89PNG\r\n\x1a\n" + b"".join(
@@ -128,6 +129,7 @@ def _count(canvas: _Canvas, draws: _Draws) -> str:
     """Draw squares in distinct cells of a 3 x 3 grid; return their number."""
     number, colour = 1 + draws.below(MOST_SQUARES), draws.ink()
     cells = list(range(9))
+    # a cell is taken once, so that no two squares touch
     for _ in range(number):
         row, column = divmod(cells.pop(draws.below(len(cells))), 3)
         canvas.fill(16 * column + 2 + draws.below(4), 16 * row + 2 + draws.below(4), 9, 9, colour)

@@ -49,6 +49,7 @@ def guess_number(
     starts = [game.starts[i] for i in permutation(derive_key(seed, "guess-ranges"), len(game.starts)).tolist()]
     num_held_out = round(SHARE_HELD_OUT * len(starts))
     held_out, train = sorted(starts[:num_held_out]), starts[num_held_out:]
+    # a fixed number of draws for each dialogue, also for those that end early: later ones do not depend on them
     draws = uniforms([derive_key(seed, "guess-habits")], num_demonstrations * (game.turns + 3))[0]
     demonstrations: list[Row] = []
     for habit, where, secret, *guesses in draws.view(num_demonstrations, -1).tolist():

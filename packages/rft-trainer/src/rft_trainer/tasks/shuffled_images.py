@@ -30,6 +30,7 @@ def shuffle_images(rows: Sequence[PromptRow], seed: int) -> list[PromptRow]:
             left.setdefault(len(rows[members[0]].images), []).extend(members)
         else:
             source_of |= _rotated(members, seed)
+    # those whose question nobody else asks change places among themselves
     for members in left.values():
         if len(members) == 1:
             raise _single(rows[members[0]])
@@ -40,6 +41,7 @@ def shuffle_images(rows: Sequence[PromptRow], seed: int) -> list[PromptRow]:
 def _rotated(members: Sequence[int], seed: int) -> dict[int, int]:
     """Map each member to its neighbour in a random cycle."""
     order = [members[i] for i in permutation(derive_key(seed, "shuffle-images", members[0]), len(members)).tolist()]
+    # a rotation of a random order, since a random permutation may leave some where they are
     return {member: order[index - 1] for index, member in enumerate(order)}
 
 

@@ -48,6 +48,7 @@ class BigramAsyncEngine:
 
     def serve(self, version: int) -> None:
         """Serve this version; older ones are dropped."""
+        # no older version is asked for again
         self._tables = {kept: table for kept, table in self._tables.items() if kept >= version}
         self.weight_version = version
         self.served.append(version)
@@ -76,6 +77,7 @@ class BigramAsyncEngine:
             for i in sorted(left):
                 tokens, logprobs = drawn[i]
                 last = tokens[-1] if tokens else prefixes[i][-1]
+                # by the place in the response: an interrupted sample goes on with the numbers that it would have had
                 index = starts[i] + len(tokens)
                 cumulative = table[last].double().exp().cumsum(0)
                 uniform = uniforms([keys[i]], 1, index)[0, 0] * cumulative[-1]

@@ -122,6 +122,7 @@ class BigramEngine:
         logprobs: list[float] = []
         for draw in draws:
             cumulative = table[last].double().exp().cumsum(0)
+            # times the sum, which rounding leaves a little off 1
             sampled = int(torch.searchsorted(cumulative, draw * cumulative[-1], right=True))
             chosen = sampled if temperature else int(table[last].argmax())
             logprobs.append(float(table[last, chosen]))
@@ -178,13 +179,9 @@ class PlainOptimizer:
                     parameter.grad = None
         return PlainOutcome(norm, finite)
 
-    def state_tensors(self) -> dict[str, Tensor]:
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Return an empty state: nothing is kept between steps."""
         return {}
-
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Check that the state is empty: nothing is kept between steps."""
-        assert not tensors
 
 
 class OneRank:

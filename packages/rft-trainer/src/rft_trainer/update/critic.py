@@ -34,7 +34,7 @@ class ValueAnnotator:
         device: str = "cpu",
         collective_forward: bool = False,
     ) -> None:
-        """Store the critic and the micro-batch limits; `in_step` as in `ShardedTokenForward`."""
+        """Store the critic and the micro-batch limits; `collective_forward` as in `ShardedTokenForward`."""
         self._critic = critic
         self._device = device
         self._all_ranks = ShardedTokenForward(
@@ -121,7 +121,7 @@ class CriticUpdater:
     ) -> None:
         """Store the critic, its optimizer and the micro-batch limits.
 
-        `in_step`: every forward and backward is a collective operation, so all ranks must run equally many.
+        `collective_forward`: every forward and backward is a collective operation, so all ranks must run equally many.
         """
         self._collective_forward = collective_forward
         self._critic = critic
@@ -142,6 +142,7 @@ class CriticUpdater:
         for sample in samples:
             has_both = len(sample.old_values) == len(sample.returns) == sample.num_tokens - sample.prompt_length
             assert has_both, f"sample {sample.sample_id} needs old_values and returns for the value loss"
+        # all samples, also those that the policy leaves out: a value is learned where the advantage is 0
         counts = count(samples)
         ranks = self._collectives
         micro_batches = rank_micro_batches(samples, ranks.rank, ranks.world_size, self._micro_batching.cut)
@@ -169,6 +170,7 @@ def explained_variance(samples: Sequence[TrainingSample]) -> tuple[Tensor, Tenso
     V are the old values, estimated before the returns were known: the critic is measured on data that it has not
     learned from. They are known to every rank, so that the variances are about the mean of all samples.
     """
+    # in float64: the result is a difference of two sums of squares that may be almost equal
     returns_T, old_values_T = (
         torch.tensor(list(chain.from_iterable(_over_loss_tokens(s, name) for s in samples)), dtype=torch.float64)
         for name in ("returns", "old_values")
@@ -179,6 +181,7 @@ def explained_variance(samples: Sequence[TrainingSample]) -> tuple[Tensor, Tenso
 
 def _over_loss_tokens(sample: TrainingSample, name: str) -> Sequence[float]:
     values: tuple[float, ...] = getattr(sample, name)
+    # without a prompt the first token is not predicted, so it is in no loss
     first = max(1 - sample.prompt_length, 0)
     kept = sample.loss_mask or (True,) * len(values)
     return [value for value, learned in zip(values[first:], kept[first:], strict=True) if learned]

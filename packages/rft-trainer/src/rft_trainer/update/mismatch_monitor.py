@@ -29,7 +29,7 @@ class _Worst:
 
     samples: Sequence[TrainingSample]
     gap: Tensor
-    place: Tensor
+    position: Tensor
     segment_ids_T: Tensor
     positions_T: Tensor
     token_ids_T: Tensor
@@ -37,7 +37,7 @@ class _Worst:
     behaviour_T: Tensor
 
     def to_json(self) -> dict[str, object]:
-        index = int(self.place)
+        index = int(self.position)
         sample = self.samples[int(self.segment_ids_T[index])]
         return {
             "sample": sample.sample_id,
@@ -94,10 +94,12 @@ class MismatchMonitor:
         Raises:
             ServiceError: the mean is above the limit; on every rank.
         """
+        # every rank judges the same sums, so all stop or all go on; a rank without tokens sends zeros
         shares = [json.loads(part) for part in self.collectives.gather_bytes(json.dumps(self._share()).encode())]
         count = sum(share["count"] for share in shares)
         if not count:
             return
+        # the limit is on the mean: the largest gap grows with the number of tokens
         mean, worst = sum(share["sum"] for share in shares) / count, max(shares, key=lambda share: share["max"])
         if self.limit is not None and mean > self.limit:
             raise self._error(mean, worst)
@@ -105,7 +107,9 @@ class MismatchMonitor:
 
     def _share(self) -> dict[str, object]:
         if not self._sums:
+            # below every gap, so that a rank without tokens never names the worst
             return {"sum": 0.0, "count": 0, "max": -1.0}
+        # the first time that numbers leave the device: one wait for all micro-batches
         total, count = torch.stack(self._sums).sum(0).tolist()
         worst = max(self._worst, key=lambda one: float(one.gap))
         return {"sum": total, "count": int(count), "max": float(worst.gap), "where": worst.to_json()}

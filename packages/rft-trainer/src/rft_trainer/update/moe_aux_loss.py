@@ -47,8 +47,10 @@ class MoeAuxLoss:
         counts_E = torch.zeros(self._policy.num_experts, dtype=torch.float64)
         for batch in batches:
             counts_E += self._policy.expert_counts(batch.tokens).cpu()
+        # their result is dropped: the other ranks run that many forwards more
         for batch in idle:
             self._policy.expert_counts(batch.tokens)
+        # summed once for all micro-batches: a rank without any adds zeros and still takes part
         self._counts_E = self._collectives.sum(counts_E)
 
     def token_logprobs(self, tokens: PackedTokens, **options: Any) -> tuple[Tensor, Tensor | None]:
@@ -67,5 +69,6 @@ class MoeAuxLoss:
         assert self._last is not None, "a forward comes first"
         num_here = batch.loss_mask_T.sum(dtype=torch.float64)
         totals.add({"router/balance": (self._last.share, num_here / max(counts.num_loss_tokens, 1))})
+        # of the whole step already: every micro-batch states the same number
         totals.peak("router/max_load", self._last.max_load)
         return self._coefficient * self._last.share

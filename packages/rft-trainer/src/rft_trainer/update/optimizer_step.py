@@ -56,6 +56,7 @@ class MicroBatching:
     def cut(self, num_tokens: Sequence[int]) -> list[list[int]]:
         """Split samples of these lengths into micro-batches; return the indices of each."""
         if self.by_tokens:
+            # without a cap: as many tokens as the largest micro-batch in order may have
             budget = self.max_tokens or self.max_sequences * max(num_tokens, default=0)
             return split_by_tokens(num_tokens, budget) if num_tokens else []
         return split_in_order(num_tokens, self.max_sequences, self.max_tokens)
@@ -102,7 +103,7 @@ class Updater:
     ) -> None:
         """Store the policy, its optimizer and the micro-batch limits.
 
-        `in_step`: every forward and backward is a collective operation, so all ranks must run equally many.
+        `collective_forward`: every forward and backward is a collective operation, so all ranks must run equally many.
         """
         self._collective_forward = collective_forward
         self._policy = policy
@@ -136,12 +137,14 @@ class Updater:
         is exactly zero may be left out of `samples` while they stay in the denominators. `gaps` records the
         log-probs; it may refuse the step, before any weight has changed.
         """
+        # over all ranks and micro-batches: each then adds its share of the gradient, and sums need no weights
         counts = counts or count(samples)
         ranks = self._collectives
         micro_batches = rank_micro_batches(samples, ranks.rank, ranks.world_size, self._micro_batching.cut)
         idle = (
             filler_batches(samples, ranks, self._micro_batching.cut, self._device) if self._collective_forward else []
         )
+        # fillers count too, since the optimizer must be told which backward of this rank is its last
         turns = len(micro_batches) + len(idle)
         if self._balanced is not None:
             # expert frequencies are those of the whole step, so they are counted before the first backward
@@ -153,10 +156,12 @@ class Updater:
                 _add_gap(batch, logprobs_T, totals)
             if gaps is not None:
                 gaps.add(chosen, batch, logprobs_T)
+        # behind the micro-batches, whose number differs between ranks: the sum of both is the same on all
         for number, batch in enumerate(idle, start=1 + len(micro_batches)):
             self._filler_pass(batch, last=number == turns)
         if gaps is not None:
             gaps.judge()  # after all backward passes, before any weight changes
+        # every rank knows the samples that are left out; counted on each, they would be summed once a rank
         if self._collectives.rank == 0:
             self._count_left_out(samples, counts, totals)
         learning_rate = self._learning_rate(update_index)
@@ -171,6 +176,7 @@ class Updater:
             batch.tokens,
             temperature=self._temperature,
         )
+        # times 0 rather than no backward: its collectives run, and every gradient stays as it is
         self._optimizer.backward(logprobs_T.sum() * 0.0, last=last)
 
     def _count_left_out(self, samples: Sequence[TrainingSample], counts: Counts, totals: MetricTotals) -> None:
@@ -201,6 +207,7 @@ class Updater:
         return logprobs_T
 
     def _fuses(self, policy: FusedPolicy, batch: TokenBatch) -> bool:
+        # the fused loss returns no share of the routers' loss, and sees one token at a time
         if self._balanced is not None or not self._objective.by_token:
             return False
         num_loss_tokens = int(batch.loss_mask_T.sum())
@@ -215,6 +222,7 @@ class Updater:
             self._objective.token_losses(batch, counts),
             temperature=self._temperature,
         )
+        # the same equations on the log-probs that the fused loss returns: metrics only, its gradient is made already
         with torch.no_grad():
             metrics = self._objective(batch, fused.logprobs, fused.entropy, counts).metrics
         self._optimizer.backward(fused.loss, last=last)

@@ -49,6 +49,7 @@ class PolicyObjective:
             num_sequences=counts.num_sequences,
             dtype=torch.float64,
         )
+        # read at every call, since controllers change them between steps
         coefficients = self._coefficients()
         old_T, reference_T = batch.old_logprobs_T, batch.reference_logprobs_T
 

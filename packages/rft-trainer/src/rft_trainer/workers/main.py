@@ -1,6 +1,6 @@
 """Main program of a scoring process: reads one JSON line a request, writes one JSON line a reply.
 
-Started by `pool.WorkerPool` as `python -P -m rft_trainer.workers.main TASK MEMORY`. Nothing is
+Started by `pool.WorkerPool` as `python -P -m rft_trainer.workers.main TASK MEMORY READ_FD WRITE_FD`. Nothing is
 caught here: what raises is written down and ends the process, and the pool starts another one.
 Torch is not imported unless the user's own file does so.
 
@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import resource
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from types import TracebackType
-from typing import BinaryIO
 
+from rft_core.child_process import ParentPipes, error_fields
 from rft_core.errors import RftError
 
 Handler = Callable[[Mapping[str, object]], object]
@@ -38,20 +36,22 @@ _GROWTH_SHARE = 4  # an answer that takes a fourth of the memory limit for itsel
 _current_id: int | None = None
 
 
-def main(task: str, memory_bytes: int) -> None:
+def main(task: str, memory_bytes: int, pipes: ParentPipes) -> None:
     """Load the task, report that it is ready, then answer requests until the pipe ends."""
-    requests, replies = _claim_pipes()
-    sys.excepthook = _last_words(replies)
+    # before anything can fail, the load of the task included
+    sys.excepthook = _last_words(pipes)
+    # a killed or crashed process must not fill the disk with its memory
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory_bytes:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    handler = _load_task(task, replies)
-    _send(replies, {"ready": True})
-    for line in requests:
-        _answer(json.loads(line), handler, replies, memory_bytes)
+    # under the memory limit, so that a task which does not fit fails here and not at its first job
+    handler = _load_task(task, pipes)
+    _send(pipes, {"ready": True})
+    for line in pipes.requests:
+        _answer(json.loads(line), handler, pipes, memory_bytes)
 
 
-def _answer(request: Mapping[str, object], handler: Handler, replies: int, memory_bytes: int) -> None:
+def _answer(request: Mapping[str, object], handler: Handler, pipes: ParentPipes, memory_bytes: int) -> None:
     global _current_id
     request_id, alarm, payload = request["id"], request["alarm"], request["payload"]
     assert isinstance(request_id, int)
@@ -69,11 +69,11 @@ def _answer(request: Mapping[str, object], handler: Handler, replies: int, memor
         raise MemoryError(f"scoring took {(peak - before) >> 20} MiB, the limit is {memory_bytes >> 20} MiB")
     # A fresh process takes over before what libraries remember fills the limit.
     is_last = bool(memory_bytes) and peak > memory_bytes // 2
-    _send(replies, {"id": request_id, "result": result, "last": is_last})
+    _send(pipes, {"id": request_id, "result": result, "last": is_last})
     _current_id = None
 
 
-def _load_task(task: str, replies: int) -> Handler:
+def _load_task(task: str, pipes: ParentPipes) -> Handler:
     """Load the handler of `KIND`, or of `KIND:PATH:NAME` with a user's file; kinds are those of `TASK_MODULES`."""
     kind, _, location = task.partition(":")
     path, _, name = location.rpartition(":")
@@ -83,26 +83,16 @@ def _load_task(task: str, replies: int) -> Handler:
     try:
         return module.load(path, name)
     except RftError as error:
-        _send(replies, {"refused": {"kind": type(error).__name__, **asdict(error.problem)}})
+        _send(pipes, {"refused": error_fields(error)})
         sys.exit(0)
 
 
-def _claim_pipes() -> tuple[BinaryIO, int]:
-    """Return the pipes to the pool, out of reach of `print` and `input`, which get stderr and an empty input."""
-    requests = os.fdopen(os.dup(0), "rb")
-    replies = os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return requests, replies
-
-
-def _last_words(replies: int) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
+def _last_words(pipes: ParentPipes) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # the parent keeps the end of this output, and shows it where no answer arrives
         traceback.print_exception(kind, error, trace)
         summary = traceback.format_exception_only(kind, error)[-1].strip()
-        _send(replies, {"id": _current_id, "error": summary[:2000], "place": _place(error)})
+        _send(pipes, {"id": _current_id, "error": summary[:2000], "place": _place(error)})
 
     return hook
 
@@ -115,10 +105,8 @@ def _place(error: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
 
 
-def _send(replies: int, message: Mapping[str, object]) -> None:
-    line = json.dumps(message, allow_nan=False).encode() + b"\n"
-    while line:
-        line = line[os.write(replies, line) :]
+def _send(pipes: ParentPipes, message: Mapping[str, object]) -> None:
+    pipes.send(json.dumps(message, allow_nan=False).encode())
 
 
 def _peak_memory() -> int:
@@ -137,4 +125,4 @@ def _peak_memory() -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), ParentPipes(int(sys.argv[3]), int(sys.argv[4])))

@@ -8,16 +8,17 @@ dies gets a status; other jobs are not affected, and another process takes its p
 from __future__ import annotations
 
 import math
-import selectors
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rft_core import fault_points
-from rft_core.errors import DataError, OptionsError, RftError, ServiceError
+from rft_core.child_process import error_of, wait_for_any
+from rft_core.errors import DataError, ServiceError
 from rft_trainer.records.scores import RewardStatus
 from rft_trainer.workers.process import ScoringProcess
 
@@ -42,7 +43,7 @@ class Outcome:
     status: RewardStatus
     result: object = None
     detail: str = ""
-    place: str = ""
+    location: str = ""
     """file:line of what was raised, where it is known."""
 
 
@@ -93,6 +94,7 @@ class WorkerPool:
             ServiceError: no process can be started.
         """
         with self._lock:
+            # one process is enough to find out whether the task loads
             self._want(1)
             while not any(process.is_ready for process in self._processes):
                 self._turn()
@@ -121,6 +123,7 @@ class WorkerPool:
 
     def _want(self, num_processes: int) -> None:
         self._num_wanted = max(self._num_wanted, num_processes)
+        # all at once: they import beside one another
         while len(self._processes) < self._num_wanted:
             self._processes.append(ScoringProcess(self._task, self._memory_bytes, self._start_seconds))
 
@@ -128,19 +131,22 @@ class WorkerPool:
         """Wait until something happens, at most `longest` seconds, then handle it: replies, deaths, deadlines."""
         _wait(self._processes, longest)
         finished: dict[int, Outcome] = {}
+        # a copy: processes are taken out of the list below
         for process in list(self._processes):
             for message in process.take_messages():
                 finished.update(self._hear(process, message))
+            # after its messages: what a process answered before it died still counts
             if process in self._processes and (process.has_ended or process.is_late):
                 finished.update(self._bury(process))
+        # dead ones are replaced at once, so that the next job need not wait for a start
         self._want(self._num_wanted)
         return finished
 
-    def _hear(self, process: ScoringProcess, message: Mapping[str, object]) -> dict[int, Outcome]:
+    def _hear(self, process: ScoringProcess, message: Mapping[str, Any]) -> dict[int, Outcome]:
         if "refused" in message:
             self._discard(process)
-            raise _refusal(message["refused"])
-        if "error" in message and not process.was_ready:
+            raise error_of(message["refused"])
+        if "error" in message and not process.is_ready:
             self._discard(process)
             raise self._does_not_load(message)
         if message.get("ready"):
@@ -148,23 +154,29 @@ class WorkerPool:
             self._failed_starts = 0
             return {}
         index = process.job_id
+        # a late line of a job that is no longer its own
         if index is None or message.get("id") != index:
             return {}
         if "error" in message:
             self._discard(process)
             return {
-                index: Outcome(RewardStatus.FAILED, detail=str(message["error"]), place=str(message.get("place", "")))
+                index: Outcome(
+                    RewardStatus.FAILED, detail=str(message["error"]), location=str(message.get("place", ""))
+                )
             }
         process.finish()
+        # it answered, but has taken more than half of the memory that it may have
         if message.get("last"):
             self._discard(process)
         return {index: Outcome(RewardStatus.OK, result=message.get("result"))}
 
     def _bury(self, process: ScoringProcess) -> dict[int, Outcome]:
         """Remove a process that has ended or is late, and return the outcome of its job."""
+        # read before the kill, after which the process counts as ended either way
         index, seconds, is_late = process.job_id, process.seconds_allowed, not process.has_ended
         how = self._discard(process)
-        if not process.was_ready:
+        # a start that fails once may be bad luck (a busy machine); in a row it is the file or the machine
+        if not process.is_ready:
             self._failed_starts += 1
             if self._failed_starts >= _MAX_FAILED_STARTS:
                 self._failed_starts = 0
@@ -174,14 +186,14 @@ class WorkerPool:
         if is_late:
             return {index: Outcome(RewardStatus.TIMEOUT, detail=f"no answer within {seconds:g} s")}
         last_line = process.last_output.strip().rpartition("\n")[2][:500]
-        detail = f"the scoring process {how}" + (f"; it printed last: {last_line}" if last_line else "")
+        detail = f"the scoring process {how}" + (f"; its last output: {last_line}" if last_line else "")
         return {index: Outcome(RewardStatus.CRASHED, detail=detail)}
 
     def _discard(self, process: ScoringProcess) -> str:
         self._processes.remove(process)
-        return process.kill()
+        return process.discard()
 
-    def _does_not_load(self, message: Mapping[str, object]) -> DataError:
+    def _does_not_load(self, message: Mapping[str, Any]) -> DataError:
         is_environment = self._task.startswith("environment:")
         kind, called = ("environment", "class") if is_environment else ("reward", "function")
         return DataError(
@@ -197,10 +209,10 @@ class WorkerPool:
         return ServiceError(
             code="reward.process_start",
             what=f"the scoring process for {self._task} {happened}, {_MAX_FAILED_STARTS} times in a row",
-            where=f"it printed last: {last_output.strip()[-1000:]!r}",
+            where=f"its last output: {last_output.strip()[-1000:]!r}",
             why="a reward function is loaded before the first response is scored",
             state="the responses of this step have no reward",
-            do="take out of the reward's file what ends or blocks its process while it loads",
+            do="remove from the reward's file what ends or blocks its process while it is imported",
         )
 
 
@@ -208,21 +220,9 @@ def _wait(processes: Sequence[ScoringProcess], longest: float) -> None:
     """Wait until a pipe can be read or written, the next deadline, or the end of `longest` seconds."""
     deadlines = [process.deadline for process in processes if process.deadline is not None]
     seconds = min([longest, *(max(0.0, deadline - time.monotonic()) for deadline in deadlines)])
-    with selectors.DefaultSelector() as selector:
-        for process in processes:
-            process.register(selector)
-        for key, _ in selector.select(None if seconds == math.inf else seconds):
-            key.data()
+    wait_for_any(processes, seconds)
 
 
 def _kill_all(processes: list[ScoringProcess]) -> None:
     while processes:
-        processes.pop().kill()
-
-
-def _refusal(fields: object) -> RftError:
-    """Rebuild the error that the process raised while it loaded its task."""
-    assert isinstance(fields, dict)
-    values = {str(key): str(value) for key, value in fields.items()}
-    kind = {"OptionsError": OptionsError, "DataError": DataError}[values.pop("kind")]
-    return kind(**values)
+        processes.pop().discard()

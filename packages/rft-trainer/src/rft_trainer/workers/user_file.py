@@ -46,13 +46,13 @@ def load(path: str, function: str) -> Callable[[Mapping[str, object]], object]:
     return handler_of(target, path, function)
 
 
-def handler_of(found: Callable[..., Any], path: str, function: str) -> Callable[[Mapping[str, object]], object]:
+def handler_of(reward: Callable[..., Any], path: str, function: str) -> Callable[[Mapping[str, object]], object]:
     """Wrap a function of `path`, called `function` there, as the handler of `load`.
 
     Raises:
         OptionsError: a signature that cannot be called.
     """
-    extras = _extras(found, path, function)
+    extras = _extras(reward, path, function)
 
     def handle(payload: Mapping[str, object]) -> object:
         responses = payload["responses"]
@@ -60,7 +60,7 @@ def handler_of(found: Callable[..., Any], path: str, function: str) -> Callable[
         extra_values = {name: payload[name] for name in extras}
         if "images" in extra_values:  # one list travels for all responses to a prompt
             extra_values["images"] = [payload["images"] for _ in responses]
-        values = found(responses, payload["labels"], **extra_values)
+        values = reward(responses, payload["labels"], **extra_values)
         return _as_numbers(values, len(responses), function)
 
     return handle
@@ -76,7 +76,7 @@ def import_file(path: str, flag: str = "--reward", example: str = "reward_fn") -
     if not file.is_file():
         raise OptionsError(
             code=f"{kind}.file_missing",
-            what=f"{kind} file {path} is not there (looked in {Path.cwd()})",
+            what=f"{kind} file {path} does not exist (looked in {Path.cwd()})",
             where=flag,
             why=f"your own {kind} is given as file.py:{example}",
             state=_STATE,
@@ -87,7 +87,7 @@ def import_file(path: str, flag: str = "--reward", example: str = "reward_fn") -
             code=f"{kind}.not_python",
             what=f"{kind} file {path} is not a Python file",
             where=flag,
-            why="the file is imported, so its name ends in .py",
+            why="the file is imported, so its name must end in .py",
             state=_STATE,
             do=f"{flag} {file.with_suffix('.py')}:{example}",
         )
@@ -107,23 +107,23 @@ def _no_function(module: ModuleType, path: str, function: str) -> OptionsError:
     )
 
 
-def _extras(found: Callable[..., object], path: str, function: str) -> tuple[str, ...]:
+def _extras(reward: Callable[..., object], path: str, function: str) -> tuple[str, ...]:
     """Return the names of the extras that the function takes; `OptionsError` where it cannot be called."""
-    parameters = inspect.signature(found).parameters.values()
+    parameters = inspect.signature(reward).parameters.values()
     names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     unknown = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in EXTRAS]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     num_required = sum(p.default is p.empty for p in positional)
     takes_two = num_required <= 2 and (len(positional) >= 2 or takes_any)
-    if unknown or not takes_two or inspect.iscoroutinefunction(found):
-        kind = "async def" if inspect.iscoroutinefunction(found) else "def"
-        written = f"{kind} {function}{inspect.signature(found)}"
+    if unknown or not takes_two or inspect.iscoroutinefunction(reward):
+        kind = "async def" if inspect.iscoroutinefunction(reward) else "def"
+        written = f"{kind} {function}{inspect.signature(reward)}"
         raise OptionsError(
             code="reward.signature",
             what=f"{path}: {written} cannot be called as {function}(responses, labels)",
             where="--reward",
-            why=f"two lists are given by position; after * it may ask for {', '.join(EXTRAS)} by name",
+            why=f"it is called with two lists by position; after * it may ask for {', '.join(EXTRAS)} by name",
             state=_STATE,
             do=f"def {function}(responses, labels) -> list[float]",
         )
@@ -137,7 +137,8 @@ def _as_numbers(values: object, num_responses: int, function: str) -> list[float
     to_list = getattr(values, "tolist", None)  # numpy and torch
     listed = to_list() if callable(to_list) else values
     if not isinstance(listed, list | tuple):
-        raise TypeError(f"{function} returned {type(values).__name__}, wanted a list of {num_responses} numbers")
+        raise TypeError(f"{function} returned {type(values).__name__}, expected a list of {num_responses} numbers")
+    # never paired up as far as it goes: a missing value would shift the rewards of the others
     if len(listed) != num_responses:
         raise ValueError(f"{function} returned {len(listed)} values for {num_responses} responses")
     return [_with_parts(value) if isinstance(value, dict) else _as_number(value) for value in listed]
@@ -146,11 +147,12 @@ def _as_numbers(values: object, num_responses: int, function: str) -> list[float
 def _with_parts(value: dict[str, Any]) -> str | dict[str, object]:
     unknown = sorted(set(value) - {"reward", "parts", "steps"})
     if unknown or "reward" not in value:
-        return f"the reward function returned a mapping with {sorted(value)}; it has reward, parts, steps"
+        return f"the reward function returned a mapping with {sorted(value)}; its keys may be reward, parts, steps"
     reward = _as_number(value["reward"])
     parts = {str(name): _as_number(part) for name, part in value.get("parts", {}).items()}
     steps = [(_as_number(end), _as_number(step)) for end, step in value.get("steps", [])]
     numbers = [reward, *parts.values(), *(number for step in steps for number in step)]
+    # one bad number spoils the score: a sum without it would be another reward
     wrong = next((number for number in numbers if isinstance(number, str)), None)
     return wrong if wrong is not None else {"reward": reward, "parts": parts, "steps": steps}
 

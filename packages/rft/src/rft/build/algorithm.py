@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from rft.settings import RlSettings
 from rft_algos.algorithms import components
@@ -45,13 +45,17 @@ def algorithm_type(name: str) -> type[PolicyAlgorithm]:
     if name.lower() not in known:
         nearest = nearest_names(name.lower(), known, count=1, cutoff=0.0)[0]
         raise OptionsError(
-            code="option.not_allowed",
+            code="algorithm.unknown",
             what=f"advantage_estimator = {name!r}",
             where="--advantage_estimator",
             why=f"it is one of {', '.join(known)}, or file.py:Class",
             do=f"--advantage_estimator {nearest}",
         )
     return by_name(name.lower())
+
+
+def _is_algorithm(value: object) -> TypeGuard[type[PolicyAlgorithm]]:
+    return isinstance(value, type) and issubclass(value, PolicyAlgorithm)
 
 
 def _own(reference: str) -> type[PolicyAlgorithm]:
@@ -69,27 +73,35 @@ def _own(reference: str) -> type[PolicyAlgorithm]:
     except Exception as error:
         raise _not_importable(path, error) from error
     algorithm = getattr(module, name, None)
-    if not (isinstance(algorithm, type) and issubclass(algorithm, PolicyAlgorithm)):
-        kinds = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
+    if not _is_algorithm(algorithm):
+        # classes that the file itself defines: the ones it imports would only lengthen the list
+        kinds = [
+            own_name
+            for own_name, value in vars(module).items()
+            if _is_algorithm(value) and value.__module__ == module.__name__
+        ]
         raise OptionsError(
             code="algorithm.class_missing",
-            what=f"{path} has no subclass of PolicyAlgorithm called {name}; it has: {', '.join(kinds) or 'no classes'}",
+            what=f"{path} has no subclass of PolicyAlgorithm called {name}; it has: {', '.join(kinds) or 'none'}",
             where="--advantage_estimator",
             why="an algorithm of your own is given as file.py:Class",
-            do=f"--advantage_estimator {path}:{kinds[-1] if kinds else 'MyAlgorithm'}",
+            do=f"--advantage_estimator {path}:{kinds[-1]}" if kinds else f"class {name}(PolicyAlgorithm): in {path}",
         )
     return algorithm
 
 
 def _not_importable(path: str, error: Exception) -> OptionsError:
     """Return the error that the user's file raised, with the last line of that file that was running."""
-    line = error.lineno if isinstance(error, SyntaxError) else None
-    for frame in traceback.extract_tb(error.__traceback__):
-        line = frame.lineno if frame.filename == str(path) else line
+    own_file = Path(path).resolve()
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    # a file with a syntax error never ran, so the traceback has no frame of it
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append((error.filename, error.lineno))
+    lines = [line for file, line in frames if Path(file).resolve() == own_file]
     return OptionsError(
         code="algorithm.file_fails",
         what=f"{path} cannot be imported: {type(error).__name__}: {error}",
-        where=f"{path}:{line} (--advantage_estimator)",
+        where=f"{path}{f':{lines[-1]}' if lines else ''} (--advantage_estimator)",
         why="the file of an algorithm is imported before anything starts",
         do=f"python {path}, until it runs without an error",
     )
@@ -111,6 +123,7 @@ def algorithm_record(settings: RlSettings) -> PolicyAlgorithm:
         "surrogate": surrogate,
         "correction": _correction(settings, base),
         "aggregation": aggregation,
+        # the record refuses `fixed_length` without the number that it divides by, and any other with one
         "max_tokens": settings.sampling.generate_max_len if aggregation == "fixed_length" else None,
         "off_policy_delta": chosen.off_policy_delta,
         **_divergence(chosen, base),
@@ -130,6 +143,7 @@ def algorithm_record(settings: RlSettings) -> PolicyAlgorithm:
 
 
 def _published(kind: type[PolicyAlgorithm], longest_response: int) -> PolicyAlgorithm:
+    # asked of the field's default: no instance can be made before the length is known
     divides = next(field.default for field in fields(kind) if field.name == "aggregation") == "fixed_length"
     return kind(max_tokens=longest_response) if divides else kind()
 
@@ -141,6 +155,7 @@ def _given(**values: object) -> dict[str, object]:
 def _surrogate(chosen: AlgorithmSettings, base: PolicyAlgorithm) -> Surrogate:
     asked = {name: SHORTCUTS[name] for name in SHORTCUTS if getattr(chosen, name)}
     asked |= {"policy_loss": chosen.policy_loss} if chosen.policy_loss else {}
+    # two switches may stand for the same surrogate
     if len(set(asked.values())) > 1:
         written = " and ".join(
             f"{name} = {getattr(chosen, name)}" if name == "policy_loss" else name for name in sorted(asked)
@@ -149,6 +164,7 @@ def _surrogate(chosen: AlgorithmSettings, base: PolicyAlgorithm) -> Surrogate:
         raise _refused("algorithm.two_surrogates", written, "a step minimises one surrogate", f"--policy_loss {keep}")
     surrogate = _surrogate_of(next(iter(asked.values()))) if asked else base.surrogate
     bounds = _given(low=chosen.eps_clip, high=chosen.eps_clip_high)
+    # one bound that is given means a symmetric range, also where two unequal ones were published
     if chosen.eps_clip is not None and chosen.eps_clip_high is None:
         bounds["high"] = chosen.eps_clip
     bounds |= _given(dual=chosen.dual_clip)
@@ -170,7 +186,7 @@ def _with(choice: Choice, changes: Mapping[str, object], flags: Mapping[str, str
         raise _refused(
             "algorithm.foreign_flag",
             f"{flags[foreign[0]]} = {changes[foreign[0]]}",
-            f"the {noun} {type(choice).__name__} has no such number",
+            f"the {noun} {type(choice).__name__} has no such parameter",
             f"leave {flags[foreign[0]]} out",
         )
     return replace(choice, **changes) if changes else choice  # type: ignore[type-var]
@@ -198,6 +214,7 @@ def _correction(settings: RlSettings, base: PolicyAlgorithm) -> Correction:
 
 
 def _divergence(chosen: AlgorithmSettings, base: PolicyAlgorithm) -> dict[str, object]:
+    # the coefficient weighs the drift where the objective has that in place of a KL term
     if base.drift_coef > 0:
         return _given(drift_coef=chosen.init_kl_coef)
     coefficient = base.kl_coef if chosen.init_kl_coef is None else chosen.init_kl_coef
@@ -205,7 +222,9 @@ def _divergence(chosen: AlgorithmSettings, base: PolicyAlgorithm) -> dict[str, o
     if chosen.use_kl_loss is not None:
         kl_place = "loss" if chosen.use_kl_loss else "reward"
     elif chosen.init_kl_coef and kl_place == "none":
+        # a coefficient that was asked for must act: where the algorithm has no place for it, in the reward
         kl_place = "reward"
+    # without a weight there is no term, and no reference model is loaded for it
     return {"kl_coef": coefficient, "kl_place": kl_place if coefficient > 0 else "none"}
 
 
@@ -239,14 +258,14 @@ def _check(settings: RlSettings, record: PolicyAlgorithm) -> None:
         raise _refused(
             "kl.no_controller",
             f"kl_target = {chosen.kl_target:g} with {name}",
-            "it moves the weight of a divergence or of a drift, and neither is in this objective",
+            "it adjusts the weight of a divergence or of a drift, and this objective has neither",
             "--init_kl_coef 0.01",
         )
     if chosen.entropy_target is not None and not record.entropy_coef:
         raise _refused(
             "entropy.no_weight",
             f"entropy_target = {chosen.entropy_target:g}",
-            "it moves the weight of the entropy bonus, and there is none",
+            "it adjusts the weight of the entropy bonus, and there is none",
             "--entropy_coef 0.001",
         )
     if record.advantage.compares_groups and settings.batch.n_samples_per_prompt < 2:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from rft.build.lora import adapt_critic
-from rft.build.models import checkpointing_of
 from rft.checkpoints.writer import ResumePoint
 from rft.parallel.parallelize import ParallelModel, parallelize
 from rft.parallel.shardable import ShardableCritic, WrappedCritic
@@ -26,6 +25,7 @@ from rft_dist.strategies.dtensor_shards import ShardedWeights
 from rft_dist.strategies.registry import choose_strategy
 from rft_models.critic.causal_critic import CausalCritic, load_critic
 from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load_for_training import checkpointing_of
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.loops.rl import CriticTrainer, OldPolicyScorer
 from rft_trainer.protocols import Collectives
@@ -75,6 +75,7 @@ def credit_assigner(
 ) -> AdvantageEstimator:
     """Make the estimator of every token's advantage, with the controllers that it keeps between steps."""
     chosen = settings.algorithm
+    # an objective has a drift or a KL term; the controller moves the one that is there
     coefficient = record.drift_coef if record.drift_coef > 0 else record.kl_coef
     kl = None
     if chosen.kl_target is not None:
@@ -143,6 +144,7 @@ class PolicyWithCritic:
     def snapshot(self, copy: Callable[[str, Tensor], Tensor]) -> Callable[[Path], None]:
         """`save_pretrained` of the weights as they are now, copied by `copy`."""
         write_policy = self.policy.snapshot(copy)
+        # the prefix keeps the copies apart: both models may have tensors of one name
         write_critic = self.critic.snapshot(lambda name, tensor: copy(f"critic/{name}", tensor))
 
         def write(directory: Path) -> None:
@@ -179,7 +181,7 @@ def build_critic(
     settings: RlSettings,
     machine: Machine,
     record: PolicyAlgorithm,
-    codec: HfTokenizer,
+    tokenizer: HfTokenizer,
     restored: ResumePoint | None,
     micro_batching: MicroBatching,
     learning_rate: Callable[[int], float],
@@ -196,12 +198,13 @@ def build_critic(
         device=machine.device,
         gradient_checkpointing=checkpointing_of(settings.model),
         flash_attn=settings.model.flash_attn,
-        codec=None if chosen.critic_pretrain else codec,
+        tokenizer=None if chosen.critic_pretrain else tokenizer,
     ).train()
     adapt_critic(critic, settings.adapter, seed=settings.run.seed)
     if restored is not None:
         # before it is sharded: an optimizer may copy the weights that it finds
         restored.checkpoint.load("critic", ShardedWeights(critic.named_parameters, machine.ranks.rank))
+    # the variant for critics: every rank computes whole sequences with whole matrices
     strategy = choose_strategy(settings.strategy).critic(settings.strategy)
     parallel = parallelize(
         ShardableCritic(critic), strategy, settings.optimizer, machine, restored, component="critic_optimizer"

@@ -98,7 +98,7 @@ def _not_installed(kind: EngineKind, extra: str) -> PreflightError:
         code="engine.not_installed",
         what=f"engine_type = {kind.name}, and {kind.package} is not installed in this environment",
         where="--engine_type",
-        why="it is an optional extra: its own torch pins would bind everybody",
+        why="it is an optional extra: its pinned version of torch would bind every installation",
         do=f"uv sync --all-packages --extra {extra}, or --engine_type {REFERENCE_ENGINE}",
     )
 
@@ -177,10 +177,13 @@ def make_engine(
         enable_sleep=sleeps and choice.can_sleep,
         log_path=log_path,
     )
+    # the engine reads the trained parameters: nothing is renamed, gathered or sent
     if choice.shares_weights:
         return build_engine(choice.kind, request)
+    # where parameters are sharded, adapters can be sent by themselves only if they are gathered by themselves
     sends_lora_only = engine_applies_lora(policy, choice.can) and (weights is None or adapters is not None)
     gathered = adapters if sends_lora_only else weights
+    # gathering is an exchange of all ranks; an engine that asks for weights on one rank alone must be refused
     agreed = CollectiveWeightProvider(gathered, rank=machine.ranks.rank) if gathered is not None else None
     payload = lora_payload(policy, agreed) if sends_lora_only else None
     provider = payload.tensors if payload else to_checkpoint_names(policy.model, agreed or policy.merged_parameters)
@@ -225,6 +228,7 @@ def engine_check(
 ) -> EngineCheck | None:
     """A probe after every load, for an engine with a copy of the weights; None for one that shares them."""
     is_copy, are_replicas = isinstance(engine, NativeEngineOnCopy), isinstance(engine, ReplicaEngine)
+    # a copy or a replica has weights of its own, also of an engine that would share them in this process
     if choose_engine(settings, machine.device).shares_weights and not (is_copy or are_replicas):
         return None
     from rft_engine.weight_sync.logprob_probe import check_logprob_parity

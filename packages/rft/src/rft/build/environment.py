@@ -31,7 +31,7 @@ class ChosenEnvironment:
     episodes: EpisodeRunner
     text: ChatTurnTemplate
     calls: ToolCallFormat
-    codec: HfTokenizer
+    tokenizer: HfTokenizer
     runners: list[EpisodeRunner] = field(default_factory=list[EpisodeRunner])
     """Of the conversations that run ahead of the trainer; `episodes` then are those of evaluations."""
 
@@ -54,7 +54,7 @@ class ChosenEnvironment:
     def conversations(self, engine: Engine, room: int, timer: PhaseTimer | None = None) -> Conversations:
         """Make the sampler of conversations on `engine`, which holds `room` tokens."""
         limits = ConversationLimits(self.settings.max_turns, self.settings.turn_max_len, room)
-        return Conversations(engine, self.codec, self.episodes, self.text, self.calls, limits, timer=timer)
+        return Conversations(engine, self.tokenizer, self.episodes, self.text, self.calls, limits, timer=timer)
 
     def async_conversations(self, longest_response: int) -> ConversationSamples:
         """Make the samples of asynchronous rollouts: each process of the environment with a thread of its own."""
@@ -62,7 +62,7 @@ class ChosenEnvironment:
         self.runners.extend(_episodes(self.settings, 1) for _ in range(num))
         limits = ConversationLimits(self.settings.max_turns, self.settings.turn_max_len)
         taking = ConversationStepper(self.text, self.calls, limits)
-        return ConversationSamples(self.codec, self.runners, taking, longest_response)
+        return ConversationSamples(self.tokenizer, self.runners, taking, longest_response)
 
     def close(self) -> None:
         """End the processes of the environment."""
@@ -71,7 +71,7 @@ class ChosenEnvironment:
 
     def _opened(self, prompt: Prompt) -> Prompt:
         opens = self.text.generation_ids
-        words = self.codec.decode(opens)
+        words = self.tokenizer.decode(opens)
         kept = len(prompt.token_ids) - len(opens)
         if prompt.token_ids[kept:] != opens or kept < 1:
             raise DataError(
@@ -85,8 +85,8 @@ class ChosenEnvironment:
         return replace(prompt, token_ids=prompt.token_ids[:kept], text=prompt.text.removesuffix(words))
 
 
-def open_environment(settings: EvalEnvironmentSettings, codec: HfTokenizer) -> ChosenEnvironment | None:
-    """Load the environment of the settings and register its tools with `codec`, which renders the prompts after this.
+def open_environment(settings: EvalEnvironmentSettings, tokenizer: HfTokenizer) -> ChosenEnvironment | None:
+    """Load the environment of the settings and register its tools with `tokenizer`, which then renders the prompts.
 
     None without one. The caller closes it.
 
@@ -98,13 +98,15 @@ def open_environment(settings: EvalEnvironmentSettings, codec: HfTokenizer) -> C
         return None
     calls = ToolCallFormat(settings.tool_call_pattern)
     episodes = _episodes(settings, settings.environment_workers)
-    codec.tools = episodes.tools
+    # before the template is made, because it renders the tools too
+    tokenizer.tools = episodes.tools
     try:
-        text = ChatTurnTemplate(codec)
+        text = ChatTurnTemplate(tokenizer)
     except DataError:
+        # its processes run by now, and no caller has the object that would end them
         episodes.close()
         raise
-    return ChosenEnvironment(settings, episodes, text, calls, codec)
+    return ChosenEnvironment(settings, episodes, text, calls, tokenizer)
 
 
 def _episodes(settings: EvalEnvironmentSettings, num_workers: int) -> EpisodeRunner:
@@ -117,10 +119,10 @@ def _episodes(settings: EvalEnvironmentSettings, num_workers: int) -> EpisodeRun
 
 
 def enter_environment(
-    settings: EvalEnvironmentSettings, codec: HfTokenizer, stack: ExitStack
+    settings: EvalEnvironmentSettings, tokenizer: HfTokenizer, stack: ExitStack
 ) -> ChosenEnvironment | None:
     """`open_environment`, closed with `stack`."""
-    environment = open_environment(settings, codec)
+    environment = open_environment(settings, tokenizer)
     if environment is not None:
         stack.callback(environment.close)
     return environment

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rft.build.models import codec_of
+from rft.build.models import tokenizer_of
 from rft_core.errors import OptionsError
 from rft_dist.settings import StrategySettings
+from rft_dist.strategies.registry import choose_strategy
 from rft_models.families.custom import load_model_code
 from rft_models.settings import ModelSettings, WeightsSettings
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_models.vision.compatibility import refuse_other_inputs
 from rft_models.vision.image_files import PixelRules
-from rft_models.vision.processor import HfProcessor, load_vision_codec
+from rft_models.vision.processor import HfProcessor, load_vision_processor
 from rft_trainer.data.image_placeholders import check_images
 from rft_trainer.data.images import ImageColumn, RowImage, images_of
 from rft_trainer.data.prompts import PromptRow
@@ -45,7 +46,7 @@ def row_images(settings: ImageSettings, seed: int) -> ImageReading:
     return ImageReading(column, seed if shuffles else None)
 
 
-def codec_with_images(model: WeightsSettings, images: ImageSettings) -> HfTokenizer:
+def tokenizer_with_images(model: WeightsSettings, images: ImageSettings) -> HfTokenizer:
     """The tokenizer of the model, with its image processor where rows have images.
 
     Raises:
@@ -53,17 +54,17 @@ def codec_with_images(model: WeightsSettings, images: ImageSettings) -> HfTokeni
         OptionsError: pillow or torchvision is not installed, or a cap on pixels has no effect with this model.
     """
     if not _has_images(images):
-        return codec_of(model)
+        return tokenizer_of(model)
     load_model_code(model.model_code)
     pixels = PixelRules(max_pixels=images.max_pixels or None, min_pixels=images.min_pixels or None)
-    return load_vision_codec(model.pretrain, pixels=pixels)
+    return load_vision_processor(model.pretrain, pixels=pixels)
 
 
 def refuse_beside_images(
     images: ImageSettings,
     strategy: StrategySettings,
     model: ModelSettings,
-    codec: HfTokenizer,
+    tokenizer: HfTokenizer,
     *,
     critic: str = "",
 ) -> None:
@@ -74,15 +75,18 @@ def refuse_beside_images(
     """
     if not images.images_key:
         return
-    assert isinstance(codec, HfProcessor)
+    assert isinstance(tokenizer, HfProcessor)
     if critic:
-        refuse_other_inputs(codec, critic, flag="--critic_pretrain")
+        refuse_other_inputs(tokenizer, critic, flag="--critic_pretrain")
     if model.aux_loss_coef:
         why = "no vision-language model here is a mixture of experts, so there is no router to balance"
         raise _refused("router_loss", f"aux_loss_coef = {model.aux_loss_coef:g}", why, "--aux_loss_coef 0")
-    if strategy.tp_size > 1:
+    chosen = choose_strategy(strategy)
+    num_parts = chosen.group_sizes(strategy).matrix
+    if num_parts > 1:
+        name = chosen.matrix_setting
         why = "only a decoder's matrices are cut; --fsdp and --zero_stage divide those of the vision tower too"
-        raise _refused("parts", f"tp_size = {strategy.tp_size}", why, "--tp_size 1 --fsdp")
+        raise _refused("parts", f"{name} = {num_parts}", why, f"--{name} 1 --fsdp")
 
 
 def _refused(kind: str, what: str, why: str, do: str) -> OptionsError:

@@ -24,7 +24,7 @@ from rft_trainer.rewards.combined import RewardComponent
 from rft_trainer.rewards.http_client import Endpoint, checked_url
 from rft_trainer.rewards.images import Images, without_markers
 from rft_trainer.rewards.judge import NAME, JudgeReward
-from rft_trainer.rewards.judge_template import DEFAULT_TEMPLATE, JudgeTemplate, Verdict
+from rft_trainer.rewards.judge_template import JudgeTemplate, Verdict
 from rft_trainer.rewards.remote_judge import RemoteJudge
 from rft_trainer.settings.rewards import JudgeSettings
 
@@ -38,13 +38,14 @@ class EngineJudge:
     One that takes images gets those of the prompts, through its own processor.
     """
 
-    def __init__(self, engine: Engine, codec: HfTokenizer, *, max_new_tokens: int, max_len: int) -> None:
+    def __init__(self, engine: Engine, tokenizer: HfTokenizer, *, max_new_tokens: int, max_len: int) -> None:
         """`max_len`: tokens of the longest question with its answer."""
         self._engine = engine
-        self._codec = codec
-        self._images = shared_images_of(codec)
+        self._tokenizer = tokenizer
+        self._images = shared_images_of(tokenizer)
         self._max_new_tokens = max_new_tokens
         self._longest = max_len - max_new_tokens
+        # asleep from the start, so that its cache takes memory only while it answers
         self._engine.sleep(1)
 
     def ask(
@@ -56,6 +57,7 @@ class EngineJudge:
         prompts: dict[int, _Prompt] = {}
         for index, question in enumerate(questions):
             row = self._encoded(question, seen[index])
+            # a question that cannot be asked fails by itself; the others are answered in one call
             if isinstance(row, Score):
                 results[index] = row
             else:
@@ -71,7 +73,7 @@ class EngineJudge:
     def _answers(self, prompts: Sequence[_Prompt], keys: Sequence[int]) -> list[str]:
         media = [media for _, media in prompts]
         options = SamplingOptions(
-            temperature=0.0, max_new_tokens=self._max_new_tokens, stop_token_ids=self._codec.eos_ids
+            temperature=0.0, max_new_tokens=self._max_new_tokens, stop_token_ids=self._tokenizer.eos_ids
         )
         self._engine.wake()
         try:
@@ -82,8 +84,9 @@ class EngineJudge:
                 media=media if any(media) else None,
             )
         finally:
+            # after an error too: whoever runs next counts on this memory
             self._engine.sleep(1)
-        return self._codec.decode_batch([group[0].token_ids for group in completions])
+        return self._tokenizer.decode_batch([group[0].token_ids for group in completions])
 
     def _encoded(self, question: str, images: Images) -> _Prompt | Score:
         if images and self._images is None:
@@ -100,12 +103,13 @@ class EngineJudge:
         if self._images is not None and not images:
             # the processor would look for an image behind each marker
             question = without_markers(question)
-        chats = self._codec.has_chat_template
+        chats = self._tokenizer.has_chat_template
         turns = [{"role": "user", "content": question}]
-        text = self._codec.render_chat(turns, add_generation_prompt=True) if chats else question
+        text = self._tokenizer.render_chat(turns, add_generation_prompt=True) if chats else question
         if self._images is not None:
             return self._images.encode_shared(text, images)
-        return self._codec.encode(text, add_special_tokens=not chats), None
+        # a chat template writes the special tokens itself
+        return self._tokenizer.encode(text, add_special_tokens=not chats), None
 
 
 def make_judge(settings: RlSettings | EvalSettings, machine: Machine) -> JudgeReward | None:
@@ -119,6 +123,7 @@ def make_judge(settings: RlSettings | EvalSettings, machine: Machine) -> JudgeRe
     chosen = settings.judge
     if not (chosen.judge_pretrain or chosen.judge_url):
         return None
+    # before the model is loaded: a wrong pattern or file shows itself in an instant
     template, verdict = template_of(chosen), verdict_of(chosen)
     seed = settings.run.seed if isinstance(settings, RlSettings) else settings.output.seed
     judge = remote_judge(settings) if chosen.judge_url else _in_process(settings, machine)
@@ -157,7 +162,7 @@ def judge_facts(settings: RlSettings) -> JudgeFacts | None:
     chosen = settings.judge
     if not (chosen.judge_pretrain or chosen.judge_url):
         return None
-    template_of(chosen)
+    template_of(chosen)  # for its refusals
     verdict = verdict_of(chosen)
     return JudgeFacts(
         model=chosen.judge_model if chosen.judge_url else chosen.judge_pretrain,
@@ -171,20 +176,9 @@ def judge_facts(settings: RlSettings) -> JudgeFacts | None:
 def template_of(settings: JudgeSettings) -> JudgeTemplate:
     """The question; `OptionsError` where its file cannot be read or has no place for the response."""
     low, high = settings.judge_range
-    text = DEFAULT_TEMPLATE
     if settings.judge_template:
-        file = Path(settings.judge_template).expanduser()
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionsError(
-                code="reward.judge_template",
-                what=f"the judge's template does not open: {error}",
-                where="--judge_template",
-                why="it is a text file that holds the question",
-                do="leave --judge_template out for a short question",
-            ) from error
-    return JudgeTemplate(text, settings.task_instruction, low, high)
+        return JudgeTemplate.in_file(Path(settings.judge_template).expanduser(), settings.task_instruction, low, high)
+    return JudgeTemplate(task_instruction=settings.task_instruction, low=low, high=high)
 
 
 def verdict_of(settings: JudgeSettings) -> Verdict:
@@ -213,7 +207,7 @@ def _in_process(settings: RlSettings | EvalSettings, machine: Machine) -> Engine
     if chosen.judge_max_new_tokens >= positions:
         raise OptionsError(
             code="reward.judge_length",
-            what=f"judge_max_new_tokens = {chosen.judge_max_new_tokens}, the judge places {positions} tokens",
+            what=f"judge_max_new_tokens = {chosen.judge_max_new_tokens}, the judge has {positions} positions",
             where="--judge_max_new_tokens",
             why="the question and its answer share the positions of the judge",
             do=f"--judge_max_new_tokens {max(1, positions // 4)}",
@@ -221,6 +215,6 @@ def _in_process(settings: RlSettings | EvalSettings, machine: Machine) -> Engine
     policy = load_reference(
         chosen.judge_pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device
     ).eval()
-    assert policy.codec is not None
+    assert policy.tokenizer is not None
     engine = native_engine(policy, settings.engine.engine_max_rows, positions, machine.device)
-    return EngineJudge(engine, policy.codec, max_new_tokens=chosen.judge_max_new_tokens, max_len=positions)
+    return EngineJudge(engine, policy.tokenizer, max_new_tokens=chosen.judge_max_new_tokens, max_len=positions)

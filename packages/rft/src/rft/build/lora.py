@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from rft.build.models import freezing_of
 from rft.checkpoints.writer import ResumePoint
 from rft_core.errors import CheckpointError, DataError
 from rft_models.critic.causal_critic import CausalCritic
 from rft_models.lora import files
-from rft_models.lora.adapters import AdapterRules, preview, refuse_beside
+from rft_models.lora.adapters import AdapterRules, preview
 from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_models.settings import AdapterSettings, ModelSettings
+from rft_models.settings import AdapterSettings
 
 
 def rules_of(settings: AdapterSettings) -> AdapterRules | None:
@@ -34,6 +32,7 @@ def weights_directory(settings: AdapterSettings, pretrain: str | Path, restored:
         return pretrain
     if not settings.lora_rank:
         return restored.model_directory
+    # not the checkpoint's own weights: adapters are merged into them, and would be counted twice
     try:
         return files.base_directory(_folder(restored))
     except DataError:
@@ -43,7 +42,6 @@ def weights_directory(settings: AdapterSettings, pretrain: str | Path, restored:
 def adapt(
     policy: CausalPolicy,
     settings: AdapterSettings,
-    model: ModelSettings,
     restored: ResumePoint | None,
     *,
     base: str | Path,
@@ -56,7 +54,6 @@ def adapt(
     rules = rules_of(settings)
     if rules is None:
         return
-    refuse_beside(rules, freezing_of(model).freezes, "--lora_rank")
     adapters = add_adapters(policy, rules, seed=seed, base=base)
     if restored is not None:
         files.load(adapters, _folder(restored))
@@ -92,7 +89,7 @@ def _folder(restored: ResumePoint) -> Path:
         code="adapters.none_saved",
         what=f"the checkpoint of step {restored.step} holds no adapters",
         where=str(restored.model_directory),
-        why="its run trained all weights, or others than --lora_rank asks for",
+        why="its run trained all weights, or weights other than those that --lora_rank asks for",
         state="nothing was changed",
         do="leave --lora_rank out, or start from its weights: --ckpt_weights_only in place of --load_checkpoint",
     )
@@ -106,8 +103,3 @@ def preview_adapters(settings: AdapterSettings, pretrain: str) -> list[str]:
     """
     rules = rules_of(settings)
     return [] if rules is None else preview(pretrain, rules)
-
-
-def quantization(settings: AdapterSettings) -> dict[str, Any]:
-    """Return the quantization arguments of `load_policy`."""
-    return {"load_in_4bit": True} if settings.load_in_4bit else {}

@@ -11,7 +11,7 @@ from rft.build.images import ImageReading, given_images, row_images
 from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import derive_key, permutation
 from rft_models.tokenization.tokenizer import HfTokenizer
-from rft_trainer.data.media_cache import MediaCodec, MediaStore
+from rft_trainer.data.media_cache import MediaProcessor, MediaStore
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.prefetch import Prefetcher
 from rft_trainer.data.prompts import PromptRow, content_hash, prompts_from_rows
@@ -55,22 +55,22 @@ def as_prompts(rendered: Sequence[RenderedPrompt]) -> list[Prompt]:
     return [Prompt(r.prompt_id, r.token_ids, r.text, r.label, r.source, r.media, r.messages) for r in rendered]
 
 
-def renderer_for(text: PromptTextSettings, codec: HfTokenizer) -> PromptRenderer:
+def renderer_for(text: PromptTextSettings, tokenizer: HfTokenizer) -> PromptRenderer:
     """The settings' way from a row to text; plain text gets the tokenizer's own special tokens."""
     return PromptRenderer(
-        codec,
+        tokenizer,
         input_template=text.input_template or None,
         system_prompt=text.system_prompt or None,
         apply_chat_template=text.apply_chat_template,
         add_special_tokens=not text.apply_chat_template,
-        media=MediaStore(codec) if isinstance(codec, MediaCodec) else None,
+        media=MediaStore(tokenizer) if isinstance(tokenizer, MediaProcessor) else None,
     )
 
 
 def read_training(
     rows: TrainRowsSettings,
     text: PromptTextSettings,
-    codec: HfTokenizer,
+    tokenizer: HfTokenizer,
     *,
     label_key: str | None,
     output_key: str | None,
@@ -96,21 +96,29 @@ def read_training(
         images=images.column,
     )
     chosen = _first(loaded.prompts, rows.max_samples) if rows.max_samples else list(loaded.prompts)
+    # after the selection, so that images are exchanged among the rows that are used
     chosen = images.arranged(chosen)
     kept, left_out = _render(
-        chosen, renderer_for(text, codec), prompt_max_len, rows.num_workers, rows.prefetch_factor, "--prompt_max_len"
+        chosen,
+        renderer_for(text, tokenizer),
+        prompt_max_len,
+        rows.num_workers,
+        rows.prefetch_factor,
+        "--prompt_max_len",
     )
     kept_ids = {r.prompt_id for r in kept}
     used = [row for row in chosen if row.prompt_id in kept_ids]
     probabilities = [spec.probability for spec in specs]
     known = [p for p in probabilities if p is not None]
     mixture = Mixture(source_sizes(used, specs), known if len(known) == len(specs) else None)
+    # the hash is of the rows in use: a ledger counts in them, and continues with no others
     return PreparedPrompts(tuple(kept), tuple(left_out), prompt_max_len, loaded, mixture, content_hash(used))
 
 
 def _first(prompts: Sequence[PromptRow], limit: int) -> list[PromptRow]:
     """`limit` rows, from each source in proportion to its size, the first ones of each; global order is kept."""
     sizes = Counter(prompt.source for prompt in prompts)
+    # by the quantile of a row within its source: the smallest are the first rows of each, in proportion
     indices = sorted(range(len(prompts)), key=lambda i: ((prompts[i].index + 0.5) / sizes[prompts[i].source], i))
     return [prompts[i] for i in sorted(indices[:limit])]
 
@@ -120,7 +128,7 @@ def read_held_out(
     split: str,
     limit: int,
     text: PromptTextSettings,
-    codec: HfTokenizer,
+    tokenizer: HfTokenizer,
     *,
     label_key: str | None,
     output_key: str | None,
@@ -138,7 +146,7 @@ def read_held_out(
         images=images.column,
     )
     chosen = images.arranged(loaded.prompts[:limit] if limit else loaded.prompts)
-    kept, left_out = _render(chosen, renderer_for(text, codec), prompt_max_len, 0, 1, "--prompt_max_len")
+    kept, left_out = _render(chosen, renderer_for(text, tokenizer), prompt_max_len, 0, 1, "--prompt_max_len")
     if left_out:
         name, length = max(left_out, key=lambda item: item[1])
         raise DataError(
@@ -154,7 +162,7 @@ def read_held_out(
 
 def given_prompts(
     data: GenerateDataSettings,
-    codec: HfTokenizer,
+    tokenizer: HfTokenizer,
     prompt_max_len: int,
     images: GenerateImageSettings = _NO_GIVEN_IMAGES,
 ) -> list[Prompt]:
@@ -178,7 +186,7 @@ def given_prompts(
         column = row_images(images, 0).column
         rows = prompts_from_rows(table, source=Path(data.prompt_data).stem, input_key=data.input_key, images=column)
     rows = rows[: data.max_samples] if data.max_samples else rows
-    rendered = [renderer_for(data, codec).render(row) for row in rows]
+    rendered = [renderer_for(data, tokenizer).render(row) for row in rows]
     too_long = [r for r in rendered if len(r.token_ids) > prompt_max_len]
     if too_long:
         raise OptionsError(
@@ -245,15 +253,17 @@ def _render(
 
 
 def demonstrations(
-    rendered: Sequence[RenderedPrompt], codec: HfTokenizer, max_len: int
+    rendered: Sequence[RenderedPrompt], tokenizer: HfTokenizer, max_len: int
 ) -> tuple[list[TrainingSample], list[tuple[str, int]]]:
     """Prompt, output and end token as one sample each; what is longer than `max_len` is left out by name."""
     samples: list[TrainingSample] = []
     left_out: list[tuple[str, int]] = []
-    end = codec.eos_ids[:1]
+    # sampling stops at any of the end tokens; one of them is enough to learn
+    end = tokenizer.eos_ids[:1]
     for row in rendered:
         assert row.output is not None, "demonstrations are read with an output key"
-        tokens = (*row.token_ids, *codec.encode(row.output), *end)
+        # the output is encoded apart, so that the prompt has the tokens that it has when responses are sampled
+        tokens = (*row.token_ids, *tokenizer.encode(row.output), *end)
         if len(tokens) > max_len:
             left_out.append((row.prompt_id, len(tokens)))
         else:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rft.build.engines import EngineChoice, choose_engine
+from rft.parallel.policy_weights import full_sizes
 from rft.process.machine import Machine, usable_cores
 from rft.settings import RlSettings
 from rft_core.errors import PreflightError
@@ -70,7 +71,8 @@ def make_replicas(
     merged: WeightProvider = partial(_merged, policy, agreed or weights)
     provider = merged if choice.shares_weights else to_checkpoint_names(policy.model, merged)
     architecture = source if policy.adapters is not None else settings.model.pretrain
-    weight_store = SharedWeightStore(provider, dtype, together=agreed.together if agreed else None)
+    together = agreed.together if agreed else None
+    weight_store = SharedWeightStore(provider, dtype, num_bytes=_full_bytes(policy, dtype), together=together)
 
     external = EngineBuildRequest(
         settings=settings.engine,
@@ -88,6 +90,7 @@ def make_replicas(
         if not choice.shares_weights:
             return _external(number, choice, replace(external, environment=environment, log_path=log))
         replica = _native(settings, machine, number, architecture, longest, log, environment, dtype)
+        # this thread waits until it is ready, so that slow starts overlap
         try:
             replica.ready()
         except BaseException:
@@ -99,6 +102,7 @@ def make_replicas(
     try:
         _start_together(start, settings.replicas.engine_replicas, replicas)
         engine = ReplicaEngine(replicas, weight_store, max_len=longest)
+        # no replica is asked for a sample before it has the policy's own weights
         engine.refresh()
     except BaseException:
         for replica in replicas:
@@ -111,21 +115,38 @@ def make_replicas(
 def _start_together(start: Callable[[int], Replica], count: int, started: list[Replica]) -> None:
     """Start all at once, as a start takes minutes; those that succeed are put into `started` also where another fails.
 
-    The threads are daemons: an interrupted program does not wait for them.
+    The threads are daemons: an interrupted program does not wait for them. A replica that becomes ready after an
+    interrupt is closed by the thread that started it, so that none outlives the call.
     """
     made: dict[int, Replica | BaseException] = {}
+    interrupted = False
+    handover = threading.Lock()
 
     def one(number: int) -> None:
         try:
-            made[number] = start(number)
+            replica = start(number)
         except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
             made[number] = error
+            return
+        # flag and entry change together: either the waiting thread closes this replica, or this one does
+        with handover:
+            if not interrupted:
+                made[number] = replica
+                return
+        replica.close()
 
     threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        with handover:
+            interrupted = True
+            started += [outcome for outcome in made.values() if not isinstance(outcome, BaseException)]
+        raise
+    # by number: the order of the replicas does not depend on which was ready first
     outcomes = [made[number] for number in range(count)]
     started += [replica for replica in outcomes if not isinstance(replica, BaseException)]
     for error in outcomes:
@@ -143,7 +164,7 @@ def _native(
     environment: dict[str, str],
     dtype: torch.dtype,
 ) -> ProcessReplica:
-    cores = usable_cores() // (machine.ranks.world_size * settings.replicas.engine_replicas)
+    cores = usable_cores() // (_ranks_on_this_machine(machine) * settings.replicas.engine_replicas)
     code = settings.model.model_code
     model: dict[str, Any] = {
         "model_dir": str(Path(source).expanduser().resolve()),
@@ -153,6 +174,7 @@ def _native(
         "model_code": code,
         "graphs": not settings.engine.engine_enforce_eager,
         "num_threads": max(1, cores),
+        # on a CPU it shares the cores with the trainer; on GPUs of its own it does not compete
         "gives_way": not environment and settings.async_rollouts.max_staleness > 0,
     }
     return ProcessReplica(
@@ -171,9 +193,19 @@ def _external(number: int, choice: EngineChoice, request: EngineBuildRequest) ->
     return ExternalEngineReplica(number, lambda provider: build_engine(choice.kind, replace(request, weights=provider)))
 
 
+def _full_bytes(policy: CausalPolicy, dtype: torch.dtype) -> int:
+    """Bytes of the full tensors with adapters merged, also where this rank keeps parts of them."""
+    return dtype.itemsize * sum(full_sizes(policy.base_parameters()).values())
+
+
 def _merged(policy: CausalPolicy, weights: WeightProvider) -> Iterable[tuple[str, Tensor]]:
     """Yield full tensors with adapters merged, as a model without adapters has them."""
     return policy.merged_parameters(weights())
+
+
+def _ranks_on_this_machine(machine: Machine) -> int:
+    # without a launcher all ranks are on this machine
+    return int(os.environ.get("LOCAL_WORLD_SIZE", machine.ranks.world_size))
 
 
 def _environment(settings: RlSettings, machine: Machine, number: int) -> dict[str, str]:
@@ -184,8 +216,9 @@ def _environment(settings: RlSettings, machine: Machine, number: int) -> dict[st
     """
     if torch.device(machine.device).type != "cuda":
         return {}
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", machine.ranks.world_size))
+    ranks_here = _ranks_on_this_machine(machine)
     size, count = settings.engine.engine_tp_size, settings.replicas.engine_replicas
+    # the ranks have the first GPUs, and the replicas of each rank follow in order
     first = ranks_here + (machine.ranks.local_rank * count + number) * size
     visible = torch.cuda.device_count()
     wanted = ranks_here + ranks_here * count * size
@@ -195,8 +228,9 @@ def _environment(settings: RlSettings, machine: Machine, number: int) -> dict[st
             what=f"{ranks_here} ranks with {count} engine replicas of {size} GPUs each need {wanted} GPUs, {visible} "
             "are visible",
             where="--engine_replicas",
-            why="a replica draws while the trainer trains, on GPUs of its own",
+            why="a replica generates while the trainer trains, on GPUs of its own",
             do="--engine_replicas 1 --max_staleness 0",
         )
+    # the launcher may have hidden GPUs: positions among the visible ones are turned into its names
     names = os.environ.get(_DEVICES, "").split(",") if os.environ.get(_DEVICES) else [str(i) for i in range(visible)]
     return {_DEVICES: ",".join(names[first : first + size])}

@@ -31,7 +31,7 @@ def require_image_rewards(settings: RlSettings | EvalSettings) -> None:
         for kind in REWARD_KINDS
         for flag, value in kind.values(settings).items()
         if flag in kind.directory_flags
-        for directory in ([named.place for named in named_models(value)] if kind.joins_directories else [value])
+        for directory in ([named.location for named in named_models(value)] if kind.joins_directories else [value])
     ]
     for kind, flag, directory in directories:
         file = existing_directory(directory) / "config.json"
@@ -40,11 +40,12 @@ def require_image_rewards(settings: RlSettings | EvalSettings) -> None:
             raise _blind(kind, flag, directory, model_type, settings.images.images_key)
 
 
-def _blind(kind: RewardKind, flag: str, place: str, model_type: str, images_key: str) -> OptionsError:
+def _blind(kind: RewardKind, flag: str, directory: str, model_type: str, images_key: str) -> OptionsError:
     return OptionsError(
         code="reward.no_images",
-        what=f"{flag} = {place} (model_type {model_type}) takes no images here, and prompts hold those of {images_key}",
+        what=f"{flag} = {directory} (model_type {model_type}) takes no images here, and prompts hold those of "
+        f"{images_key}",
         where=f"--{flag}",
-        why="it would judge answers about images that it does not see",
+        why="it would score answers about images that it is not given",
         do=f"--{flag} DIR of {kind.images_from}, or --reward file.py:function, which may ask for images",
     )

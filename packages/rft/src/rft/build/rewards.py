@@ -42,6 +42,7 @@ def build_reward(settings: RlSettings | EvalSettings, machine: Machine, *, funct
     """
     require_image_rewards(settings)
     weights = weights_of(settings.reward)
+    # a part that cannot be built ends those before it, whose processes and connections would remain
     with ExitStack() as built:
         parts: list[RewardComponent] = []
 
@@ -66,6 +67,7 @@ def check_reward(settings: RlSettings) -> None:
     require_image_rewards(settings)
     name = function_name(settings)
     if name:
+        # made and closed at once: a function that cannot be imported shows itself here
         _function_part(settings, name, None).reward.close()
     for kind in build_order():
         kind.check(settings)
@@ -115,7 +117,7 @@ def reward_facts(settings: RlSettings) -> RewardFacts:
     directories = model_places(settings.reward_models)
     weights = weights_of(settings.reward)
     models = tuple(
-        RewardModelFacts(named.name, named.place, _num_bytes(settings, named), heads_of(named, weights))
+        RewardModelFacts(named.name, named.location, _num_bytes(settings, named), heads_of(named, weights))
         for named in directories
     )
     return RewardFacts(
@@ -157,7 +159,7 @@ def server_components(commands: RlSettings | EvalSettings, machine: Machine | No
     for server in server_places(settings):
         reward = RemoteReward(
             server.name,
-            Endpoint(server.place, settings.remote_rm_timeout, settings.remote_rm_retries),
+            Endpoint(server.location, settings.remote_rm_timeout, settings.remote_rm_retries),
             batch_size=settings.remote_rm_batch_size,
             concurrency=settings.remote_rm_concurrency,
         )
@@ -175,7 +177,7 @@ def model_components(settings: RlSettings | EvalSettings, machine: Machine) -> l
     for named in directories:
         heads = heads_of(named, weights)
         model = load_reward_model(
-            named.place,
+            named.location,
             dtype=weights_dtype(settings.model.bf16),
             device=machine.device,
             flash_attn=getattr(settings.model, "flash_attn", False),
@@ -184,6 +186,7 @@ def model_components(settings: RlSettings | EvalSettings, machine: Machine) -> l
         model.head.requires_grad_(False)
         scorer = RewardTextScorer(model, max_tokens=settings.reward_models.reward_batch_tokens)
         phase = nullcontext if stays else partial(_visit, model, machine.device)
+        # moved away before the next one is loaded: all of them at once may not fit
         if not stays:
             model.to("cpu")
         parts.append(RewardComponent(named.name, ModelReward(named.name, scorer, heads, phase=phase)))
@@ -198,6 +201,7 @@ def _visit(model: RewardModel, device: str) -> Generator[None]:
         yield
     finally:
         model.to("cpu")
+        # otherwise freed blocks stay in torch's cache, where the engine's process cannot use them
         if torch.device(device).type == "cuda":
             torch.cuda.empty_cache()
 
@@ -209,12 +213,13 @@ def _models_stay(settings: RlSettings | EvalSettings, models: Sequence[NamedPlac
         return True
     if asked != "auto":
         return asked == "held"
+    # of the whole memory, since the free part differs from rank to rank
     memory = int(torch.cuda.mem_get_info(device)[1])
     return sum(_num_bytes(settings, model) for model in models) <= _SHARE_OF_GPU * memory
 
 
 def _num_bytes(settings: RlSettings | EvalSettings, model: NamedPlace) -> int:
-    return model_sizes(Path(model.place))[0].parameters * (2 if settings.model.bf16 else 4)
+    return model_sizes(Path(model.location))[0].parameters * (2 if settings.model.bf16 else 4)
 
 
 def _refuse_equal_names(names: Sequence[str]) -> None:
@@ -224,6 +229,6 @@ def _refuse_equal_names(names: Sequence[str]) -> None:
             code="reward.two_of_a_name",
             what=f"two rewards are called {twice!r}",
             where="--reward, --reward_pretrain, --remote_rm_url",
-            why="metrics and weights are by name",
+            why="metrics and weights are looked up by these names",
             do=f"NAME=DIR or NAME=URL with another name than {twice}",
         )

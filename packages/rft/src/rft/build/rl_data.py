@@ -10,9 +10,10 @@ from rft.build.prompt_data import PreparedPrompts, as_prompts, read_held_out, re
 from rft.settings import EvalSettings, RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_core.errors import OptionsError
+from rft_dist.strategies.registry import run_dims
 from rft_models.loading.context_length import model_facts
 from rft_models.tokenization.tokenizer import HfTokenizer
-from rft_trainer.batches.batch_plan import BatchPlan, plan_batches
+from rft_trainer.batches.batch_plan import BatchPlan, BatchSizes, plan_batches
 from rft_trainer.loops.rl import StepConfig
 from rft_trainer.records.rollouts import Prompt
 
@@ -34,7 +35,7 @@ def response_limits(settings: RlSettings | EvalSettings, longest_prompt: int) ->
         raise OptionsError(
             code="length.beyond_model",
             what=f"longest prompt {longest_prompt} + longest response {limit:,} = {longest_prompt + limit:,} tokens, "
-            f"the model places {positions:,}",
+            f"the model has {positions:,} positions",
             where="--generate_max_len",
             why="a prompt and its response share the positions of the model",
             do=f"--generate_max_len {positions - longest_prompt}"
@@ -57,17 +58,17 @@ class RlData:
     longest_prompt: int
 
 
-def rl_data(settings: RlSettings, codec: HfTokenizer, world_size: int) -> RlData:
+def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> RlData:
     """Read, render and count; needs a tokenizer and no weights. `world_size` counts all ranks."""
     data, batch = settings.data, settings.batch
-    needs_values = algorithm_record(settings).advantage.needs_values
-    critic = settings.critic.critic_pretrain if needs_values else ""
-    refuse_beside_images(settings.images, settings.strategy, settings.model, codec, critic=critic)
+    advantage = algorithm_record(settings).advantage
+    critic = settings.critic.critic_pretrain if advantage.needs_values else ""
+    refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer, critic=critic)
     images = row_images(settings.images, settings.run.seed)
     training = read_training(
         data,
         data,
-        codec,
+        tokenizer,
         label_key=data.label_key,
         output_key=None,
         prompt_max_len=settings.sampling.prompt_max_len,
@@ -80,7 +81,7 @@ def rl_data(settings: RlSettings, codec: HfTokenizer, world_size: int) -> RlData
             data.eval_split,
             data.max_eval_samples,
             data,
-            codec,
+            tokenizer,
             label_key=data.label_key,
             output_key=None,
             prompt_max_len=settings.sampling.prompt_max_len,
@@ -88,8 +89,7 @@ def rl_data(settings: RlSettings, codec: HfTokenizer, world_size: int) -> RlData
         )
         held_out = as_prompts(rendered)
     prompts = training.prompts()
-    plan = plan_batches(
-        len(prompts),
+    sizes = BatchSizes(
         rollout_batch_size=batch.rollout_batch_size,
         n_samples_per_prompt=batch.n_samples_per_prompt,
         train_batch_size=batch.train_batch_size,
@@ -97,15 +97,18 @@ def rl_data(settings: RlSettings, codec: HfTokenizer, world_size: int) -> RlData
         micro_rollout_batch_size=batch.micro_rollout_batch_size,
         max_epochs=batch.max_epochs,
         num_episodes=batch.num_episodes,
-        world_size=world_size // (settings.strategy.sp_size * settings.strategy.tp_size),
-        group_estimator=algorithm_record(settings).advantage.compares_groups,
+        # ranks that compute a sample together count once
+        world_size=run_dims(settings.strategy, world_size).dp_size,
+        group_estimator=advantage.compares_groups,
     )
+    plan = plan_batches(len(prompts), sizes)
     steps_an_episode = -(-plan.rollouts_per_episode // plan.rollouts_per_update)
     num_steps, num_updates = steps_an_episode * batch.num_episodes, plan.total_steps
     if batch.max_steps and batch.max_steps < num_steps:
         num_steps = batch.max_steps
         # a run cut by max_steps makes fewer updates, and its learning-rate schedule ends with it
         num_updates = min(num_updates, num_steps * len(plan.cut(plan.collection_size)) * batch.max_epochs)
+    # held-out prompts too: one engine serves training and evaluation
     longest = max(len(prompt.token_ids) for prompt in (*prompts, *held_out))
     return RlData(training, prompts, held_out, plan, num_steps, num_updates, longest)
 
@@ -117,6 +120,7 @@ def step_rules(settings: RlSettings, data: RlData, record: PolicyAlgorithm) -> S
         rollouts_per_step=data.plan.rollouts_per_update,
         train_batch_size=settings.batch.train_batch_size,
         epochs_per_step=settings.batch.max_epochs,
+        # a sample of advantage 0 has a gradient where the loss holds another term
         skip_zero_advantage=not (record.has_other_terms or settings.model.aux_loss_coef),
         filter_groups=settings.algorithm.filter_groups or record.dynamic_sampling,
         refill_rounds=settings.algorithm.dynamic_sampling_rounds if record.dynamic_sampling else 0,

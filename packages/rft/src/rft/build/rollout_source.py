@@ -64,20 +64,21 @@ def _refusals(settings: RlSettings, record: PolicyAlgorithm) -> Iterator[tuple[s
         why = f"{chosen.kind.title} runs in the trainer's process, with its weights"
         yield "async.engine", f"engine_type {chosen.name}", why, "--engine_type native"
     if settings.engine.enable_engine_sleep and not chosen.shares_weights and chosen.can_sleep and staleness:
-        why = "an engine that draws while the trainer trains cannot give its memory back meanwhile"
+        why = "an engine that generates while the trainer trains cannot release its memory meanwhile"
         yield "async.sleep", "enable_engine_sleep", why, "--disable_engine_sleep"
     if not staleness:
         return
     if record.advantage.needs_greedy:
-        why = "its baseline is a greedy response of the very weights that are trained"
+        why = "its baseline is a greedy response under exactly the weights that are trained"
         yield "async.baseline", f"advantage_estimator {record.name}", why, back
+    # a deterministic run samples a step with one version throughout, so nothing goes on under other weights
     if settings.async_rollouts.async_deterministic:
         return
     if not chosen.can.supports_partial_rollouts:
-        why = f"{chosen.name} draws a sample from its first token to its last: none goes on under other weights"
+        why = f"{chosen.name} generates each sample from start to end: none can continue under newer weights"
         yield "async.partial", f"engine_type {chosen.name}", why, "--async_deterministic"
     if settings.sampling.use_fire:
-        why = "the first token's temperature counts from the first token of a whole sample"
+        why = "the first token's temperature applies at the start of a sample, not where one is continued"
         yield "async.fire", "use_fire", why, "--async_deterministic"
 
 
@@ -86,7 +87,7 @@ class RolloutParts:
     """Collaborators of rollouts, whichever way they are sampled."""
 
     engine: Engine
-    codec: HfTokenizer
+    tokenizer: HfTokenizer
     reward: Reward
     ledger: Ledger
     data: RlData
@@ -148,7 +149,7 @@ def _synchronous(
     conversations = parts.conversations(engine)
     collector = RolloutCollector(
         engine,
-        parts.codec,
+        parts.tokenizer,
         parts.reward,
         machine.collectives,
         sampling=parts.sampling,
@@ -181,7 +182,7 @@ def _asynchronous(
     )
     queue = AsyncRollouts(
         engine,
-        parts.codec,
+        parts.tokenizer,
         parts.reward,
         parts.ledger,
         parts.data.prompts,

@@ -1,26 +1,19 @@
-"""Parts that several commands build alike: the policy, the ledger, the saver, the schedule, the evaluator."""
+"""Parts that several commands build alike: the ledger, the saver, the schedule, the evaluator."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
-from rft.build.lora import quantization
-from rft.build.models import checkpointing_of, freezing_of, head_chunk_size
 from rft.checkpoints.parts import CheckpointParts
 from rft.checkpoints.writer import ResumePoint, make_writer, save_schedule
-from rft.parallel.parallelize import held_dtype
 from rft.process.machine import Machine
 from rft_algos.decoding.sampling_options import SamplingOptions as SamplingOptions
 from rft_algos.schedules import learning_rate
-from rft_dist.settings import AdamSettings, CheckpointSettings, StrategySettings
+from rft_dist.settings import AdamSettings, CheckpointSettings
 from rft_engine.settings import SamplingSettings
-from rft_models.files.divisibility import refuse_uneven_model
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_models.policy.load import load_policy
-from rft_models.policy.load_on_meta import load_on_meta
-from rft_models.settings import AdapterSettings, ModelSettings
+from rft_models.settings import ModelSettings
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.data.mixture import Mixture
@@ -75,38 +68,15 @@ def make_saver(
         parts,
         machine.collectives,
         schedule=save_schedule(settings),
+        # the rows of a step must be on disk before a checkpoint says that the step is done
         before_save=directory.sync,
         tensor_parts=tensor_parts,
         resume_command=f"rft-train resume {directory.path}",
     )
+    # restored here: what is built next reads the step from parts that already have their state
     if restored is not None:
         saver.restore(restored.step, restored.records())
     return saver
-
-
-def trainable_policy(
-    settings: ModelSettings,
-    strategy: StrategySettings,
-    source: str | Path,
-    machine: Machine,
-    codec: HfTokenizer,
-    adapter: AdapterSettings,
-) -> CausalPolicy:
-    """Load the weights in `source`, ready to be parallelized and trained: in full, or still in their files (meta)."""
-    refuse_uneven_model(source, strategy.tp_size)
-    load = load_on_meta if strategy.meta_init else load_policy
-    policy = load(
-        source,
-        dtype=held_dtype(strategy, bf16=settings.bf16),
-        device=machine.device,
-        gradient_checkpointing=checkpointing_of(settings),
-        flash_attn=settings.flash_attn,
-        freeze=freezing_of(settings),
-        head_chunk_size=head_chunk_size(settings),
-        codec=codec,
-        **quantization(adapter),
-    )
-    return policy.train()
 
 
 def balanced_forward(settings: ModelSettings, policy: CausalPolicy, machine: Machine) -> MoeAuxLoss | None:
@@ -123,7 +93,7 @@ def micro_batching(max_sequences: int, max_tokens: int, packing: bool) -> MicroB
 
 def make_evaluator(
     engine: Engine,
-    codec: HfTokenizer,
+    tokenizer: HfTokenizer,
     reward: Reward,
     machine: Machine,
     prompts: Sequence[Prompt],
@@ -135,11 +105,11 @@ def make_evaluator(
         return None
     return Evaluator(
         engine,
-        codec,
+        tokenizer,
         reward,
         machine.collectives,
         prompts,
-        sampling=SamplingOptions(temperature=0.0, max_new_tokens=longest_response, stop_token_ids=codec.eos_ids),
+        sampling=SamplingOptions(temperature=0.0, max_new_tokens=longest_response, stop_token_ids=tokenizer.eos_ids),
         conversations=conversations,
     )
 

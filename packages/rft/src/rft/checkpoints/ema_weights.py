@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft.checkpoints.export_lora import MERGED_LIMIT, differs, load_adapted, logprob_difference, whole_or_not_at_all
+from rft.checkpoints.export_lora import MERGED_LIMIT, load_adapted
+from rft.checkpoints.verified_export import differs, logprob_difference, whole_or_not_at_all
 from rft_core.errors import OptionsError
 from rft_dist.checkpoint_format.resharding import BlockReader
 from rft_dist.checkpoints.reader import Checkpoint
@@ -40,6 +41,7 @@ class TensorsWithEma:
         own = self._own.get(name)
         if own is None:
             return self._stored.full_tensor(name)
+        # the files may have other names than the model: the average goes the same way as its weight
         return dict(to_checkpoint_names(self._model, lambda: [(own, self._averages.full_tensor(self._keys[own]))])())[
             name
         ]
@@ -55,6 +57,7 @@ def take_averages(policy: CausalPolicy, checkpoint: Checkpoint, stored: BlockRea
     names = {key.removeprefix(f"{ema.KIND}/"): key for key in reader.table if key.startswith(f"{ema.KIND}/")}
     parameters = dict(policy.named_parameters())
     own = to_module_names(policy.model, ((name, parameters[name]) for name in names if name in parameters))
+    # names are compared with both sides: a parameter of the model, and a tensor in the files
     unknown = sorted({name for name in names if name not in parameters} | (set(own) - set(stored.table)))
     if unknown or not names:
         raise _no_averages(checkpoint, unknown)
@@ -118,9 +121,12 @@ def export_averaged(checkpoint: Checkpoint, target: Path, dtype_name: str = "") 
     def write(staging: Path) -> None:
         policy.save_pretrained(staging)
         apart = logprob_difference(policy, load_policy(staging, dtype=policy.dtype))
+        # merged matrices are rounded to the type of the weights, which shows in narrow types
         limit = MERGED_LIMIT if policy.dtype is torch.float32 else 0.25
+        # not `apart > limit`: NaN must be refused as well
         if not apart <= limit:
             raise differs(f"log-probabilities of a probe differ by {apart:.3g} (limit {limit:g})", staging)
+        # only after the comparison, because this rounding is asked for
         if dtype_name:
             load_policy(staging, dtype=getattr(torch, dtype_name)).save_pretrained(staging)
         lines.append(f"compared    log-probabilities of a probe {apart:.2g} apart")

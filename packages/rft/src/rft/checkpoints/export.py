@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from rft.checkpoints.ema_weights import TensorsWithEma, export_averaged, has_adapters, take_averages
-from rft_core.errors import DataError
-from rft_core.packed_tokens import PackedTokens
+from rft.checkpoints.verified_export import PROBE_TOKENS, differs, logprob_difference, whole_or_not_at_all
 from rft_dist.checkpoint_format.resharding import BlockReader, table_of_files
 from rft_dist.checkpoint_format.safetensors_pieces import tensor_bytes
 from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_dist.checkpoints.reader import Checkpoint
-from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
-
-_PROBE_TOKENS = 32
 
 
 def export(source: Path, target: Path, dtype_name: str = "", *, averages: bool = False) -> list[str]:
@@ -39,23 +33,22 @@ def export(source: Path, target: Path, dtype_name: str = "", *, averages: bool =
         return export_averaged(checkpoint, target, dtype_name)
     stored = weights_of(checkpoint.model_directory)
     dtype = getattr(torch, dtype_name) if dtype_name else _widest(stored)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staging = target.with_name(f".{target.name}-{os.getpid()}")
-    try:
+
+    def write(staging: Path) -> list[str]:
         policy = load_policy(checkpoint.model_directory, dtype=dtype)
         expected = take_averages(policy, checkpoint, stored) if averages else stored
         policy.save_pretrained(staging)
+        # read back from the disk: what counts is what was written
         written = weights_of(staging)
         _compare_weights(expected, written, staging)
         digest = _hash_of(written)
-        apart = _compare_logprobs(policy, staging, dtype)
-        if target.exists():
-            # an empty directory is allowed as the target, and a rename needs it gone
-            target.rmdir()
-        staging.rename(target)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return _report(checkpoint, target, written, apart, digest)
+        # the same weights in the same forward: any difference is a fault, so there is no tolerance
+        apart = logprob_difference(policy, load_policy(staging, dtype=dtype))
+        if not apart == 0.0:
+            raise differs(f"log-probabilities of a probe differ by {apart:.3g}", staging)
+        return _report(checkpoint, target, staging, written, apart, digest)
+
+    return whole_or_not_at_all(target, write)
 
 
 def weights_of(directory: Path) -> BlockReader:
@@ -75,12 +68,13 @@ def _compare_weights(stored: BlockReader | TensorsWithEma, written: BlockReader,
     """Compare names, shapes and bytes; with another dtype, the bytes of the stored tensors after the conversion."""
     if set(stored.table) != set(written.table):
         difference = sorted(set(stored.table) ^ set(written.table))
-        raise _differs(f"{len(difference)} tensors are in one only, the first {difference[0]}", where)
+        raise differs(f"{len(difference)} tensors are in one only, the first {difference[0]}", where)
     for name in sorted(stored.table):
         have = written.full_tensor(name)
+        # in the type that was written, so that only a conversion that was asked for is allowed
         want = stored.full_tensor(name).to(have.dtype)
         if not _same_bytes(want, have):
-            raise _differs(f"tensor {name} {list(have.shape)} {have.dtype} does not have the bytes it was given", where)
+            raise differs(f"tensor {name} {list(have.shape)} {have.dtype} does not have the bytes it was given", where)
 
 
 def _hash_of(written: BlockReader) -> str:
@@ -96,41 +90,19 @@ def _hash_of(written: BlockReader) -> str:
 def _same_bytes(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape:
         return False
+    # bytes in place of values: NaN is not equal to itself, and 0.0 equals -0.0
     return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
 
 
-@torch.no_grad()
-def _compare_logprobs(policy: CausalPolicy, staging: Path, dtype: torch.dtype) -> float:
-    """The largest difference of a probe's log-probabilities, which must be 0."""
-    again = load_policy(staging, dtype=dtype)
-    size = min(policy.model.config.get_text_config().vocab_size, 2**31)
-    tokens = torch.randint(size, (_PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
-    probe = PackedTokens.of_segments([tokens])
-    first, second = (each.token_logprobs(probe)[0] for each in (policy.eval(), again.eval()))
-    apart = float((first - second).abs().max())
-    if not apart == 0.0:
-        raise _differs(f"log-probabilities of a probe differ by {apart:.3g}", staging)
-    return apart
-
-
-def _differs(what: str, where: Path) -> DataError:
-    return DataError(
-        code="export.differs",
-        what=what,
-        where=str(where),
-        why="an export is the model of the checkpoint, or it is not written",
-        state="nothing was written; the checkpoint is as it was",
-        do="report this with the model's config.json",
-    )
-
-
-def _report(checkpoint: Checkpoint, target: Path, written: BlockReader, apart: float, digest: str) -> list[str]:
-    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+def _report(
+    checkpoint: Checkpoint, target: Path, staging: Path, written: BlockReader, apart: float, digest: str
+) -> list[str]:
+    size = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
     kinds = sorted({entry.dtype for entry in written.table.values()})
     return [
         f"checkpoint  step {checkpoint.step}, {checkpoint.path}",
         f"written     {target}: {size / 1e6:,.1f} MB, {len(written.table)} tensors, {', '.join(kinds)}",
-        f"compared    every tensor to the bit, log-probabilities of {_PROBE_TOKENS} tokens {apart:g} apart",
+        f"compared    every tensor to the bit, log-probabilities of {PROBE_TOKENS} tokens {apart:g} apart",
         json.dumps({"step": checkpoint.step, "directory": str(target), "sha256": digest}),
         f"\nnext:\n  rft-train rl --pretrain {target} --prompt_data train.jsonl\n      train on from it",
     ]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from rft.checkpoints.verified_export import PROBE_TOKENS, differs, logprob_difference, whole_or_not_at_all
 from rft_core.errors import DataError
-from rft_core.packed_tokens import PackedTokens
 from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_models.files.directories import read_json
 from rft_models.lora import files
@@ -20,7 +18,6 @@ from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 
-PROBE_TOKENS = 32
 MERGED_LIMIT = 1e-4
 """Nats between the folded matrices and the product of the factors, in float32."""
 
@@ -74,9 +71,12 @@ def export_merged(source: Path, target: Path) -> list[str]:
 
     def write(staging: Path) -> None:
         policy.save_pretrained(staging)
+        # the weights hold the adapters now: left beside them, these could be added a second time
         shutil.rmtree(staging / files.FOLDER)
         apart = logprob_difference(policy, load_policy(staging, dtype=policy.dtype))
+        # merged matrices are rounded to the type of the weights, which shows in narrow types
         limit = MERGED_LIMIT if policy.dtype is torch.float32 else 0.25
+        # not `apart > limit`: NaN must be refused as well
         if not apart <= limit:
             raise differs(f"log-probabilities of a probe differ by {apart:.3g} (limit {limit:g})", staging)
         lines.append(f"compared    log-probabilities of {PROBE_TOKENS} tokens {apart:.2g} apart")
@@ -94,41 +94,7 @@ def load_adapted(directory: Path) -> CausalPolicy:
     base = files.base_directory(directory)
     rules: AdapterRules = rules_of_config(read_json(directory / files.CONFIG), str(directory))
     policy = load_policy(base, dtype=files.base_dtype(directory))
+    # the values drawn here are overwritten by the next line
     adapters = add_adapters(policy, rules, seed=0)
     files.load(adapters, directory)
     return policy.eval()
-
-
-@torch.no_grad()
-def logprob_difference(first: CausalPolicy, second: CausalPolicy) -> float:
-    """Return the largest log-prob difference of two policies over a probe of random tokens, in nats."""
-    size = min(first.model.config.get_text_config().vocab_size, 2**31)
-    tokens = torch.randint(size, (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
-    probe = PackedTokens.of_segments([tokens])
-    one, other = (policy.eval().token_logprobs(probe)[0] for policy in (first, second))
-    return float((one - other).abs().max())
-
-
-def differs(what: str, where: Path) -> DataError:
-    """Return the error that an export differs from its source."""
-    return DataError(
-        code="export.differs",
-        what=what,
-        where=str(where),
-        why="an export is what it was made from, or it is not written",
-        state="nothing was written",
-        do="report this with the adapter_config.json",
-    )
-
-
-def whole_or_not_at_all(target: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` make a directory beside `target`, which gets its name when that has succeeded."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staging = target.with_name(f".{target.name}-{os.getpid()}")
-    try:
-        write(staging)
-        if target.exists():
-            target.rmdir()
-        staging.rename(target)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)

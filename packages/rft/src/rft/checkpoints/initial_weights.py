@@ -57,7 +57,7 @@ def engine_weights_directory(settings: CheckpointSettings, source: str | Path, *
             code="checkpoint.partial_engine",
             what=f"--ckpt_partial {settings.ckpt_partial} with an engine that loads a directory of its own",
             where="--ckpt_partial",
-            why="no directory has the mixture of weights that the policy starts from",
+            why="no directory holds the mixture of weights that the policy starts from",
             do="--engine_type native",
         )
     return _checkpoint(settings).model_directory if settings.ckpt_weights_only else source
@@ -72,12 +72,13 @@ def load_initial_weights(policy: CausalPolicy, settings: CheckpointSettings, *, 
     if not (settings.ckpt_weights_only or settings.ckpt_partial):
         return
     checkpoint = _checkpoint(settings)
-    donor = load_policy(checkpoint.model_directory, dtype=policy.dtype, codec=policy.codec)
+    donor = load_policy(checkpoint.model_directory, dtype=policy.dtype, tokenizer=policy.tokenizer)
     target, source = _state(policy), _state(donor)
     words = (word.strip() for word in settings.ckpt_partial.split(","))
     prefixes = [_as_the_model_names(word, target) for word in words if word]
     if settings.ckpt_partial and not prefixes:
         raise _names_nothing(settings.ckpt_partial, source, str(checkpoint.model_directory))
+    # every word by itself: a misspelt one must not hide behind one that fits
     for prefix in prefixes:
         both = [name for name in target if name.startswith(prefix) and name in source]
         if not any(target[name].shape == source[name].shape for name in both):
@@ -110,9 +111,10 @@ def copy_weights(target: Mapping[str, Tensor], source: Mapping[str, Tensor], pre
             code="checkpoint.other_weights",
             what=f"the checkpoint's weights are not those of this model: {taken}",
             where="--ckpt_weights_only",
-            why="all weights are asked for: each has to be there with its shape",
+            why="all weights were requested: each must be present with its shape",
             do="--ckpt_partial BEGINNING,... with the beginnings of the names to take",
         )
+    # the first change: every refusal above has left the model as it was
     with torch.no_grad():
         for name in taken.loaded:
             target[name].copy_(source[name])
@@ -145,8 +147,8 @@ def _names_nothing(prefix: str, source: Mapping[str, Tensor], where: str) -> Che
     first = sorted({".".join(name.split(".")[:3]) for name in source})
     return CheckpointError(
         code="checkpoint.partial_names_nothing",
-        what=f"no weight of model and checkpoint begins with {prefix!r} and has the same shape in both",
+        what=f"no weight whose name begins with {prefix!r} has the same shape in model and checkpoint",
         where=where,
-        why="what is taken is named, so that nothing is left out unseen",
+        why="each name must match a weight, so that none is left out unnoticed",
         do=f"--ckpt_partial {first[0] if first else 'NAME'}",
     )

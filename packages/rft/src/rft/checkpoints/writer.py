@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from torch import Tensor
-
 from rft.checkpoints.parts import CheckpointParts
 from rft_dist.checkpoints.async_writer import BackgroundSaves
 from rft_dist.checkpoints.rank_exchange import Exchange, StoreExchange
@@ -57,6 +55,7 @@ class StoreWriter:
         """Save one checkpoint; return once it is on disk and read back, or is being written from a copy."""
         parts: dict[str, Tensors] = {name: self._given(cast(Tensors, part)) for name, part in tensors.items()}
         more = self._metadata | dict(metadata)
+        # may be an exchange of all ranks, so it comes before the two ways of saving part
         weights = policy.local_weights()
         if self._in_background:
             self._opened_saves().begin(
@@ -161,10 +160,6 @@ class ResumePoint:
     def model_directory(self) -> Path:
         """Directory of the checkpoint's weights and tokenizer."""
         return self.checkpoint.model_directory
-
-    def optimizer_tensors(self) -> dict[str, Tensor]:
-        """Return the optimizer's state tensors."""
-        return self.checkpoint.tensors("optimizer")
 
     def records(self) -> dict[str, Any]:
         """Every JSON component by name."""

@@ -1,8 +1,9 @@
-"""Parallelize a model: data parallel, FSDP2, DeepSpeed ZeRO, tensor or sequence parallel."""
+"""Load and parallelize a model: data parallel, FSDP2, DeepSpeed ZeRO, tensor or sequence parallel."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
@@ -13,6 +14,11 @@ from rft.process.machine import Machine
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_dist.strategies.protocols import DataRanks, ModelWeights, StrategyContext, narrow_dtype
 from rft_dist.strategies.registry import choose_strategy
+from rft_models.files.divisibility import refuse_uneven_model
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load_for_training import load_for_training
+from rft_models.settings import AdapterSettings, ModelSettings
+from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.evaluation.ema_evaluator import SwapInEma
 
 if TYPE_CHECKING:
@@ -76,6 +82,7 @@ def parallelize(
     compute_dtype = narrow_dtype(strategy) or model.dtype
     distributed = chosen.parallelize(model, context)
     optimizer = distributed.optimizer
+    # after distribution: each rank reads its own part of the saved state
     if optimizer is not None and restored is not None:
         optimizer.restore(restored.checkpoint.component(component))
     return ParallelModel(
@@ -90,11 +97,29 @@ def parallelize(
     )
 
 
+def trainable_policy(
+    settings: ModelSettings,
+    strategy: StrategySettings,
+    source: str | Path,
+    machine: Machine,
+    tokenizer: HfTokenizer,
+    adapter: AdapterSettings,
+) -> CausalPolicy:
+    """Load the weights in `source` as the strategy wants them, ready to be parallelized and trained."""
+    dtype = held_dtype(strategy, bf16=settings.bf16)
+    # config.json says whether the ranks divide the matrices, so no weight is read for a refusal
+    refuse_uneven_model(source, choose_strategy(strategy).group_sizes(strategy).matrix)
+    return load_for_training(
+        source, settings, adapter, dtype=dtype, device=machine.device, tokenizer=tokenizer, on_meta=strategy.meta_init
+    )
+
+
 def held_dtype(strategy: StrategySettings, *, bf16: bool) -> torch.dtype:
     """The type that weights are loaded in."""
     narrow = narrow_dtype(strategy)
+    # with float32 shards the forward narrows them; otherwise the optimizer steps on float32 copies
     if narrow is not None:
-        return torch.float32 if choose_strategy(strategy).float32_weights else narrow
+        return torch.float32 if choose_strategy(strategy).sharding(strategy).float32_weights else narrow
     return weights_dtype(bf16)
 
 

@@ -64,12 +64,14 @@ class ShardedPolicyWeights:
 
     def local_weights(self) -> Mapping[str, Tensor]:
         """Return the full weights that this rank writes, about as many bytes on every rank; all ranks call it."""
-        owners = assign_by_bytes(_sizes(self.policy.base_parameters()), self.ranks.world_size)
+        # the same on every rank without an exchange, because names and sizes are
+        owners = assign_by_bytes(full_sizes(self.policy.base_parameters()), self.ranks.world_size)
         full: dict[str, Tensor] = {}
-        self.adapters.clear()
+        self.adapters.clear()  # of the last save
         for name, tensor in self.policy.merged_parameters(self._keeping_adapters()):
             # every rank must draw the iterator to its end, as each tensor is gathered by all
             if owners[name] == self.ranks.rank:
+                # a copy, because training goes on while a thread writes it
                 full[name] = tensor.detach().clone()
         return dict(to_checkpoint_names(self.policy.model, full.items)())
 
@@ -83,6 +85,7 @@ class ShardedPolicyWeights:
 
     def directory_writer(self) -> Callable[[Path], None]:
         """Return the function that writes configuration, tokenizer, and the adapters as `local_weights` kept them."""
+        # a copy of the dict: the next save clears it, perhaps while this one is still being written
         kept = dict(self.adapters)
 
         def write(directory: Path) -> None:
@@ -98,6 +101,6 @@ class ShardedPolicyWeights:
         return self.directory_writer()
 
 
-def _sizes(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, int]:
+def full_sizes(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, int]:
     """Return name -> elements of the full parameter; DeepSpeed keeps an empty tensor in the place of one in parts."""
     return {name: int(getattr(parameter, "ds_numel", parameter.numel())) for name, parameter in named}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from rft.build.images import codec_with_images, row_images
+from rft.build.images import row_images, tokenizer_with_images
 from rft.build.prompt_data import renderer_for
 from rft_models.vision.processor import HfProcessor
 from rft_models.vision.token_counts import PlannedImages
@@ -80,13 +80,13 @@ def image_plan(settings: Any, *, limit: int, limit_flag: str) -> ImagePlan | Non
     Raises:
         DataError, OptionsError: as the start would for a row, the model's processor or a package that is missing.
     """
-    codec = codec_with_images(settings.model, settings.images)
-    assert isinstance(codec, HfProcessor)
-    images = PlannedImages(codec)
+    tokenizer = tokenizer_with_images(settings.model, settings.images)
+    assert isinstance(tokenizer, HfProcessor)
+    images = PlannedImages(tokenizer)
     column = row_images(settings.images, 0).column
     assert column is not None
     chosen, num_rows = _sampled(settings.data, column)
-    renderer = renderer_for(settings.data, codec)
+    renderer = renderer_for(settings.data, tokenizer)
     rows = [_planned(row, renderer.text(row), images) for row in chosen]
     return _summed(rows, num_rows, images, column, limit, limit_flag)
 
@@ -98,6 +98,7 @@ def _sampled(data: Any, column: ImageColumn) -> tuple[list[PromptRow], int]:
     total = sum(map(len, tables))
     chosen: list[PromptRow] = []
     for spec, rows in zip(specs, tables, strict=True):
+        # rounded up, so that rows of every source are looked at
         wanted = min(len(rows), -(-SAMPLED * len(rows) // total))
         picked = [rows[index * len(rows) // wanted] for index in range(wanted)]
         output = getattr(data, "output_key", None)
@@ -156,6 +157,7 @@ def _remedy(rows: Sequence[PlannedRow], images: PlannedImages, limit: int, flag:
     max_pixels = largest_cap(rows, images, limit)
     if not max_pixels:
         return as_they_are
+    # the processor enlarges images below its least size, so a cap under that must lower it too
     below = f" --min_pixels {images.pixels_of_token}" if max_pixels < images.least_pixels else ""
     return f"--max_pixels {max_pixels}{below} or {as_they_are}"
 
@@ -173,6 +175,7 @@ def largest_cap(rows: Sequence[PlannedRow], images: PlannedImages, limit: int) -
     def fits(features: int) -> bool:
         return all((row.tokens(images, features * token) or 0) <= limit for row in rows)
 
+    # above the largest image a cap has no effect
     low, high = 0, max(sizes) // token + 1
     while low < high:
         middle = (low + high + 1) // 2

@@ -24,6 +24,7 @@ def adapter_weights(values: Mapping[str, Any], sizes: DecoderSizes) -> tuple[int
     unknown = [name for name in names if name not in shapes]
     notes = [f"adapters of {', '.join(unknown)} are not counted: its width does not follow"] if unknown else []
     dora = values["lora_type"] == "dora"
+    # a layer that is named twice is adapted once
     known = [shape for name in dict.fromkeys(names) if name in shapes for shape in shapes[name]]
     return sizes.layers * sum(rank * (wide + high) + (high if dora else 0) for wide, high in known), notes
 
@@ -31,6 +32,7 @@ def adapter_weights(values: Mapping[str, Any], sizes: DecoderSizes) -> tuple[int
 def _shapes(sizes: DecoderSizes) -> dict[str, list[tuple[int, int]]]:
     """Name -> (in, out) of the linear layers of that name in one block."""
     width, query, keys = sizes.hidden, sizes.query_width, sizes.kv_width
+    # routed experts may be one tensor, which gets no adapters; a shared expert is made of layers
     ffn = sizes.shared_ffn if sizes.num_experts else sizes.ffn
     shapes = {
         "q_proj": [(width, query)],

@@ -8,23 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from rft.decoder_sizes import IMAGES_NOT_COUNTED, max_positions, model_sizes
 from rft.planning.lora_memory import adapter_weights
-from rft.process.launching import share_of
+from rft.process.launching import group_sizes, share_of
 from rft.resolved import Resolved
 from rft.reward_names import memory_notes
-from rft_dist.planning.memory_estimate import (
-    SHARDINGS,
-    MemoryTerm,
-    Sharding,
-    TrainingMemoryConfig,
-    estimate,
-    host_peak,
-    peak_bytes,
-)
+from rft_dist.planning.memory_estimate import MemoryTerm, TrainingMemoryConfig, estimate, host_peak, peak_bytes
 from rft_dist.planning.parallel_dims import BatchShare, ParallelDims, RequestedDims, SourcedNumber, resolve_grid
+from rft_dist.planning.run_layout import REPLICATED, Sharding
+from rft_dist.strategies.registry import SHARDINGS, run_layout, strategy_settings
 from rft_engine.registry import engine_kind
 from rft_models.files.divisibility import refuse_uneven_model
 
@@ -32,7 +26,7 @@ if TYPE_CHECKING:
     from rft.planning.image_tokens import ImagePlan
 
 
-SHARDING_NAMES: dict[str, Sharding] = {name: name for name in SHARDINGS}
+SHARDING_NAMES: tuple[str, ...] = tuple(SHARDINGS)
 """The words for a sharding that is planned in place of the settings' own."""
 
 
@@ -44,8 +38,8 @@ class PlanRequest:
     """`rl` or `sft`."""
     numbers: Mapping[str, int]
     """Any of world_size, nodes, gpus_per_node and gpu_memory (GiB)."""
-    sharding: Sharding | None = None
-    """In place of what the settings select; None = as they do."""
+    sharding: str = ""
+    """One of `SHARDING_NAMES`, in place of what the settings select; empty = as they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +97,7 @@ def plan_run(request: PlanRequest, resolved: Resolved[Any]) -> RunPlan:
         DataError: no config.json, or one without the widths.
     """
     values = resolved.values
-    grid = resolve_grid(_wanted(request, values, resolved.origins, os.environ))
+    grid = resolve_grid(_requested(request, resolved, os.environ))
     sizes, size_notes = model_sizes(values["pretrain"])
     refuse_uneven_model(values["pretrain"], grid.tp_size)
     training, more = _training(request, resolved, grid)
@@ -142,31 +136,27 @@ def _with_images(
     )
 
 
-def _wanted(
-    request: PlanRequest, values: Mapping[str, Any], origins: Mapping[str, Any], environment: Mapping[str, str]
-) -> RequestedDims:
+def _requested(request: PlanRequest, resolved: Resolved[Any], environment: Mapping[str, str]) -> RequestedDims:
     """The numbers of flags; where there are none those of NUM_NODES and GPUS_PER_NODE."""
+    nproc_size, nproc_origin = resolved.values["nproc"], resolved.origins["nproc"]
     flags = {name: SourcedNumber(value, f"--{name}") for name, value in request.numbers.items()}
 
     def variable(name: str) -> SourcedNumber | None:
         text = environment.get(name, "")
         return SourcedNumber(int(text), f"{name} (the environment)") if text.isdecimal() else None
 
-    nproc = SourcedNumber(values["nproc"], f"nproc: {origins['nproc']}") if values["nproc"] else None
+    nproc = SourcedNumber(nproc_size, f"nproc: {nproc_origin}") if nproc_size else None
     per_node = flags.get("gpus_per_node") or variable("GPUS_PER_NODE")
-    parallel = {
-        name: SourcedNumber(values[name], f"{name}: {origins[name]}")
-        for name in ("sp_size", "tp_size")
-        if values.get(name)
-    }
+    sp_size, tp_size = group_sizes(resolved)
     return RequestedDims(
         ranks=flags.get("world_size"),
         nodes=flags.get("nodes") or variable("NUM_NODES"),
         per_node=nproc or per_node,
         devices=per_node,
-        share=share_of(values),
+        sp_size=sp_size,
+        tp_size=tp_size,
+        share=share_of(resolved.values),
         launcher="plan",
-        **parallel,
     )
 
 
@@ -179,8 +169,9 @@ def _training(
     cap = values["max_tokens_per_micro_batch"]
     samples, _ = share_of(values).of(grid.dp_size)
     tokens = min(values["micro_train_batch_size"], samples) * longest
-    sharding = request.sharding or _sharding(values)
-    if request.sharding not in (None, "replicated"):
+    planned = SHARDINGS[request.sharding] if request.sharding else None
+    layout = run_layout(strategy_settings(values), grid, planned)
+    if planned is not None and layout.policy != REPLICATED:
         notes.append(f"{request.sharding}: what its ranks share out is divided among them; nothing was measured")
     needs_reference, needs_critic, rows = False, False, 0
     if request.command == "rl":
@@ -202,15 +193,12 @@ def _training(
     if adapters and needs_reference:
         notes.append("the reference is the policy with its adapters disabled, and takes no memory")
     return TrainingMemoryConfig(
-        dp_size=grid.dp_size,
-        sp_size=grid.sp_size,
-        tp_size=grid.tp_size,
-        sharding=sharding,
-        shard_size=values.get("shard_size"),
-        **_precision(values, sharding),
+        layout=layout,
+        **_precision(values, layout.policy),
         average=bool(values.get("enable_ema")),
         host_moments=bool(values.get("adam_offload") or values.get("fsdp_cpu_offload")),
         host_weights=bool(values.get("fsdp_cpu_offload")),
+        # no cap cuts a sample, so the longest one has to fit
         micro_tokens=max(min(tokens, cap) if cap else tokens, longest),
         head_rows=values["chunk_size"] if values["fused_linear_logprob"] else None,
         recomputes=values["gradient_checkpointing"] and values["gradient_checkpointing_mode"] == "full",
@@ -232,23 +220,17 @@ def _longest_tokens(request: PlanRequest, values: Mapping[str, Any], notes: list
     else:
         allowed = values["max_len"] or positions or 0
     if positions and allowed > positions:
-        notes.append(f"{allowed:,} tokens are allowed and the model places {positions:,}: samples must stay below")
+        notes.append(
+            f"{allowed:,} tokens are allowed and the model has {positions:,} positions: samples must not exceed them"
+        )
         return positions
     return allowed
 
 
-def _sharding(values: Mapping[str, Any]) -> Sharding:
-    """Return the sharding that the settings select; "replicated" where they select none."""
-    if values.get("fsdp"):
-        return "fsdp"
-    stage = values.get("zero_stage") or 0
-    return cast("Sharding", f"zero{stage}") if stage in (1, 2, 3) else "replicated"
-
-
 def _precision(values: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:
-    """Bytes of a weight, and where float32 is stepped on: blocks of FSDP are float32, other weights have copies."""
+    """Bytes of a weight, and where float32 is stepped on: the weights themselves, or copies of them."""
     rounds = bool(values.get("use_mp_opt") or values.get("fp16"))
-    if rounds and sharding == "fsdp":
+    if rounds and sharding.float32_weights:
         return {"weight_bytes": 4, "narrow_compute": True}
     return {"weight_bytes": 2 if rounds or values["bf16"] else 4, "master_copy": rounds}
 
@@ -256,14 +238,16 @@ def _precision(values: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:
 def _rollout_share(resolved: Resolved[Any], grid: ParallelDims) -> RolloutShare:
     """Return a rollout's distribution by prompts; refuses batches that the start refuses."""
     from rft.build.algorithm import algorithm_record
-    from rft_trainer.batches.batch_plan import plan_batches
+    from rft_trainer.batches.batch_plan import BatchSizes, plan_batches
 
     values = resolved.values
     names = ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size", "micro_train_batch_size")
     names += ("micro_rollout_batch_size", "max_epochs", "num_episodes")
     groups = algorithm_record(resolved.settings).advantage.compares_groups
     numbers = {name: int(values[name]) for name in names}
-    plan_batches(values["rollout_batch_size"], **numbers, world_size=grid.dp_size, group_estimator=groups)
+    sizes = BatchSizes(**numbers, world_size=grid.dp_size, group_estimator=groups)
+    # for its refusals alone; the rows are not counted here, and one rollout of prompts stands for them
+    plan_batches(values["rollout_batch_size"], sizes)
     prompts = BatchShare("rollout_batch_size", values["rollout_batch_size"], values["rollout_batch_size"])
     share, _ = prompts.of(grid.world_size)  # every rank generates, also those that train on the same samples
     scored = -(-values["rollout_batch_size"] * values["n_samples_per_prompt"] // grid.dp_size)

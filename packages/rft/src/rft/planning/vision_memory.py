@@ -76,23 +76,23 @@ def weight_terms(sizes: TowerSizes, run: TrainingMemoryConfig, *, trained: bool)
 
     A copy for the reference is P w more. Ranks share them out as they share out the decoder's.
     """
-    in_blocks = run.sharding in ("zero3", "fsdp")
-    is_sharded = run.sharding != "replicated"
+    policy, reference = run.layout.policy, run.layout.reference
+    # with float32 copies, gradients and moments are float32 too
     narrow = 4 if run.master_copy else run.weight_bytes
-    rows = [("tower parameters", run.weight_bytes, in_blocks, True, run.host_weights)]
+    rows = [("tower parameters", run.weight_bytes, policy.weights, True, run.host_weights)]
     if run.reference:
-        rows.append(("tower of the reference", run.weight_bytes, in_blocks, True, run.host_weights))
+        rows.append(("tower of the reference", run.weight_bytes, reference.weights, True, run.host_weights))
     if trained:
-        rows.append(("tower gradients", narrow, in_blocks or run.sharding == "zero2", False, run.host_weights))
+        rows.append(("tower gradients", narrow, policy.gradients, False, run.host_weights))
         more = 4 * run.master_copy + 4 * run.average
-        rows.append(("tower moments", 2 * narrow + more, is_sharded, True, run.host_moments))
+        rows.append(("tower moments", 2 * narrow + more, policy.optimizer, True, run.host_moments))
     return [_shared_out(sizes.parameters, run, *row) for row in rows]
 
 
 def _shared_out(
     count: int, run: TrainingMemoryConfig, name: str, size: int, shared: bool, stays: bool, host: bool
 ) -> MemoryTerm:
-    ranks = (run.shard_size or run.dp_size * run.sp_size) if shared else 1
+    ranks = run.layout.shard_ranks if shared else 1  # a tower's matrices are never cut
     over = f" / {ranks} ranks (by division)" if ranks > 1 else ""
     return MemoryTerm(
         name, -(-count * size // ranks), f"{count:,} x {size} bytes{over}", in_rollout=stays, on_host=host
@@ -112,6 +112,7 @@ def activation_term(sizes: TowerSizes, run: TrainingMemoryConfig, num_tokens: in
     )  # fmt: skip
     block = activation_bytes_of_block(like, run.compute_bytes)
     if run.recomputes:
+        # of every block its input is kept; one block at a time is computed again
         kept = sizes.hidden * run.compute_bytes
         formula = f"at most {patches:,} patches x ({sizes.layers} x {kept:,} + {block:,} bytes)"
         return MemoryTerm("tower activations", patches * (sizes.layers * kept + block), formula, in_rollout=False)

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from rft.process.determinism import repeat_exactly
-from rft.process.launching import Preflight
 from rft.process.monitored import MonitoredProcess, first_line, watched_process
 from rft.process.rank_log import logged
 from rft_core.errors import PeerError, PreflightError, RftError
@@ -26,6 +25,7 @@ from rft_dist.launch.process_group import (
     ranks_from_environment,
     start_process_group,
 )
+from rft_dist.preflight.run_preflight import Preflight, PreflightReport, RequestedRun
 from rft_dist.settings import WatchSettings
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.runs.checkpointing import Progress
@@ -41,8 +41,8 @@ class Machine:
     device: str
     ranks: RankInfo
     collectives: Collectives
-    preflight: tuple[str, ...] = ()
-    """What the ranks checked before they began, in lines for a person."""
+    preflight: PreflightReport | None = None
+    """What the ranks checked before they began; None where nothing is trained."""
     watched: MonitoredProcess | None = None
 
     @property
@@ -90,7 +90,7 @@ def choose_device(wanted: str, local_rank: int) -> str:
             code="device.no_cuda",
             what=f"device = {wanted}, and torch {torch.__version__} sees no CUDA device",
             where="--device",
-            why="a CUDA device and a torch build that drives it are needed",
+            why="a CUDA device and a torch build that supports it are needed",
             do="--device cpu",
         )
     return f"cuda:{local_rank % torch.cuda.device_count()}"
@@ -99,7 +99,7 @@ def choose_device(wanted: str, local_rank: int) -> str:
 @contextmanager
 def open_machine(
     wanted_device: str,
-    preflight: Preflight | None = None,
+    request: RequestedRun | None = None,
     limits: WatchSettings | None = None,
     *,
     debug: bool = False,
@@ -110,15 +110,18 @@ def open_machine(
 
     On a CPU each rank takes its share of the cores that this process may use, unless OMP_NUM_THREADS says
     otherwise: two ranks with all cores each are many times slower. A smaller number that the caller chose stays.
+    `request` is a training run, whose ranks compare themselves before its model loads; None compares nothing.
     `command` is the first line of the log of each rank; `show_error` as in `FrontEnd`.
     """
     num_devices = torch.cuda.device_count() if wanted_device != "cpu" else 0
     ranks = ranks_from_environment(num_local_devices=num_devices)
     device = choose_device(wanted_device, ranks.local_rank)
     ranks_here = ranks.world_size
+    preflight = Preflight(request) if request is not None else None
     if preflight is not None:
         shares_devices = requested_backend() == "gloo"
         ranks_here = preflight.grid(ranks, num_devices=num_devices, shares_devices=shares_devices).ranks_per_node
+    # every rank here with all cores would take them from the others
     if device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         share = max(1, usable_cores() // ranks_here)
         if share < torch.get_num_threads():
@@ -140,12 +143,13 @@ def open_machine(
         ) as process:  # from the first moment at which a rank can be missed
             where = torch.device(device)
             collectives = start_process_group(ranks, where, store=store, compare=compare, watched=watched)
-            yield Machine(device, ranks, collectives, tuple(preflight.lines()) if preflight else (), process)
+            yield Machine(device, ranks, collectives, preflight.report() if preflight else None, process)
             collectives.gather_bytes(b"")  # nobody leaves before all have ended well: rank 0 serves the others' store
 
 
 def usable_cores() -> int:
     """Cores that this process may use: its affinity, and the quota of its control group where there is one."""
+    # the log opens before the ranks meet, because a meeting that fails has to be in it
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _read(_QUOTA).partition(" ")
     if quota.isdigit() and period.strip().isdigit():

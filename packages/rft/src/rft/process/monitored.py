@@ -72,6 +72,7 @@ def watched_process(
             saved = error
         watch.close()
     except BaseException as error:
+        # the first failure may be another rank's, of which this error is a consequence
         shown = watch.failed(error) or error
         log.write(_in_full(shown))
         if shown is error:
@@ -79,6 +80,7 @@ def watched_process(
         raise shown from error
     finally:
         stop_process_group()
+    # raised after a proper end: a save on a signal is no failure
     if saved is not None:
         log.write(_in_full(saved))
         raise saved

@@ -47,6 +47,7 @@ class RankLog:
         if self._file is not None:
             self._put(text)
         elif not self._closed:
+            # bounded, because a run that never begins never has a folder
             if self._num_waiting < _KEPT:
                 self._waiting.append(text)
                 self._num_waiting += len(text)
@@ -83,6 +84,7 @@ class Tee:
 
     def write(self, text: str) -> int:
         """Write text to the stream and to the log."""
+        # the stream first: the terminal shows a line whatever becomes of the log
         written = self._stream.write(text)
         self._log.write(text)
         return written
@@ -129,12 +131,14 @@ def logged(rank: int, header: str) -> Generator[RankLog]:
 def _logging_into(log: RankLog) -> Generator[None]:
     """Add a handler to the root logger; where there was none, warnings still reach stderr as before."""
     root = logging.getLogger()
+    # a handler on the root silences logging's last resort, so warnings need one of their own
     alone = not root.handlers
     handlers: list[logging.Handler] = [_Handler(log, logging.WARNING if alone else None)]
     if alone:
         to_stderr = logging.StreamHandler()
         to_stderr.setLevel(logging.WARNING)
         handlers.append(to_stderr)
+    # INFO for our loggers only: libraries keep the level that they have
     loggers = [logging.getLogger(name) for name in _OURS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -41,15 +41,16 @@ def new_model(settings: BuildModelSettings) -> NewModel:
     refuse_existing(target)
     texts = list(read_texts(settings.data.texts, settings.data.text_keys))
     build(settings, texts, target)
+    # read back, so that the sizes are those of the files
     policy = load_policy(target)
-    codec = policy.codec
-    assert codec is not None
+    tokenizer = policy.tokenizer
+    assert tokenizer is not None
     return NewModel(
         directory=target,
         num_texts=len(texts),
         num_characters=sum(map(len, texts)),
-        num_tokens=sum(len(codec.encode(text)) for text in texts),
-        vocab_size=codec.vocab_size,
+        num_tokens=sum(len(tokenizer.encode(text)) for text in texts),
+        vocab_size=tokenizer.vocab_size,
         num_parameters=policy.num_parameters,
     )
 
@@ -59,9 +60,9 @@ def refuse_existing(target: Path) -> None:
     if target.exists():
         raise OptionsError(
             code="build.exists",
-            what=f"{target} is there already",
+            what=f"{target} already exists",
             where="--save_path",
-            why="a new model never writes over another",
+            why="a new model never overwrites another",
             do=f"--save_path {target.with_name(target.name + '-2')}",
         )
 

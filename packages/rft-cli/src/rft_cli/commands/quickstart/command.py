@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rft_cli.commands.quickstart.tasks import TASKS, Task
-from rft_cli.config.stored_run import refuse_over_run
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
+from rft_trainer.runs.directory import RUN_MARKS, RunDirectory
 from rft_trainer.runs.names import run_name
 from rft_trainer.runs.reader import read_run
 
@@ -69,8 +69,8 @@ def run(argv: list[str]) -> int:
         return 0
     choices = parse(argv)
     path = Path(choices.save_path or Path("runs") / run_name("quickstart", under=Path("runs")))
-    if (path / "config.yaml").exists() or (path / WARM_START).exists():
-        refuse_over_run(path)
+    # a warm-up alone makes the directory a run already
+    RunDirectory(path).refuse_existing(marks=(*RUN_MARKS, WARM_START))
     _one_thread()
     prepare(path, choices)
     command = ["rft-train", "quickstart", *argv]
@@ -139,6 +139,7 @@ def prepare(path: Path, choices: QuickstartOptions) -> None:
     """Write the data files and the untrained model; the same seed writes the same bytes."""
     made = choices.learned.prepare(path, choices.seed)
     stored = {name: value for name, value in asdict(choices).items() if name != "save_path"}
+    # written last: with it, a resume relies on data and model being complete
     (path / CHOICES).write_text(json.dumps(stored))
     print(made)
 
@@ -169,6 +170,7 @@ def _more_supervised(path: Path, choices: QuickstartOptions, command: list[str])
     from rft_cli.commands import sft
     from rft_cli.config.resolve import resolve
 
+    # the speed of this machine, from the steps of the warm-up
     seconds = read_run(path / WARM_START).series("time/step")
     seconds_a_step = sum(seconds) / len(seconds)
     steps = max(1, round(choices.seconds / seconds_a_step))
@@ -177,6 +179,7 @@ def _more_supervised(path: Path, choices: QuickstartOptions, command: list[str])
     words = _data_words(path, choices.learned.sft_recipe, choices.learned.demonstrations)
     words += ["--pretrain", str(final_model(path / WARM_START))]
     words += ["--seed", str(choices.seed), "--save_path", str(directory)]
+    # no target ends it before its time
     words += ["--max_epochs", str(steps), "--max_steps", str(steps), "--target_loss", "0", "--eval_steps", "500"]
     sft.train(resolve("sft", words), command, show_end=False)
     for name in ("warm_start", "control_sft"):
@@ -220,6 +223,7 @@ def resume(path: Path, overrides: list[str]) -> int:
     stored = json.loads((path / CHOICES).read_text())
     choices = QuickstartOptions(**stored, save_path=str(path))
     command = shlex.split(read_run(path).command) or ["rft-train", "quickstart"]
+    # the second stage has begun; its settings are those that it wrote
     if (path / "config.yaml").exists():
         words = ["--config", str(path / "config.yaml"), "--save_path", str(path), *overrides]
         rl.train(resolve("rl", words), command, in_place=path)
@@ -227,6 +231,7 @@ def resume(path: Path, overrides: list[str]) -> int:
     warm_start = path / WARM_START
     if read_run(warm_start).summary.get("outcome") != "finished":
         saved = any(warm_start.glob("checkpoints/step_*/manifest.json"))
+        # without a checkpoint there is nothing to go on from, and nothing is lost
         if warm_start.exists() and not saved:
             print("the warm-up had saved nothing; it starts again")
             shutil.rmtree(warm_start)

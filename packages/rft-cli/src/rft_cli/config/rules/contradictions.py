@@ -18,8 +18,11 @@ from rft_cli.config.schema import build
 from rft_cli.config.values import as_text
 from rft_core.errors import OptionsError, Problem
 from rft_core.nearest_names import nearest_names
+from rft_dist.strategies.registry import STRATEGIES
 from rft_engine.registry import ENGINES, REFERENCE_ENGINE, limits_met
 from rft_engine.settings import ComparedEnginesSettings
+from rft_models.settings import freezing_refusal
+from rft_trainer.settings.data import system_prompt_refusal
 
 Values = Mapping[str, Any]
 Origins = Mapping[str, Origin]
@@ -43,7 +46,7 @@ class SourcedValues:
 def contradictions(command: str, values: Values, origins: Origins) -> list[Problem]:
     """Combinations that cannot be run, each with its arithmetic and one way out."""
     make_problem = SourcedValues(values, origins).make_problem
-    checks: list[Check] = [_engine, _lengths, _frozen, environment_problems, image_problems]
+    checks: list[Check] = [_engine, _lengths, _frozen, _system_prompt, environment_problems, image_problems]
     if command == "sft":
         checks += [_nothing_to_wait_for]
     if command in ("rl", "sft"):
@@ -94,13 +97,19 @@ def _lengths(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
 
 
 def _frozen(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
-    if values.get("freeze_prefix") and values["train_only_tokens_from"] >= 0:
-        yield make_problem(
-            "freezing.two_ways",
-            ["freeze_prefix", "train_only_tokens_from"],
-            "where only the rows of some tokens are trained, every other weight is frozen already",
-            f"--train_only_tokens_from {values['train_only_tokens_from']} (and leave freeze_prefix out)",
-        )
+    if "freeze_prefix" not in values:
+        return
+    refusal = freezing_refusal(values["freeze_prefix"], values["train_only_tokens_from"])
+    if refusal is not None:
+        yield make_problem(refusal.code, list(refusal.names), refusal.why, refusal.do)
+
+
+def _system_prompt(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
+    if "system_prompt" not in values:
+        return
+    refusal = system_prompt_refusal(values["system_prompt"], apply_chat_template=values["apply_chat_template"])
+    if refusal is not None:
+        yield make_problem(refusal.code, list(refusal.names), refusal.why, refusal.do)
 
 
 def _weights_of_a_checkpoint(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
@@ -109,7 +118,7 @@ def _weights_of_a_checkpoint(values: Values, make_problem: MakeProblem) -> Itera
         why = "a run continues a checkpoint, or starts from all of its weights, or from some of them"
         yield make_problem("checkpoint.two_ways", ways, why, f"--{ways[0]} alone")
     elif ways and ways != ["load_checkpoint"] and not values["ckpt_path"]:
-        why = "weights are taken from a checkpoint that is named"
+        why = "weights are taken from a named checkpoint, and none is named"
         yield make_problem("checkpoint.no_path", [ways[0], "ckpt_path"], why, "--ckpt_path RUN")
 
 
@@ -122,7 +131,7 @@ def _sampling_for_training(values: Values, make_problem: MakeProblem) -> Iterato
 def _nothing_to_wait_for(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     for name in ("patience", "target_loss"):
         if values[name] and not values["eval_data"] and not values["held_out_rows"]:
-            why = f"{name} looks at the held-out loss, and no rows are held out"
+            why = f"{name} depends on the held-out loss, and no rows are held out"
             yield make_problem("sft.no_held_out", [name, "held_out_rows"], why, "--held_out_rows 200")
 
 
@@ -144,7 +153,9 @@ def _algorithm(origins: Origins, values: Values, _: MakeProblem) -> Iterator[Pro
         algorithm_record(build("rl", values))
     except OptionsError as error:
         problem = error.problem
+        # the error names settings in its text, and knows nothing of their origins
         named = [name for name in origins if re.search(rf"\b{re.escape(name)}\b", problem.what)]
+        # defaults were not chosen by anybody: what chose the algorithm is named too
         if all(origins[name].kind == "default" for name in named):
             chosen = ("advantage_estimator", "policy_loss", "use_gspo", "use_gmpo")
             named += [name for name in chosen if origins[name].kind != "default"]
@@ -171,11 +182,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "wandb_run_name": ("use_wandb", bool),
     "held_out_rows": ("eval_data", lambda path: not path),
     "min_improvement": ("patience", bool),
-    "system_prompt": ("apply_chat_template", bool),
-    "shard_size": ("fsdp", bool),
-    "fsdp_cpu_offload": ("fsdp", bool),
-    "zpg": ("zero_stage", lambda stage: stage == 3),
-    "overlap_comm": ("zero_stage", bool),
+    **{name: (row.setting, acts) for row in STRATEGIES for name, acts in row.options.items()},
     "ema_decay": ("enable_ema", bool),
     "async_deterministic": ("max_staleness", bool),
     "max_logprob_gap": ("max_staleness", lambda versions: versions == 0),

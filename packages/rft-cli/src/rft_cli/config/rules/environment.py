@@ -10,7 +10,7 @@ from rft.reward_kinds import reward_flags
 from rft_cli.config.rules.strategy import MakeProblem
 from rft_cli.config.values import as_text
 from rft_core.errors import Problem
-from rft_trainer.environments.registry import WHAT_THERE_IS, has_processes, is_known, nearest_name
+from rft_trainer.environments.registry import has_processes, is_known, unknown_environment
 
 Values = Mapping[str, Any]
 Origins = Mapping[str, Origin]
@@ -28,15 +28,15 @@ def environment_problems(values: Values, make_problem: MakeProblem) -> Iterator[
     if not values.get("environment"):
         return
     if not is_known(values["environment"]):
-        do = f"--environment {nearest_name(values['environment'])}"
-        yield make_problem("environment.unknown", ["environment"], WHAT_THERE_IS, do)
+        refusal = unknown_environment(values["environment"])
+        yield make_problem(refusal.code, list(refusal.names), refusal.why, refusal.do)
         return
     if not values["apply_chat_template"]:
         why = "turns and observations are put together by the tokenizer's chat template"
         yield make_problem("environment.no_chat", ["environment", "apply_chat_template"], why, "--apply_chat_template")
     for name in _JUDGES:
         if values.get(name):
-            why = "what a conversation earns is said by its environment, turn by turn"
+            why = "the environment of a conversation gives its rewards, turn by turn"
             yield make_problem("environment.two_judges", ["environment", name], why, f"leave {name} out")
     if values["turn_max_len"] is not None and values["turn_max_len"] > values["generate_max_len"]:
         why = "a turn is part of the conversation, whose tokens after the prompt are bounded by generate_max_len"
@@ -48,9 +48,9 @@ def idle_environment_settings(values: Values, origins: Origins, defaults: Values
     """Return one line for each setting that was asked for and has no effect here."""
     if "environment" not in values:
         return []
-    given = values["environment"]
-    names = () if has_processes(given) else _OF_FILES if given else _OF_CONVERSATIONS
-    state = f"{given} runs in this process and cannot hang" if given else "environment is empty"
+    environment = values["environment"]
+    names = () if has_processes(environment) else _OF_FILES if environment else _OF_CONVERSATIONS
+    state = f"{environment} runs in this process and cannot hang" if environment else "environment is empty"
     return [
         f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: {state} ({origins['environment']})"
         for name in names

@@ -17,11 +17,13 @@ _OF_ANY = ("limit_mm_image_per_prompt", "max_pixels", "min_pixels")
 
 def image_problems(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
     """Contradictions; a command without images has none."""
-    given = next((name for name in ("images_key", "image") if values.get(name)), None)
+    setting = next((name for name in ("images_key", "image") if values.get(name)), None)
     engine = engine_kind(values.get("engine_type", REFERENCE_ENGINE))
-    if given and not engine.can.supports_images:
-        why = f"what reaches {engine.title} here are token ids, not images"
-        yield make_problem(f"engine.{engine.name}.images", [given, "engine_type"], why, "--engine_type native, or vllm")
+    if setting and not engine.can.supports_images:
+        why = f"{engine.title} is given token ids here, not images"
+        yield make_problem(
+            f"engine.{engine.name}.images", [setting, "engine_type"], why, "--engine_type native, or vllm"
+        )
     if values.get("image") and values.get("prompt_data"):
         why = "image goes with the one text of prompt; rows name theirs in a column"
         yield make_problem("images.of_rows", ["image", "prompt_data"], why, "--images_key image, without --image")

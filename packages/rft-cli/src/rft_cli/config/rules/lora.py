@@ -7,13 +7,10 @@ from typing import Any
 
 from rft_cli.config.rules.strategy import MakeProblem
 from rft_core.errors import Problem
+from rft_dist.strategies.registry import choose_strategy, sharding_settings, strategy_settings
 
 NEEDS_RANK = ("lora_alpha", "lora_dropout", "target_modules", "lora_type")
 """Settings that act only beside `lora_rank`."""
-
-
-_LAYOUTS = (("fsdp", False), ("zero_stage", 0), ("sp_size", 1), ("tp_size", 1))
-"""Settings by which no rank has all of a matrix, or of a sample, and their values without that."""
 
 
 def adapter_problems(command: str, values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
@@ -37,22 +34,35 @@ def _beside_weights(values: Mapping[str, Any], make_problem: MakeProblem) -> Ite
     if values["ckpt_partial"]:
         why = "a run that continues loads the weights under its adapters from a directory, and none has this mixture"
         yield make_problem("adapters.partial", ["lora_rank", "ckpt_partial"], why, "--ckpt_weights_only")
-    if values["lora_type"] == "dora" and values["tp_size"] > 1:
+    settings = strategy_settings(values)
+    strategy = choose_strategy(settings)
+    if values["lora_type"] == "dora" and strategy.group_sizes(settings).matrix > 1:
+        name = strategy.matrix_setting
         why = "the length of a row of W + s B A is that of the whole row, of which a rank may have a part"
-        do = f"--lora_type rslora --tp_size {values['tp_size']}, or --lora_type dora --fsdp --tp_size 1"
-        yield make_problem("adapters.tp_dora", ["lora_type", "tp_size"], why, do)
+        do = f"--lora_type rslora --{name} {values[name]}, or --lora_type dora --fsdp --{name} 1"
+        yield make_problem("adapters.tp_dora", ["lora_type", name], why, do)
     if values["load_in_4bit"]:
-        for name, off in _LAYOUTS:
-            if values[name] != off:
-                why = "weights in 4 bits cannot be cut into blocks or parts, nor laid into one tensor"
-                yield make_problem("adapters.4bit_blocks", ["load_in_4bit", name], why, f"leave {name} out")
+        for name in _dividing_settings(values):
+            why = "weights in 4 bits cannot be sharded, cut into parts or flattened into one tensor"
+            yield make_problem("adapters.4bit_blocks", ["load_in_4bit", name], why, f"leave {name} out")
+
+
+def _dividing_settings(values: Mapping[str, Any]) -> list[str]:
+    """Return the settings by which no rank has all of a matrix, or of a sample."""
+    settings = strategy_settings(values)
+    strategy = choose_strategy(settings)
+    names = [strategy.sequence_setting] if strategy.group_sizes(settings).sequence > 1 else []
+    names += [strategy.matrix_setting] if strategy.group_sizes(settings).matrix > 1 else []
+    return list(dict.fromkeys([*sharding_settings(values), *names]))
 
 
 def _dropout(command: str, values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
     if command == "rl":
         why = "rollouts are drawn without dropout: with it the trainer would score them under another policy"
         yield make_problem("adapters.dropout_rl", ["lora_dropout"], why, "--lora_dropout 0")
-    for name, off in _LAYOUTS:
-        if values[name] != off:
-            why = "its masks follow from whole samples and whole adapters"
-            yield make_problem("adapters.dropout_blocks", ["lora_dropout", name], why, "--lora_dropout 0")
+    for name in _dividing_settings(values):
+        why = "its masks follow from whole samples and whole adapters"
+        yield make_problem("adapters.dropout_blocks", ["lora_dropout", name], why, "--lora_dropout 0")
+    if values.get("images_key"):
+        why = "its masks follow from token ids, and a row with images reaches the layers as embeddings"
+        yield make_problem("adapters.dropout_images", ["lora_dropout", "images_key"], why, "--lora_dropout 0")

@@ -25,7 +25,7 @@ def reward_problems(values: Mapping[str, Any], make_problem: MakeProblem) -> Ite
         why = "one judge answers: a model of this process, or one behind a URL"
         yield make_problem("reward.two_judges", ["judge_pretrain", "judge_url"], why, "--judge_url alone")
     if values["judge_url"] and not values["judge_model"]:
-        why = "a server of this kind is asked for a model by its name"
+        why = "a server of this kind is told which model to use, by name"
         yield make_problem("reward.judge_model", ["judge_url", "judge_model"], why, "--judge_model NAME")
 
 

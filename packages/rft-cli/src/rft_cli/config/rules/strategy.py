@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rft.parallel.refusals import strategy_refusals
 from rft_core.errors import Problem
+from rft_dist.strategies.registry import refusals, sharding_settings
 from rft_engine.registry import REFERENCE_ENGINE, engine_kind
 
 MakeProblem = Callable[[str, list[str], str, str], Problem]
@@ -15,20 +15,20 @@ MakeProblem = Callable[[str, list[str], str, str], Problem]
 
 def strategy_problems(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
     """Contradictions between the settings of the strategy, the model and the engine."""
-    for refusal in strategy_refusals(values):
+    for refusal in refusals(values):
         yield make_problem(refusal.code, list(refusal.names), refusal.why, refusal.remedy(values))
     yield from _precision(values, make_problem)
     yield from _without_memory(values, make_problem)
     if values["enable_ema"]:
         yield from _averages(values, make_problem)
-    if values["fsdp"] or values["zero_stage"] or values["tp_size"] > 1:
-        yield from _with_blocks(values, make_problem)
+    if names := sharding_settings(values):
+        yield from _with_blocks(values, names[0], make_problem)
 
 
 def _averages(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
     """Yield the contradictions of EMA, which averages the model's own full matrices."""
     if values["train_only_tokens_from"] >= 0:
-        why = "the average is of whole matrices, and rows of one are trained"
+        why = "the average covers full matrices, and here only rows of one are trained"
         yield make_problem("strategy.ema_rows", ["enable_ema", "train_only_tokens_from"], why, "leave enable_ema out")
 
 
@@ -38,7 +38,7 @@ def _precision(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator
         return
     for other in ("bf16", "use_mp_opt"):
         if values[other]:
-            why = "weights are computed with in float16 or in bfloat16"
+            why = "the forward computes in float16 or in bfloat16, not in both"
             yield make_problem("strategy.two_types", ["fp16", other], why, f"--{other} alone: it needs no loss scale")
 
 
@@ -47,7 +47,7 @@ def _without_memory(values: Mapping[str, Any], make_problem: MakeProblem) -> Ite
     if not values["meta_init"]:
         return
     if not values["fsdp"]:
-        why = "a rank reads its blocks alone where it keeps blocks; DeepSpeed and replicas take whole weights"
+        why = "a rank reads only its shards where weights are sharded; DeepSpeed and replicas load full weights"
         names = ["meta_init", "zero_stage"] if values["zero_stage"] else ["meta_init", "fsdp"]
         yield make_problem("strategy.meta_whole", names, why, "--fsdp --meta_init")
     if values.get("load_in_4bit"):
@@ -55,14 +55,13 @@ def _without_memory(values: Mapping[str, Any], make_problem: MakeProblem) -> Ite
         yield make_problem("strategy.meta_adapters", ["meta_init", "load_in_4bit"], why, "leave meta_init out")
     for name in ("ckpt_weights_only", "ckpt_partial"):
         if values[name]:
-            why = "weights are taken over from whole tensors of two directories"
+            why = "weights are copied between the full tensors of two directories"
             do = f"--pretrain {values['ckpt_path'] or 'RUN'}/checkpoints/step_N/model (and leave {name} out)"
             yield make_problem("strategy.meta_weights", ["meta_init", name], why, do)
 
 
-def _with_blocks(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
-    """Yield the contradictions of settings that need full weights on every rank."""
-    how = "fsdp" if values["fsdp"] else "zero_stage" if values["zero_stage"] else "tp_size"
+def _with_blocks(values: Mapping[str, Any], how: str, make_problem: MakeProblem) -> Iterator[Problem]:
+    """Yield the contradictions of `how`, which chose the strategy, with what needs full weights on every rank."""
     if values["train_only_tokens_from"] >= 0:
         why = "the trained rows are a part of a matrix that no rank holds whole"
         yield make_problem("strategy.rows", ["train_only_tokens_from", how], why, f"leave {how} out")

@@ -48,7 +48,7 @@ def load_deepspeed(device: torch.device) -> Any:
             code="zero.not_installed",
             what="the package deepspeed is not installed",
             where="--zero_stage",
-            why="ZeRO 1 to 3 are computed by DeepSpeed",
+            why="DeepSpeed implements ZeRO 1 to 3",
             do="uv sync --all-packages --extra deepspeed",
         )
     if device.type == "cpu":
@@ -61,7 +61,7 @@ def load_deepspeed(device: torch.device) -> Any:
             code="zero.too_old",
             what=f"deepspeed {deepspeed.__version__}, at least 0.19.8 is needed",
             where="--zero_stage",
-            why="it would end a step at every micro-batch",
+            why="older versions end a step at every micro-batch",
             do="uv sync --all-packages --extra deepspeed --upgrade-package deepspeed",
         )
     # Or else, on a CPU, it runs a C++ compiler at start for an all-reduce that only its inference uses.
@@ -109,20 +109,11 @@ def verify_options(
             code="zero.dtype",
             what=f"weights of {', '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}",
             where=f"--zero_stage {stage}",
-            why="DeepSpeed keeps all weights of a model in one of float32, bfloat16 and float16; frozen ones may be of "
-            "another beside trained ones in float32",
+            why="DeepSpeed keeps all weights in one dtype: float32, bfloat16 or float16; only where trained ones are "
+            "float32 may frozen ones have another",
             do="--fsdp",
         )
-    if options.hpz_size > 1:
-        _verify_hpz(options.hpz_size, world_size, stage)
-    if options.overlap_comm and stage == 1:
-        raise OptionsError(
-            code="zero.overlap_comm",
-            what="overlap_comm = True, zero_stage = 1",
-            where="--overlap_comm",
-            why="stage 1 exchanges gradients once a step, after the last backward pass: there is nothing to overlap",
-            do="--zero_stage 2",
-        )
+    _verify_hpz(options.hpz_size, world_size)
     return dtypes[0]
 
 
@@ -130,22 +121,14 @@ def _dtypes(parameters: Iterable[Tensor]) -> list[torch.dtype]:
     return sorted({parameter.dtype for parameter in parameters if parameter.is_floating_point()}, key=str)
 
 
-def _verify_hpz(hpz_size: int, world_size: int, stage: int) -> None:
-    if stage != 3:
-        raise OptionsError(
-            code="zero.zpg_stage",
-            what=f"zpg = {hpz_size}, zero_stage = {stage}",
-            where="--zpg",
-            why="a second copy of spread weights needs weights that are spread, which is stage 3",
-            do="--zero_stage 3",
-        )
+def _verify_hpz(hpz_size: int, world_size: int) -> None:
     if world_size % hpz_size:
         divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
         raise OptionsError(
             code="zero.zpg_size",
             what=f"zpg = {hpz_size}, {world_size} ranks",
             where="--zpg",
-            why=f"the second copy is spread over equal groups of ranks; allowed: {', '.join(map(str, divisors))}",
+            why=f"the second copy is sharded over equal groups of ranks; allowed: {', '.join(map(str, divisors))}",
             do=f"--zpg {min(divisors, key=lambda size: abs(size - hpz_size))}",
         )
 
@@ -157,7 +140,7 @@ def verify_float16(deepspeed: Any) -> None:
             code="zero.float16",
             what="float16 weights on a device that does not compute in float16",
             where="--fp16",
-            why="DeepSpeed refuses it there",
+            why="DeepSpeed trains in float16 only where the device supports it",
             do="--bf16",
         )
 

@@ -29,12 +29,12 @@ class Part:
     numel: int
     flat: Tensor
     """The float32 tensor that the optimizer steps on."""
-    place: int
+    start: int
     """Where the range begins in `flat`."""
 
     def of(self, flat: Tensor) -> Tensor:
         """The range in a tensor of the layout of `flat`; shares its memory."""
-        return flat.detach().narrow(0, self.place, self.numel)
+        return flat.detach().narrow(0, self.start, self.numel)
 
 
 def shape_of(parameter: nn.Parameter) -> tuple[int, ...]:
@@ -68,6 +68,7 @@ def own_range(parameter: nn.Parameter, rank: int) -> tuple[int, int]:
     """(first element, number) that this rank holds of a parameter that is spread (stage 3); the last may hold less."""
     partitioned: Any = parameter
     size, total = partitioned.ds_tensor.ds_numel, partitioned.ds_numel
+    # DeepSpeed gives every rank equally many elements: what lies beyond `total` is padding
     offset = min(rank * size, total)
     return offset, min(size, total - offset)
 

@@ -135,6 +135,7 @@ class ZeroModel:
             initial_scale_power=initial_scale_power,
         )
         frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        # refusals come before `start_engine`, after which the model is no longer what it was
         dtype = verify_options(trained, options, collectives.world_size, frozen)
         self._deepspeed = load_deepspeed(device)
         if dtype == torch.float16:
@@ -178,6 +179,7 @@ class ZeroModel:
                 yield name, parameter.detach()
                 continue
             with local_rank(self._engine.device), self._deepspeed.zero.GatheredParameters([parameter]):
+                # a copy: the gathered values are freed when the context ends
                 gathered = parameter.detach().clone()
             yield name, gathered
 
@@ -192,7 +194,7 @@ class ZeroModel:
             flat.setdefault(name, []).append(tensor.reshape(-1))
         return {name: torch.cat(tensors) for name, tensors in flat.items()}
 
-    def shards(self) -> list[Shard]:
+    def checkpoint_tensors(self) -> list[Shard]:
         """Return this rank's shards of the weights, see `ZeroWeights.shards`."""
         return self.weights.shards()
 
@@ -250,7 +252,7 @@ class ZeroOptimizer:
         """Put back ranges that `state_tensors` gave on this rank, of as many ranks."""
         self.state.load_tensors(tensors)
 
-    def shards(self) -> list[Shard]:
+    def checkpoint_tensors(self) -> list[Shard]:
         """Return the state of `state_tensors` as blocks with offsets; those of all ranks cover every tensor once."""
         return self.state.shards()
 

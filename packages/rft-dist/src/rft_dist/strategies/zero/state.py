@@ -25,7 +25,7 @@ from rft_dist.checkpoint_format.shards import (
 )
 from rft_dist.collectives import Collectives
 from rft_dist.optim import ema
-from rft_dist.optim.adamw import compare_states
+from rft_dist.optim.adamw import compare_states, other_state
 from rft_dist.strategies.zero.flat_ranges import flat_states, own_weights, shape_of, stepped_parts
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -36,7 +36,7 @@ Read = Callable[[str], Tensor | None]
 
 
 class ZeroWeights:
-    """The weights of a model under ZeRO, saved and loaded in blocks (`ShardSource`, `ShardSink`)."""
+    """The weights of a model under ZeRO, saved and loaded in blocks (`ShardSink`)."""
 
     def __init__(self, model: nn.Module, optimizer: Any, collectives: Collectives) -> None:
         self._parameters = dict(model.named_parameters())
@@ -44,6 +44,7 @@ class ZeroWeights:
         self._rank = collectives.rank
         trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
         self._parts = {part.name: part for part in stepped_parts(optimizer, trained, self._rank)}
+        # frozen weights that every rank has whole: one rank saves each of them
         sizes = {n: p.numel() for n, p in self._parameters.items() if not (hasattr(p, "ds_tensor") or p.requires_grad)}
         self._owners = assign_by_bytes(sizes, collectives.world_size)
 
@@ -79,6 +80,7 @@ class ZeroWeights:
         offset, flat = own_weights(parameter, self._rank)
         begin = flat_offset(shape_of(parameter), start)
         _copy_overlap(tensor.reshape(-1), begin, flat, offset)
+        # without this the next step would round the old float32 copy back over the new weights
         if name in self._parts:
             part = self._parts[name]
             _copy_overlap(tensor.reshape(-1), begin, part.of(part.flat), part.offset)
@@ -93,7 +95,7 @@ class ZeroWeights:
 
 
 class ZeroState:
-    """The moments, step counts and float32 copies of a model under ZeRO (`ShardSource`, `ShardSink`)."""
+    """The moments, step counts and float32 copies of a model under ZeRO (`ShardSink`)."""
 
     def __init__(
         self, model: nn.Module, optimizer: Any, collectives: Collectives, *, ema_decay: float | None = None
@@ -110,6 +112,7 @@ class ZeroState:
         self._scaler = optimizer.loss_scaler if next(iter(trained.values())).dtype == torch.float16 else None
         self._steps: dict[bool, tuple[str, float]] = {}
         if ema_decay is not None:
+            # beside the moments and in their layout, so that the same ranges serve all of them
             for flat, state in flat_states(optimizer):
                 state[ema.KIND] = ema.init(flat)
 
@@ -121,6 +124,7 @@ class ZeroState:
 
     def tensors(self) -> dict[str, Tensor]:
         """This rank's ranges, flat, under the names of what they are ranges of; live, not copies."""
+        # by identity: `==` compares the elements of tensors
         states = {id(flat): state for flat, state in flat_states(self._optimizer)}
         tensors: dict[str, Tensor] = {}
         for name, part in self._parts.items():
@@ -204,15 +208,15 @@ class ZeroState:
             kind = name.partition("/")[0]
             if kind == "master" and not self._has_master:
                 continue
-            found = read(name)
-            if found is None and kind == "master":
+            tensor = read(name)
+            if tensor is None and kind == "master":
                 continue
             shape = () if kind == "step" else shape_of(parameter)
-            if found is None or tuple(found.shape) != shape:
-                raise _not_found(name, shape, found)
-            self.write(name, (0,) * found.ndim, found)
-        if self._scaler is not None and (found := read(_SCALER)) is not None:
-            self._set_scaler(found)
+            if tensor is None or tuple(tensor.shape) != shape:
+                raise _not_found(name, shape, tensor)
+            self.write(name, (0,) * tensor.ndim, tensor)
+        if self._scaler is not None and (tensor := read(_SCALER)) is not None:
+            self._set_scaler(tensor)
 
     def _requests(self) -> Iterator[ShardRequest]:
         kinds = (*self._kinds, "master") if self._has_master else self._kinds
@@ -232,8 +236,8 @@ class ZeroState:
                 code="zero.steps_differ",
                 what=f"{first} has taken {known:g} steps, {name} {step:g}",
                 where="the optimizer state that is loaded",
-                why="DeepSpeed steps many parameters as one tensor, with one count of steps",
-                state="the optimizer is loaded in part: nothing may be trained with it",
+                why="DeepSpeed updates many parameters as one tensor with one step count",
+                state="the optimizer state is only partly loaded and must not be used for training",
                 do="resume with the strategy of the run that saved it (--zero_stage 0)",
             )
 
@@ -259,13 +263,9 @@ def _forget_gathered(parameter: nn.Parameter) -> None:
         partitioned.ds_secondary_tensor = None
 
 
-def _not_found(name: str, shape: tuple[int, ...], found: Tensor | None) -> CheckpointError:
-    return CheckpointError(
-        code="optimizer.state_differs",
-        what=f"optimizer state: {name} {list(shape)} is needed, found "
-        f"{'nothing' if found is None else list(found.shape)}",
+def _not_found(name: str, shape: tuple[int, ...], tensor: Tensor | None) -> CheckpointError:
+    return other_state(
+        f"{name} {list(shape)} is needed, found {'nothing' if tensor is None else list(tensor.shape)}",
         where="the optimizer state that is loaded",
-        why="moments belong to one parameter of one shape",
-        state="the optimizer is loaded in part: nothing may be trained with it",
-        do="resume with the model and the trained parameters of the run that saved the checkpoint",
+        state="the optimizer state is only partly loaded and must not be used for training",
     )

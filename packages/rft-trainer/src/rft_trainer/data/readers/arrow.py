@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rft_core.errors import DataError, OptionsError
-from rft_trainer.data.readers.files import no_rows, open_data_file, unreadable
-from rft_trainer.data.readers.rows import Row, shown
+from rft_core.errors import DataError
+from rft_trainer.data.readers.files import no_rows, no_such_split, not_utf8, open_data_file, unreadable
+from rft_trainer.data.readers.rows import Row, refused_value, shown
 
 
 def read_parquet(file: Path) -> list[Row]:
@@ -22,6 +22,7 @@ def read_parquet(file: Path) -> list[Row]:
         pass  # refuses what is empty or unreadable by its own name before pyarrow does
     try:
         with pq.ParquetFile(file) as table:
+            # before any row: `to_pylist` makes dictionaries, which hold a name once
             _refuse_double_columns(table.schema_arrow.names, file)
             _append_batches(rows, table.iter_batches(), file)
     except (pa.ArrowException, OSError) as error:
@@ -41,6 +42,7 @@ def read_saved_dataset(directory: Path, *, split: str | None) -> list[Row]:
     if (directory / "dataset_dict.json").is_file():
         directory = directory / _chosen_split(directory, split)
     rows: list[Row] = []
+    # in the order of state.json, not of the folder: it is the order of the rows
     for file in _data_files(directory):
         rows.extend(_read_stream(file, first=len(rows) + 1))
     if not rows:
@@ -54,18 +56,13 @@ def _chosen_split(directory: Path, split: str | None) -> str:
         raise _bad_layout(directory / "dataset_dict.json", 'no list under "splits"')
     if split in splits:
         return str(split)
-    raise OptionsError(
-        code="data.split",
-        what=f"split {split!r} of {directory}; it holds {', '.join(map(str, splits))}",
-        where="--prompt_split",
-        why="a saved DatasetDict is read one split at a time",
-        do=f"--prompt_split {splits[0]}",
-    )
+    raise no_such_split(directory, split, splits, "a saved DatasetDict is read one split at a time")
 
 
 def _data_files(directory: Path) -> list[Path]:
     state_file = directory / "state.json"
     state = _json_object(state_file)
+    # read as they are, all rows would be taken where some were chosen
     if state.get("_indices_data_files"):
         raise _bad_layout(state_file, "rows are selected by an indices file, a form of datasets before 2.0")
     entries = state.get("_data_files")
@@ -102,26 +99,21 @@ def _append_batches(rows: list[Row], batches: Iterable[Any], file: Path, *, firs
 
 def _bad_text(batch: Any, file: Path, start: int) -> DataError:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        # value by value only now: the batch that failed does not say which row it was
         for number, scalar in enumerate(column):
             try:
                 scalar.as_py()
             except UnicodeDecodeError as error:
-                return DataError(
-                    code="data.not_utf8",
-                    what=f"byte {error.start} of the value is 0x{error.object[error.start]:02x}: {error.reason}",
-                    where=f"{file}:{start + number}:{name}",
-                    why="text must be UTF-8",
-                    do=f"write column {name} of {file} again as UTF-8",
-                )
+                where, do = f"{file}:{start + number}:{name}", f"write column {name} of {file} again as UTF-8"
+                return not_utf8(error, "the value", where=where, do=do)
     raise AssertionError("a batch that could not be decoded decodes value by value")
 
 
 def _refuse_double_columns(names: list[str], file: Path) -> None:
     for position, name in enumerate(names):
         if name in names[:position]:
-            raise DataError(
-                code="data.refused_value",
-                what=f"column {shown(name)} occurs twice",
+            raise refused_value(
+                f"column {shown(name)} occurs twice",
                 where=f"{file}:1:{name}",
                 why="which of the two values counts is undefined",
                 do=f"give every column of {file} its own name",

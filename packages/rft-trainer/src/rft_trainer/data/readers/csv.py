@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 
 from rft_core.errors import DataError
-from rft_trainer.data.readers.files import BYTE_ORDER_MARK, decode_text, no_rows, open_data_file
+from rft_trainer.data.readers.files import BYTE_ORDER_MARK, cut_off, decode_text, no_rows, open_data_file
 from rft_trainer.data.readers.rows import Row, SkipLog, shown
 
 _MAX_FIELD_CHARACTERS = 64 * 1024 * 1024
@@ -34,6 +34,7 @@ def _records(text: str, file: Path, skips: SkipLog) -> list[Row]:
     rows: list[Row] = []
     header: list[str] | None = None
     while True:
+        # before the record is read: a quoted field may reach over several lines
         line = reader.line_num + 1
         try:
             values = next(reader, None)
@@ -41,6 +42,7 @@ def _records(text: str, file: Path, skips: SkipLog) -> list[Row]:
             raise _bad_csv(error, file, line) from error
         if values is None:
             return rows
+        # a blank line, at the end of many files
         if not values:
             continue
         if header is None:
@@ -66,14 +68,11 @@ def _checked_header(names: list[str], file: Path, line: int) -> list[str]:
 
 
 def _bad_csv(error: csv.Error, file: Path, line: int) -> DataError:
-    cut = "unexpected end of data" in str(error)
-    return DataError(
-        code="data.cut" if cut else "data.bad_csv",
-        what=f"the record that starts on line {line}: {error}",
-        where=f"{file}:{line}",
-        why="the text ends inside a quoted field" if cut else "quotes inside a quoted field are doubled",
-        do=f"copy {file} again from its source" if cut else f"correct {file}:{line}",
-    )
+    what, where = f"the record that starts on line {line}: {error}", f"{file}:{line}"
+    if "unexpected end of data" in str(error):
+        return cut_off(what, where=where, inside="quoted field", do=f"copy {file} again from its source")
+    why = "quotes inside a quoted field are doubled"
+    return DataError(code="data.bad_csv", what=what, where=where, why=why, do=f"correct {where}")
 
 
 def _unequal(values: list[str], header: list[str], file: Path, line: int) -> DataError:
@@ -82,6 +81,6 @@ def _unequal(values: list[str], header: list[str], file: Path, line: int) -> Dat
         code="data.unequal_row",
         what=f"{len(values)} values for {len(header)} columns {shown(header)}",
         where=f"{file}:{line}:{field}",
-        why="every record has one value a column",
+        why="every record has one value for each column",
         do=f"correct {file}:{line}",
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from rft_core.errors import DataError
+from rft_core.errors import DataError, OptionsError
 from rft_core.fault_points import declare, fault_point
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -36,10 +36,12 @@ def open_data_file(file: Path) -> Iterator[BinaryIO]:
         fault_point(_OPEN)
         with file.open("rb") as stream:
             before = os.fstat(stream.fileno())
+            # by its own name: a parser would speak of a missing value on line 1
             if before.st_size == 0:
                 raise _empty(file)
             yield stream
             fault_point(_READ_END)
+            # by path and not by descriptor: a file that was replaced meanwhile is another one
             after = file.stat()
     except OSError as error:
         raise unreadable(file, error) from error
@@ -74,6 +76,42 @@ def no_rows(file: Path) -> DataError:
     )
 
 
+def not_utf8(
+    error: UnicodeDecodeError,
+    text: str,
+    *,
+    where: str,
+    do: str,
+    why: str = "text must be UTF-8",
+    offset: int = 0,
+) -> DataError:
+    """Build the error for bytes that are no text; `text` says what they are of, and `offset` where they begin in it."""
+    return DataError(
+        code="data.not_utf8",
+        what=f"byte {offset + error.start} of {text} is 0x{error.object[error.start]:02x}: {error.reason}",
+        where=where,
+        why=why,
+        do=do,
+    )
+
+
+def cut_off(what: str, *, where: str, inside: str, do: str) -> DataError:
+    """Build the error for a text that ends inside a value."""
+    return DataError(code="data.cut", what=what, where=where, why=f"the text ends inside a {inside}", do=do)
+
+
+def no_such_split(directory: Path, split: str | None, splits: Sequence[object], why: str) -> OptionsError:
+    """Build the error for a directory of several splits, without the one that was chosen or with none chosen."""
+    chosen = "no split is chosen" if split is None else f"there is no split {split!r}"
+    return OptionsError(
+        code="data.split",
+        what=f"{chosen}; {directory} holds {', '.join(map(str, splits))}",
+        where="--prompt_split",
+        why=why,
+        do=f"--prompt_split {splits[0]}",
+    )
+
+
 def decode_text(raw: bytes, file: Path, *, first_line: int = 1, offset: int = 0) -> str:
     """Decode `raw`, which begins at `first_line` and byte `offset` of the file, as UTF-8.
 
@@ -84,13 +122,10 @@ def decode_text(raw: bytes, file: Path, *, first_line: int = 1, offset: int = 0)
     except UnicodeDecodeError as error:
         line = first_line + raw.count(b"\n", 0, error.start)
         column = error.start - (raw.rfind(b"\n", 0, error.start) + 1) + 1
-        raise DataError(
-            code="data.not_utf8",
-            what=f"byte {offset + error.start} of {file} is 0x{raw[error.start]:02x}: {error.reason}",
-            where=f"{file}:{line}:{column}",
-            why=_why_not_utf8(raw if offset == 0 else b""),
-            do=_how_to_convert(raw if offset == 0 else b"", file),
-        ) from error
+        # only the head of the file shows that it is UTF-16 or gzip
+        start = raw if offset == 0 else b""
+        where, do = f"{file}:{line}:{column}", _how_to_convert(start, file)
+        raise not_utf8(error, str(file), where=where, do=do, why=_why_not_utf8(start), offset=offset) from error
     position = text.find("\0")
     if position >= 0:
         line = first_line + text.count("\n", 0, position)

@@ -10,10 +10,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from rft_core.errors import DataError, OptionsError
+from rft_core.errors import DataError
 from rft_core.nearest_names import nearest_names
 from rft_trainer.data.readers.arrow import is_saved_dataset, read_parquet, read_saved_dataset
 from rft_trainer.data.readers.csv import read_csv
+from rft_trainer.data.readers.files import no_such_split
 from rft_trainer.data.readers.json import read_json, read_jsonl
 from rft_trainer.data.readers.rows import Row, SkipLog
 
@@ -54,10 +55,13 @@ def resolve_files(path: str | Path, *, split: str | None = None) -> list[Path]:
     """
     target = Path(path).expanduser()
     if target.is_dir():
+        # a saved data set has files of suffixes that are read elsewhere; which of them count is in its state.json
         return [target] if is_saved_dataset(target) else _files_of_directory(target, split)
+    # a name with brackets may be a file: only what is not there is tried as a pattern
     if target.exists():
         return [_checked_suffix(target)]
     if glob.has_magic(str(target)):
+        # sorted, since `glob` gives them in the order of the disk
         matches = sorted(Path(match) for match in glob.glob(str(target), recursive=True))
         files = [_checked_suffix(match) for match in matches if match.is_file()]
         if files:
@@ -81,9 +85,9 @@ def _checked_suffix(file: Path) -> Path:
     hint = f"; nearest {near[0]}" if near else ""
     raise DataError(
         code="data.unknown_suffix",
-        what=f"{file} has the suffix {suffix or '(none)'}; read are {', '.join(_READERS)}{hint}",
+        what=f"{file} has the suffix {suffix or '(none)'}; those that are read: {', '.join(_READERS)}{hint}",
         where=str(file),
-        why="the format of a data file is told by its suffix",
+        why="the suffix of a data file determines its format",
         do=f"mv {file} {file.with_suffix(near[0] if near else '.jsonl')}",
     )
 
@@ -96,7 +100,7 @@ def _files_of_directory(directory: Path, split: str | None) -> list[Path]:
     if not splits:
         raise DataError(
             code="data.no_files",
-            what=f"{directory} holds no data file and is no saved data set",
+            what=f"{directory} holds no data file and is not a saved data set",
             where=str(directory),
             why=f"a directory needs files ending in {', '.join(_READERS)}, or what save_to_disk writes",
             do=f"ls -R {directory}",
@@ -105,13 +109,8 @@ def _files_of_directory(directory: Path, split: str | None) -> list[Path]:
         return splits[split]
     if len(splits) == 1 and split is None:
         return next(iter(splits.values()))
-    raise OptionsError(
-        code="data.split",
-        what=f"split {split!r} of {directory}; its files give {', '.join(splits)}",
-        where="--prompt_split",
-        why="a directory with several splits is read one split at a time, so that none is trained on by accident",
-        do=f"--prompt_split {next(iter(splits))}",
-    )
+    why = "a directory with several splits is read one split at a time, so that none is trained on by accident"
+    raise no_such_split(directory, split, list(splits), why)
 
 
 def _not_found(path: str | Path, target: Path) -> DataError:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rft_core.errors import DataError
-from rft_trainer.data.readers.files import BYTE_ORDER_MARK, decode_text, no_rows, open_data_file
-from rft_trainer.data.readers.rows import Row, SkipLog, shown
+from rft_trainer.data.readers.files import BYTE_ORDER_MARK, cut_off, decode_text, no_rows, open_data_file
+from rft_trainer.data.readers.rows import Row, SkipLog, refused_value, shown
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -60,6 +60,7 @@ def read_jsonl(file: Path, skips: SkipLog) -> list[Row]:
     rows: list[Row] = []
     line, offset = 0, 0
     with open_data_file(file) as stream:
+        # one byte more than allowed, so that a file without line ends is refused before it is all in memory
         while raw := stream.readline(MAX_LINE_BYTES + 1):
             line += 1
             if len(raw) > MAX_LINE_BYTES:
@@ -71,6 +72,7 @@ def read_jsonl(file: Path, skips: SkipLog) -> list[Row]:
                     rows.append(Row(fields, str(file), line))
             except DataError as error:
                 skips.take(error)
+            # also of a row that was skipped: positions in messages are those of the file
             offset += len(raw)
     if not rows:
         raise no_rows(file)
@@ -120,7 +122,6 @@ class _Document:
     def rows(self) -> list[tuple[Any, int]]:
         self._skip_space()
         rows = self._list() if self._peek() == "[" else self._data_of_object()
-        self._skip_space()
         if self._position < len(self._text):
             raise self._extra()
         return rows
@@ -129,7 +130,7 @@ class _Document:
         rows: list[tuple[Any, int]] = []
         self._expect("[")
         if self._peek() == "]":
-            self._position += 1
+            self._expect("]")
             return rows
         while True:
             line = self._current_line()
@@ -168,6 +169,7 @@ class _Document:
         try:
             value, self._position = _DECODER.raw_decode(self._text, self._position)
         except _RefusedValue as error:
+            # the line goes along as a note, since the decoder's hooks know no positions
             error.add_note(str(self._current_line()))
             raise
         self._skip_space()
@@ -193,6 +195,7 @@ class _Document:
         self._position = match.end()
 
     def _current_line(self) -> int:
+        # from the last count on: counting from the start for every row would take quadratic time
         self._line += self._text.count("\n", self._counted, self._position)
         self._counted = self._position
         return self._line
@@ -217,6 +220,7 @@ def _as_fields(value: Any, file: Path, line: int) -> dict[str, Any]:
 
 def _refuse_surrogates(value: Any, text: str, file: Path, line: int) -> None:
     """Raise `DataError` for half of a surrogate pair, which parses, but which no tokenizer and no file can take."""
+    # most rows have no such escape, and need no second encoding
     if not _SURROGATE.search(text):
         return
     try:
@@ -236,23 +240,27 @@ def _bad_value(error: Exception, file: Path, line: int, text: str, *, cut: bool)
     if isinstance(error, _RefusedValue):
         line = int(error.__notes__[0]) if hasattr(error, "__notes__") else line
         where = f"{file}:{line}:{error.key}" if error.key else f"{file}:{line}"
-        return DataError(code="data.refused_value", what=error.what, where=where, why=error.why, do=do)
+        return refused_value(error.what, where=where, why=error.why, do=do)
     if isinstance(error, json.JSONDecodeError):
         line, column = line + error.lineno - 1, error.colno
         ends = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
         do = f"mv {file} {file.with_suffix('.jsonl')}" if "JSON Lines" in error.msg else f"correct {file}:{line}"
         if ends and (cut or file.suffix.lower() == ".json"):
             do = f"copy {file} again from its source"
+        what = f"{error.msg} at column {column}: {shown(text[max(0, error.pos - 20) : error.pos + 40])}"
+        where = f"{file}:{line}:{column}"
+        if ends:
+            return cut_off(what, where=where, inside="value", do=do)
         return DataError(
-            code="data.cut" if ends else "data.bad_json",
-            what=f"{error.msg} at column {column}: {shown(text[max(0, error.pos - 20) : error.pos + 40])}",
-            where=f"{file}:{line}:{column}",
-            why="the text ends inside a value" if ends else "every row is one complete JSON value",
-            do=do,
+            code="data.bad_json", what=what, where=where, why="every row is one complete JSON value", do=do
         )
     reason = "values are nested too deeply" if isinstance(error, RecursionError) else str(error)
     return DataError(
-        code="data.bad_json", what=f"{shown(text)}: {reason}", where=f"{file}:{line}", why="not a usable row", do=do
+        code="data.bad_json",
+        what=f"{shown(text)}: {reason}",
+        where=f"{file}:{line}",
+        why="such a row cannot be used",
+        do=do,
     )
 
 

@@ -44,9 +44,16 @@ class SkipLog:
             raise error
         self.problems.append(error)
 
-    def lines(self) -> list[str]:
-        """Return one line a skipped row: location and reason."""
-        return [f"skipped {error.problem.where}: {error.problem.what}" for error in self.problems]
+
+def wrong_type(row: Row, key: str, what: str, why: str, *, do: str = "") -> DataError:
+    """Return the error that a field holds something else than its use needs."""
+    where = row.where(key)
+    return DataError(code="data.wrong_type", what=what, where=where, why=why, do=do or f"correct {where}")
+
+
+def refused_value(what: str, *, where: str, why: str, do: str) -> DataError:
+    """Return the error of a value that a library reads, and whose meaning is undefined or of no use."""
+    return DataError(code="data.refused_value", what=what, where=where, why=why, do=do)
 
 
 def shown(value: object) -> str:

@@ -1,0 +1,212 @@
+"""A child process that exchanges lines with its parent over two pipes and is killed with all that it has started.
+
+`ChildProcess` is the parent's side, `ParentPipes` the child's. What a line holds is theirs to say; a typed error
+crosses as the fields of `error_fields`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rft_core import errors
+from rft_core.errors import RftError, ServiceError
+
+_CHUNK = 1 << 16  # what a pipe holds
+_TAIL = 1 << 13
+_LOOK_SECONDS = 0.005
+
+
+class ChildProcess:
+    """One child and its pipes, none of which can block this process: bytes move in `wait_for_any` alone.
+
+    It leads a session of its own: a kill reaches what it has started, and Ctrl-C on the terminal reaches the parent
+    alone, which then ends the child in order.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        log: Path | None = None,
+        longest_line: int = sys.maxsize,
+    ) -> None:
+        """Start `command` with the numbers of the two pipes behind it, which the child gives to `ParentPipes`.
+
+        Args:
+            command: program and arguments.
+            environment: variables beside those of this process.
+            log: file that takes what the child prints; None = the end of it is `last_output`.
+            longest_line: bytes of a line; a child that sends more without an end of line has ended.
+        """
+        self.lines: deque[bytearray] = deque()
+        """Lines that have arrived, oldest first; whoever uses one takes it out."""
+        self.has_ended = False
+        """Whether the child has closed a pipe, sent a line that is too long, or been killed."""
+        self._unsent, self._partial, self._tail = bytearray(), bytearray(), b""
+        self._longest_line = longest_line
+        self._how = ""
+        to_child, write = os.pipe()
+        read, from_child = os.pipe()
+        self._requests, self._replies = os.fdopen(write, "wb", buffering=0), os.fdopen(read, "rb", buffering=0)
+        try:
+            with contextlib.nullcontext(subprocess.PIPE) if log is None else log.open("ab") as output:
+                self._child = subprocess.Popen(
+                    [*command, str(to_child), str(from_child)],
+                    bufsize=0,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **environment},
+                    pass_fds=(to_child, from_child),
+                    start_new_session=True,
+                )
+        finally:
+            # the child's ends: held open here, they would hide from this process that the child has gone
+            os.close(to_child)
+            os.close(from_child)
+        self._output = self._child.stdout
+        self._pipes = [pipe for pipe in (self._requests, self._replies, self._output) if pipe is not None]
+        for pipe in self._pipes:
+            os.set_blocking(pipe.fileno(), False)
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is the number of its session and process group too."""
+        return self._child.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether the process runs and has not been killed from here."""
+        if self._child.returncode is not None:
+            return False
+        try:  # looked at and not reaped: until `kill` its number belongs to nobody else
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
+        except ChildProcessError:
+            return False
+
+    @property
+    def is_sending(self) -> bool:
+        """Return whether a part of what was queued is not in the pipe yet."""
+        return bool(self._unsent)
+
+    @property
+    def last_output(self) -> str:
+        """The end of what the child printed; empty with a log."""
+        return self._tail.decode(errors="replace")
+
+    def send(self, line: bytes) -> None:
+        """Queue a line; it is sent as fast as the child reads."""
+        self._unsent += line
+        self._unsent += b"\n"
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Register the events that this process waits for; the data of each is the function to call."""
+        if not self.has_ended:
+            selector.register(self._replies, selectors.EVENT_READ, self._read_replies)
+            if self._unsent:
+                selector.register(self._requests, selectors.EVENT_WRITE, self._write)
+        if self._output is not None:
+            selector.register(self._output, selectors.EVENT_READ, self._read_output)
+
+    def kill(self, grace: float = 0.0) -> str:
+        """Kill the process with all that it has started, and return how it ended; a second call changes nothing.
+
+        Args:
+            grace: seconds in which it may still end by itself, for one that is on its way out.
+        """
+        if self._pipes:
+            until = time.monotonic() + grace
+            while self.is_alive and time.monotonic() < until:
+                time.sleep(_LOOK_SECONDS)
+            # before the child is reaped, because its number may then belong to somebody else
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            code = self._child.wait()
+            # what it printed last may still be in the pipe
+            self._read_output()
+            self.has_ended, self._output = True, None
+            while self._pipes:
+                self._pipes.pop().close()
+            self._how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return self._how
+
+    def _read_replies(self) -> None:
+        chunk = self._replies.read(_CHUNK)
+        if chunk is None:  # nothing there yet
+            return
+        self._partial += chunk
+        # only then: a long line would be searched again from its start with every chunk
+        if b"\n" in chunk:
+            *lines, self._partial = self._partial.split(b"\n")
+            self.lines.extend(lines)
+        self.has_ended = not chunk or len(self._partial) > self._longest_line
+
+    def _read_output(self) -> None:
+        chunk = None if self._output is None else self._output.read(_CHUNK)
+        if chunk is None:
+            return
+        self._tail = (self._tail + chunk)[-_TAIL:]
+        if not chunk:
+            self._output = None
+
+    def _write(self) -> None:
+        try:
+            # `write` returns None where the pipe is full
+            del self._unsent[: self._requests.write(self._unsent[:_CHUNK]) or 0]
+        except BrokenPipeError:
+            self._unsent.clear()
+            self.has_ended = True
+
+
+def wait_for_any(children: Iterable[ChildProcess], seconds: float) -> bool:
+    """Wait until bytes have moved to or from a child, or `seconds` (may be infinite); return whether they have."""
+    # poll takes file numbers above 1023, which select does not, and needs no descriptor as epoll does
+    with selectors.PollSelector() as selector:
+        for child in children:
+            child.register(selector)
+        events = selector.select(None if seconds == math.inf else seconds)
+        for key, _ in events:
+            key.data()
+    return bool(events)
+
+
+class ParentPipes:
+    """The child's side of the two pipes; what it prints and reads otherwise does not reach them."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        # what the child starts must not hold the pipes open after it
+        for descriptor in (read_fd, write_fd):
+            os.set_inheritable(descriptor, False)
+        self.requests = os.fdopen(read_fd, "rb")
+        """Lines of the parent, until it closes its side."""
+        self._replies = write_fd
+
+    def send(self, line: bytes) -> None:
+        """Send a line; waits while the pipe is full."""
+        view = memoryview(line + b"\n")
+        while view:
+            view = view[os.write(self._replies, view) :]
+
+
+def error_fields(error: RftError) -> dict[str, str]:
+    """Return a typed error as JSON, for the child's side."""
+    return {"kind": type(error).__name__, **asdict(error.problem)}
+
+
+def error_of(fields: Mapping[str, str]) -> RftError:
+    """Return the error of these fields again, a `ServiceError` where its class is not one of `rft_core.errors`."""
+    kinds = {kind.__name__: kind for kind in RftError.__subclasses__() if kind.__module__ == errors.__name__}
+    problem = dict(fields)
+    return kinds.get(problem.pop("kind"), ServiceError)(**problem)
