@@ -285,7 +285,7 @@ def planted(directory: Path, module: ModuleType, right: str, wrong: str) -> Modu
     [
         ('logits = tl.where(inside, logits, -float("inf"))', "pass"),
         ('highest = tl.full([ROWS], -float("inf"), tl.float32)', "highest = tl.zeros([ROWS], tl.float32)"),
-        ("held = own_column >= 0", "held = own_column >= -1"),
+        ("in_slab = own_column >= 0", "in_slab = own_column >= -1"),
     ],
     ids=["no column mask", "maximum starts at 0", "target of another slab"],
 )

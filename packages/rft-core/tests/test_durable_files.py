@@ -18,7 +18,6 @@ from rft_core import fault_points
 from rft_core.durable_files import (
     LineAppender,
     encode_record,
-    last_record,
     read_records,
     replace_text,
 )
@@ -103,6 +102,24 @@ def test_a_line_that_the_disk_refused_is_taken_back(tmp_path: Path, fail_at: Cal
     assert [row["n"] for row in read_records(file).rows] == [1, 3]
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_is_removed_while_it_is_written_is_begun_anew_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, replaced: bool
+) -> None:
+    file = tmp_path / "a.jsonl"
+    appender = LineAppender(file)
+    appender.append({"n": 1})
+    assert not caplog.records
+    file.unlink()
+    if replaced:
+        file.write_text('{"n": 7}\n')
+    for number in (2, 3):
+        appender.append({"n": number})
+    appender.close()
+    assert [row["n"] for row in read_records(file).rows] == ([7, 2, 3] if replaced else [2, 3])
+    assert [str(file) in record.getMessage() for record in caplog.records] == [True]
+
+
 @pytest.mark.parametrize("torn", [b'{"n": 2', b"x" * 200_000, b"\x00"])
 def test_a_torn_last_line_is_cut_off_before_the_next_append(tmp_path: Path, torn: bytes) -> None:
     file = tmp_path / "a.jsonl"
@@ -140,16 +157,6 @@ def test_unreadable_lines_are_counted_and_passed_over(tmp_path: Path) -> None:
     assert [row["n"] for row in records.rows] == [1, 2]
     assert (records.num_unreadable, records.torn) == (3, True)
     assert read_records(tmp_path / "none.jsonl").rows == ()
-
-
-def test_the_last_record_is_found_from_the_end(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    assert last_record(file) is None
-    file.write_text("".join(f'{{"n": {n}}}\n' for n in range(1000)) + "bad\n" + '{"n": 5')
-    assert last_record(file) == {"n": 999}
-    assert last_record(file, block=64) == {"n": 999}
-    file.write_text("bad")
-    assert last_record(file) is None
 
 
 def test_a_replaced_text_is_on_the_disk_before_it_takes_its_name_and_its_name_before_the_call_ends(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rft_core import errors
-from rft_core.errors import ExitCode, OptionsError, Problem, RftError
+from rft_core.errors import ExitCode, OptionsError, Problem, RftError, SettingsRefusal
 
 FIELDS = {
     "code": "batch.not_a_multiple",
@@ -32,6 +32,13 @@ def test_the_text_gives_the_cause_first_and_leaves_out_empty_fields():
         "  do     --train_batch_size 512",
     ]
     assert str(OptionsError(**FIELDS)) == "\n".join(lines)
+
+
+def test_refused_settings_are_an_error_with_their_values() -> None:
+    refusal = SettingsRefusal(code="freezing.two_ways", names=("first", "second"), why="one of them", do="--second 3")
+    problem = refusal.as_error({"first": "a,b", "second": 3, "third": 4}).problem
+    assert (problem.code, problem.why, problem.do) == ("freezing.two_ways", "one of them", "--second 3")
+    assert (problem.what, problem.where) == ("first = a,b, second = 3", "--first, --second")
 
 
 def test_the_json_is_one_line_with_all_fields_and_the_exit_code():

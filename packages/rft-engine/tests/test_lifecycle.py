@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import OptionsError, ServiceError
-from rft_engine.lifecycle import EngineState
+from rft_engine.lifecycle import EngineState, StateMachine
 from rft_engine.native.engine import NativeEngine
 from rft_engine.testing.table_model import FakeCache, FakeDecodableModel
 
@@ -30,8 +30,18 @@ def test_sleeping_twice_and_waking_twice_is_harmless():
     engine.wake()
     engine.wake()
     assert engine.state is EngineState.READY
-    assert [transition.outcome for transition in engine.last_transitions] == ["done", "ignored", "done", "ignored"]
     generate(engine)
+
+
+def test_every_transition_is_remembered_with_its_outcome():
+    states = StateMachine()
+    states.sleep(1)
+    states.sleep(1)
+    states.wake()
+    states.wake()
+    states.refresh()
+    assert [transition.outcome for transition in states.history] == ["done", "ignored", "done", "ignored", "done"]
+    assert states.history[-1].operation == "refresh"
 
 
 def test_generating_asleep_names_the_state_and_who_put_it_there():
@@ -96,7 +106,6 @@ def test_a_refresh_serves_the_present_weights_under_their_version():
         if asleep:
             engine.sleep(2)
         engine.refresh()
-        assert engine.last_transitions[-1].operation == "refresh"
         assert engine.weight_version == 4
     engine.wake()
     generate(engine)
@@ -132,7 +141,7 @@ def test_an_unknown_level_of_sleep_is_refused():
 def test_weight_versions_must_increase(version: int):
     engine = new_engine()
     engine.load_weights(2)
-    with pytest.raises(ServiceError, match=f"version {version} offered") as caught:
+    with pytest.raises(ServiceError, match=f"version {version} were offered") as caught:
         engine.load_weights(version)
     assert caught.value.problem.code == "engine.weights.not_newer"
     assert engine.weight_version == 2

@@ -12,7 +12,7 @@ import torch
 
 from rft_models.tiny_models.text import build_character_model
 
-sys.path.insert(0, str(Path(__file__).parent / "logprobs"))  # `head_memory`, the formula that a test measures
+sys.path.insert(0, str(Path(__file__).parent / "logprobs"))  # modules that its tests share
 torch.set_num_threads(1)
 
 VOCAB = 61

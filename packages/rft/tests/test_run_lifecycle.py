@@ -78,34 +78,34 @@ def run(tmp_path: Path) -> RunDirectory:
     return directory
 
 
-def continued(started: RunStart, settings: Any) -> list[int]:
+def continued(started: RunStart) -> list[int]:
     """The saves that a run makes again before it goes on."""
     training = FakeTraining()
-    with run_lifecycle.running(training, started, settings, [], is_first=True):  # pyright: ignore[reportArgumentType]
+    with run_lifecycle.running(training, started):  # pyright: ignore[reportArgumentType]
         pass
     return training.again
 
 
 def test_a_resume_from_the_newest_checkpoint_writes_none_again(run: RunDirectory) -> None:
     settings = resolved()
-    started = run_lifecycle.start(settings, ["rft-train"], run.path, FirstRank(), in_place=True)  # pyright: ignore[reportArgumentType]
+    started = run_lifecycle.start(settings, ["rft-train"], FirstRank(), 3, in_place=run.path)  # pyright: ignore[reportArgumentType]
     assert started.restored is not None
     assert (started.restored.step, started.goes_back) == (3, False)
-    assert continued(started, settings) == []
+    assert continued(started) == []
 
 
 def test_a_run_that_goes_back_saves_the_step_again_so_that_it_is_the_newest(run: RunDirectory) -> None:
     earlier = str(run.checkpoints_directory / "step_000002")
     settings = resolved(load_checkpoint=True, ckpt_path=earlier, save_path=str(run.path))
-    started = run_lifecycle.start(settings, ["rft-train"], run.path, FirstRank())  # pyright: ignore[reportArgumentType]
+    started = run_lifecycle.start(settings, ["rft-train"], FirstRank(), 3)  # pyright: ignore[reportArgumentType]
     assert started.restored is not None
     assert (started.restored.step, started.goes_back) == (2, True)
-    assert continued(started, settings) == [1]
+    assert continued(started) == [1]
     assert [row["step"] for row in run.read_metrics().rows] == [1, 2]
 
 
 def test_a_new_run_from_the_checkpoint_of_another_goes_nowhere_back(run: RunDirectory, tmp_path: Path) -> None:
     earlier = str(run.checkpoints_directory / "step_000002")
-    settings = resolved(load_checkpoint=True, ckpt_path=earlier)
-    started = run_lifecycle.start(settings, ["rft-train"], tmp_path / "other", FirstRank())  # pyright: ignore[reportArgumentType]
+    settings = resolved(load_checkpoint=True, ckpt_path=earlier, save_path=str(tmp_path / "other"))
+    started = run_lifecycle.start(settings, ["rft-train"], FirstRank(), 3)  # pyright: ignore[reportArgumentType]
     assert not started.goes_back

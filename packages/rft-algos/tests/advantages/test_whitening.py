@@ -113,6 +113,18 @@ def test_pitfall_14_one_token_and_none_whiten_to_zero_without_nan(ddof: int):
         assert whiten(values, mask_T, record, ddof=ddof).tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("center", [True, False])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_makes_all_nan_and_is_never_turned_into_one(value: float, center: bool):
+    values, mask = torch.tensor([1.0, 2.0, value, 4.0]), torch.tensor([True, True, True, False])
+    whitened = whiten(values, mask, moments(values, mask), center=center)
+    assert whitened[:3].isnan().all()
+    assert whitened[3] == 0
+    # where it is masked it says nothing
+    mask = torch.tensor([True, True, False, True])
+    assert whiten(values, mask, moments(values, mask), center=center).isfinite().all()
+
+
 def test_whitening_by_hand():
     # 1, 2, 6: mean 3, std sqrt 7; 0.5 is added; a masked infinity between
     values, mask = torch.tensor([1.0, math.inf, 2.0, 6.0]), torch.tensor([True, False, True, True])

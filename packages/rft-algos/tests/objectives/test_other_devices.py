@@ -11,7 +11,7 @@ from torch import Tensor
 from rft_algos.algorithms.published import PUBLISHED, PolicyAlgorithm
 from rft_algos.losses.aggregation import sequence_mean_token_mean, token_mean, weighted_sum
 from rft_algos.objectives import RolloutBatch, compute_advantages, policy_loss
-from rft_algos.packed.segments import segment_index, segment_lengths, segment_mean, segment_sum
+from rft_algos.packed.segments import segment_index, segment_lengths, segment_means, segment_sums
 
 D = torch.float64
 NAN = math.nan
@@ -45,9 +45,9 @@ def test_such_tensors_pass_it_on() -> None:
 def test_sequences_are_summed_alike(mask: list[bool], ids: list[int]) -> None:
     mask_T, ids_T = torch.tensor(mask), torch.tensor(ids)
     values_T = torch.where(mask_T, torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], dtype=D), NAN)
-    for function in (segment_sum, segment_mean):
-        found_T = function(elsewhere(values_T), elsewhere(mask_T), elsewhere(ids_T))
-        assert found_T.tolist() == function(values_T, mask_T, ids_T).tolist()
+    for function in (segment_sums, segment_means):
+        found_S = function(elsewhere(values_T), segment_index(elsewhere(mask_T), elsewhere(ids_T)))
+        assert found_S[ids_T].tolist() == function(values_T, segment_index(mask_T, ids_T))[ids_T].tolist()
     found_T = segment_lengths(elsewhere(mask_T), elsewhere(ids_T))
     assert found_T.tolist() == segment_lengths(mask_T, ids_T).tolist()
     places = segment_index(elsewhere(mask_T), elsewhere(ids_T))

@@ -14,9 +14,7 @@ from rft_algos.packed.segments import (
     segment_counts,
     segment_index,
     segment_lengths,
-    segment_mean,
     segment_means,
-    segment_sum,
     segment_sums,
 )
 
@@ -57,12 +55,22 @@ def by_index(places: SegmentIndex) -> SegmentIndex:
     return SegmentIndex(torch.where(places.index_T == places.spare, num_tokens, places.index_T), num_tokens, None)
 
 
+def sums_at_tokens(values: Tensor, mask: Tensor, ids: Tensor) -> Tensor:
+    """The sum of its sequence at every token; padding has the id -1, which is the spare slot."""
+    return segment_sums(values, segment_index(mask, ids))[ids]
+
+
+def means_at_tokens(values: Tensor, mask: Tensor, ids: Tensor) -> Tensor:
+    """The mean of its sequence at every token."""
+    return segment_means(values, segment_index(mask, ids))[ids]
+
+
 def test_hand_computed_values():
     values, mask = doubles(1.0, NAN, 3.0, 5.0, 7.0), torch.tensor([True, False, True, True, False])
     ids = torch.tensor([2, 2, 2, 0, -1])
-    assert segment_sum(values, mask, ids).tolist() == [4.0, 4.0, 4.0, 5.0, 0.0]
+    assert sums_at_tokens(values, mask, ids).tolist() == [4.0, 4.0, 4.0, 5.0, 0.0]
     assert segment_lengths(mask, ids).tolist() == [2.0, 2.0, 2.0, 1.0, 0.0]
-    assert segment_mean(values, mask, ids).tolist() == [2.0, 2.0, 2.0, 5.0, 0.0]
+    assert means_at_tokens(values, mask, ids).tolist() == [2.0, 2.0, 2.0, 5.0, 0.0]
     places = segment_index(mask, ids)
     assert places.index_T.tolist() == [2, 3, 2, 0, 3]
     assert places.spare == 3
@@ -80,11 +88,11 @@ def test_equals_a_plain_twin(seed: int):
     values, mask, ids = doubles(*lists[0]), torch.tensor(lists[1]), torch.tensor(lists[2])
     sums = plain_sums(*lists)
     lengths = plain_sums([1.0] * len(lists[2]), lists[1], lists[2])
-    assert segment_sum(values, mask, ids).tolist() == pytest.approx(sums, rel=1e-12, abs=1e-14)
+    assert sums_at_tokens(values, mask, ids).tolist() == pytest.approx(sums, rel=1e-12, abs=1e-14)
     assert segment_lengths(mask, ids, dtype=torch.float64).tolist() == lengths
     means = [s / max(1, n) for s, n in zip(sums, lengths, strict=True)]
-    assert segment_mean(values, mask, ids).tolist() == pytest.approx(means, rel=1e-12, abs=1e-14)
-    single = segment_mean(values.float(), mask, ids)
+    assert means_at_tokens(values, mask, ids).tolist() == pytest.approx(means, rel=1e-12, abs=1e-14)
+    single = means_at_tokens(values.float(), mask, ids)
     assert single.dtype == torch.float32
     assert single.tolist() == pytest.approx(means, rel=1e-5, abs=1e-6)
 
@@ -161,7 +169,7 @@ def test_gradients_are_right(way: object):
     per_long_slot = torch.linspace(-1, 2, long.spare + 1, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: segment_sums(x, long), (values_T,))
     assert torch.autograd.gradcheck(lambda x: broadcast_to_tokens(x, long), (per_long_slot,))
-    for function in (segment_sum, segment_mean):
+    for function in (sums_at_tokens, means_at_tokens):
         assert torch.autograd.gradcheck(lambda x, f=function: f(x, mask, ids), (values,))
 
 
@@ -181,7 +189,7 @@ def test_pitfall_6_nan_at_masked_positions_reaches_neither_value_nor_gradient(wa
         assert leaf.grad.tolist() == pytest.approx([float(kept) for kept in lists[1]])
 
 
-@pytest.mark.parametrize("function", [segment_sum, segment_mean])
+@pytest.mark.parametrize("function", [sums_at_tokens, means_at_tokens])
 def test_nan_at_masked_positions_reaches_no_token_of_its_sequence(function: object):
     assert callable(function)
     leaf = doubles(1.0, NAN, 2.0).requires_grad_()
@@ -194,11 +202,11 @@ def test_nan_at_masked_positions_reaches_no_token_of_its_sequence(function: obje
 
 def test_an_empty_row_a_masked_row_and_padding_alone():
     empty = doubles()
-    assert segment_mean(empty, empty.bool(), empty.long()).shape == (0,)
+    assert means_at_tokens(empty, empty.bool(), empty.long()).shape == (0,)
     assert segment_index(empty.bool(), empty.long()).spare == 0
     values, ids = doubles(NAN, NAN), torch.tensor([0, 0])
-    assert segment_mean(values, torch.tensor([False, False]), ids).tolist() == [0.0, 0.0]
-    assert segment_sum(values, torch.tensor([True, True]), torch.tensor([-1, -1])).tolist() == [0.0, 0.0]
+    assert means_at_tokens(values, torch.tensor([False, False]), ids).tolist() == [0.0, 0.0]
+    assert sums_at_tokens(values, torch.tensor([True, True]), torch.tensor([-1, -1])).tolist() == [0.0, 0.0]
 
 
 def test_inputs_that_do_not_fit_are_refused():
@@ -208,6 +216,6 @@ def test_inputs_that_do_not_fit_are_refused():
     with pytest.raises(AssertionError, match=r"torch.Size\(\[1\]\) mask for torch.Size\(\[2\]\) segment ids"):
         segment_lengths(mask[:1], ids)
     with pytest.raises(AssertionError, match=r"torch.Size\(\[1\]\) values for torch.Size\(\[2\]\) segment ids"):
-        segment_sum(x[:1], mask, ids)
+        sums_at_tokens(x[:1], mask, ids)
     with pytest.raises(AssertionError, match="values for"):
         segment_sums(x[:1], replace(segment_index(mask, ids), runs=None))

@@ -8,15 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget, FixedCoefficient
+from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
 
 POSITIVE = st.floats(1e-3, 1e3)
-
-
-def test_a_fixed_coefficient_stays():
-    record = FixedCoefficient(0.3)
-    assert record.updated(100.0, 10_000) is record
-    assert record.coefficient == 0.3
 
 
 def test_adaptive_kl_by_hand():
@@ -73,7 +67,7 @@ def test_entropy_target_equals_a_plain_twin_and_stays_within_its_bounds(
         assert controller.applied(entropy) == (expected if entropy <= 0.7 else 0.0)
 
 
-@pytest.mark.parametrize("record", [FixedCoefficient(0.1), AdaptiveKl(0.1, 6.0), EntropyTarget(0.1, 0.2)])
+@pytest.mark.parametrize("record", [AdaptiveKl(0.1, 6.0), EntropyTarget(0.1, 0.2)])
 def test_the_state_is_the_record_and_goes_through_json(record: object):
     fields = dataclasses.asdict(record)  # type: ignore[call-overload]
     assert all(isinstance(value, float | int) for value in fields.values())

@@ -42,19 +42,19 @@ def test_the_model_has_the_sizes_that_were_asked_for_and_encodes_its_texts(capsy
     config = policy.model.config
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (16, 1, 2)
     assert (config.num_key_value_heads, config.intermediate_size, config.max_position_embeddings) == (1, 24, 64)
-    assert policy.codec is not None
-    assert 258 < policy.codec.vocab_size == policy.head.weight.shape[0] <= 300
+    assert policy.tokenizer is not None
+    assert 258 < policy.tokenizer.vocab_size == policy.head.weight.shape[0] <= 300
     text = "How much is 7 and 7?\n#### 14"
-    assert policy.codec.decode(policy.codec.encode(text)) == text
-    assert len(policy.codec.encode(text)) < len(text) / 1.5, "merges were learned from both columns"
+    assert policy.tokenizer.decode(policy.tokenizer.encode(text)) == text
+    assert len(policy.tokenizer.encode(text)) < len(text) / 1.5, "merges were learned from both columns"
     assert f"{policy.num_parameters:,} random weights" in capsys.readouterr().out
 
 
 def test_a_text_file_is_read_as_it_is() -> None:
     Path("plain.txt").write_text("one fish two fish\n" * 40)
-    codec = load_policy(made("model", "--texts", "plain.txt")).codec
-    assert codec is not None
-    assert len(codec.encode("one fish two fish")) <= 5
+    tokenizer = load_policy(made("model", "--texts", "plain.txt")).tokenizer
+    assert tokenizer is not None
+    assert len(tokenizer.encode("one fish two fish")) <= 5
 
 
 def test_a_model_is_never_written_over_another(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,9 @@ from rft_dist.planning.memory_estimate import (
     host_peak,
     peak_bytes,
 )
+from rft_dist.planning.run_layout import RunLayout
+from rft_dist.settings import StrategySettings
+from rft_dist.strategies.registry import SHARDINGS, run_dims, run_layout
 from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_character_model
 
@@ -88,6 +91,10 @@ def test_the_grid_the_shares_and_the_bytes_are_those_of_a_hand_calculation(
 SIZES = DecoderSizes(vocab=100, hidden=16, layers=4, query_width=16, kv_width=8, ffn=40, tied=False)
 
 
+def layout_of(settings: StrategySettings, world_size: int) -> RunLayout:
+    return run_layout(settings, run_dims(settings, world_size))
+
+
 def of(name: str, run: TrainingMemoryConfig, sizes: DecoderSizes = SIZES) -> int:
     return {term.name: term.num_bytes for term in estimate(sizes, run)}[name]
 
@@ -102,19 +109,21 @@ def of(name: str, run: TrainingMemoryConfig, sizes: DecoderSizes = SIZES) -> int
         ("fsdp", (8, 8, 8)),
     ],
 )
-def test_each_way_of_sharding_divides_its_parts_among_the_ranks(sharding: Any, parts: tuple[int, int, int]) -> None:
+def test_each_way_of_sharding_divides_its_parts_among_the_ranks(sharding: str, parts: tuple[int, int, int]) -> None:
     count = SIZES.parameters
-    run = TrainingMemoryConfig(dp_size=8, sharding=sharding, weight_bytes=2, master_copy=True)
+    run = TrainingMemoryConfig(layout=layout_of(SHARDINGS[sharding], 8), weight_bytes=2, master_copy=True)
     for name, size, part in zip(("parameters", "gradients", "Adam moments"), (2, 4, 8), parts, strict=True):
         assert of(name, run) == -(-count * size // part), name
     if parts[0] > 1:
-        assert of("parameters", replace(run, shard_size=4)) == -(-count * 2 // 4)
+        grouped = replace(run, layout=replace(run.layout, shard_size=4))
+        assert of("parameters", grouped) == -(-count * 2 // 4)
     assert of("master copy", run) == -(-count * 4 // parts[2])
 
 
 def test_offloads_take_their_parts_out_of_the_device_and_into_the_host() -> None:
     count = SIZES.parameters
-    plain = TrainingMemoryConfig(dp_size=4, sharding="fsdp", weight_bytes=4, narrow_compute=True, average=True)
+    layout = layout_of(StrategySettings(fsdp=True), 4)
+    plain = TrainingMemoryConfig(layout=layout, weight_bytes=4, narrow_compute=True, average=True)
     moments, everything = replace(plain, host_moments=True), replace(plain, host_moments=True, host_weights=True)
     training = [peak_bytes(estimate(SIZES, run))[0] for run in (plain, moments, everything)]
     share = -(-4 * count // 4)
@@ -128,8 +137,9 @@ def test_offloads_take_their_parts_out_of_the_device_and_into_the_host() -> None
 
 def test_activations_fall_with_recomputation_and_with_sequence_parallel_ranks() -> None:
     block = activation_bytes_of_block(SIZES, 4)
+    pairs = layout_of(StrategySettings(sp_size=2), 2)
     assert of("activations", TrainingMemoryConfig(micro_tokens=100)) == 100 * 4 * block
-    assert of("activations", TrainingMemoryConfig(micro_tokens=100, sp_size=2)) == 50 * 4 * block
+    assert of("activations", TrainingMemoryConfig(micro_tokens=100, layout=pairs)) == 50 * 4 * block
     assert of("activations", TrainingMemoryConfig(micro_tokens=100, recomputes=True)) == 100 * (4 * 16 * 4 + block)
     every = TrainingMemoryConfig(micro_tokens=100, recomputes=True, recompute_every=2)
     assert of("activations", every) == 100 * (2 * 16 * 4 + 2 * block)

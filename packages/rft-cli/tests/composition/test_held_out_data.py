@@ -20,16 +20,16 @@ SAMPLES = [TrainingSample(f"rows:{i}", (1, 2, 3), 1, 0.0) for i in range(50)]
 
 
 @pytest.fixture(scope="module")
-def codec() -> HfTokenizer:
+def tokenizer() -> HfTokenizer:
     return HfTokenizer(build_bpe_tokenizer(["1+1=2"], 258))
 
 
-def read(codec: HfTokenizer, *argv: str) -> SftData:
+def read(tokenizer: HfTokenizer, *argv: str) -> SftData:
     for name in ("a", "b"):
         rows = [{"input": f"{name}{i}", "output": str(i)} for i in range(20)]
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["--pretrain", "m", "--prompt_data", "a.jsonl", "--train_batch_size", "4", "--max_epochs", "2", *argv]
-    return sft_data(resolve("sft", words).settings, codec, 100)
+    return sft_data(resolve("sft", words).settings, tokenizer, 100)
 
 
 def ids(samples: list[TrainingSample]) -> set[str]:
@@ -47,8 +47,8 @@ def test_rows_are_divided_by_the_seed_and_keep_their_order() -> None:
     assert hold_out(SAMPLES, 12, seed=2)[1] != held_out
 
 
-def test_held_out_rows_are_in_no_epoch_and_the_steps_count_the_others(codec: HfTokenizer) -> None:
-    data = read(codec, "--held_out_rows", "6", "--seed", "3")
+def test_held_out_rows_are_in_no_epoch_and_the_steps_count_the_others(tokenizer: HfTokenizer) -> None:
+    data = read(tokenizer, "--held_out_rows", "6", "--seed", "3")
     assert (len(data.samples), len(data.held_out)) == (14, 6)
     assert not ids(data.samples) & ids(data.held_out)
     assert data.num_steps == 2 * 4
@@ -56,30 +56,32 @@ def test_held_out_rows_are_in_no_epoch_and_the_steps_count_the_others(codec: HfT
 
 
 @pytest.mark.parametrize(("max_steps", "num_steps"), [("0", 10), ("3", 3), ("99", 10)])
-def test_the_steps_end_with_the_epochs_or_with_max_steps(codec: HfTokenizer, max_steps: str, num_steps: int) -> None:
-    assert read(codec, "--max_steps", max_steps).num_steps == num_steps
+def test_the_steps_end_with_the_epochs_or_with_max_steps(
+    tokenizer: HfTokenizer, max_steps: str, num_steps: int
+) -> None:
+    assert read(tokenizer, "--max_steps", max_steps).num_steps == num_steps
 
 
-def test_shares_of_several_files_are_kept(codec: HfTokenizer) -> None:
+def test_shares_of_several_files_are_kept(tokenizer: HfTokenizer) -> None:
     argv = ["--prompt_data", "a.jsonl,b.jsonl", "--prompt_data_probs", "0.25,0.75", "--held_out_rows", "10"]
-    data = read(codec, *argv)
+    data = read(tokenizer, *argv)
     sizes = [sum(sample.sample_id.startswith(name) for sample in data.samples) for name in ("a:", "b:")]
     assert data.mixture.sizes == tuple(sizes)
     assert sum(sizes) == 30
     assert data.mixture.probabilities == (0.25, 0.75)
 
 
-def test_held_out_data_of_its_own_comes_first_and_the_other_is_said_to_do_nothing(codec: HfTokenizer) -> None:
+def test_held_out_data_of_its_own_comes_first_and_the_other_is_said_to_do_nothing(tokenizer: HfTokenizer) -> None:
     argv = ["--held_out_rows", "6", "--eval_data", "b.jsonl"]
-    data = read(codec, *argv)
+    data = read(tokenizer, *argv)
     assert (len(data.samples), len(data.held_out)) == (20, 20)
     (note,) = resolve("sft", ["--pretrain", "m", *argv]).notes
     assert note.startswith("held_out_rows = 6 (command line) has no effect: eval_data is b.jsonl")
 
 
-def test_something_must_be_left_to_train_on(codec: HfTokenizer) -> None:
+def test_something_must_be_left_to_train_on(tokenizer: HfTokenizer) -> None:
     with pytest.raises(OptionsError, match="held_out_rows = 20, and there are 20") as caught:
-        read(codec, "--held_out_rows", "20")
+        read(tokenizer, "--held_out_rows", "20")
     assert caught.value.problem.code == "data.held_out_rows"
     assert caught.value.problem.do == "--held_out_rows 1"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rft.build.images import codec_with_images
+from rft.build.images import tokenizer_with_images
 from rft.build.prompt_data import renderer_for
 from rft.planning.image_tokens import ImagePlan, image_plan
 from rft.planning.vision_memory import activation_term, weight_terms
@@ -21,6 +21,8 @@ from rft_cli.config.resolve import resolve
 from rft_cli.pages.plan import image_lines
 from rft_core.errors import DataError, OptionsError
 from rft_dist.planning.memory_estimate import TrainingMemoryConfig
+from rft_dist.settings import StrategySettings
+from rft_dist.strategies.registry import run_dims, run_layout
 from rft_models.files.vision_tower_sizes import TowerSizes
 from rft_models.tiny_models.text import build_character_model, build_character_tokenizer
 from rft_models.tiny_models.vision import VisionSizes, build_vision_model
@@ -61,11 +63,11 @@ class Bench:
     def lengths(self, *more: object) -> list[int]:
         """Tokens of every prompt as a run renders it."""
         settings = resolve("rl", self.words(*more)).settings
-        codec = codec_with_images(settings.model, settings.images)
+        tokenizer = tokenizer_with_images(settings.model, settings.images)
         rows = prompts_from_rows(
             read_rows(settings.data.prompt_data), source="s", input_key="input", images=ImageColumn("image", mixed=True)
         )
-        return [len(renderer_for(settings.data, codec).render(row).token_ids) for row in rows]
+        return [len(renderer_for(settings.data, tokenizer).render(row).token_ids) for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +195,9 @@ TOWER = TowerSizes(parameters=1000, layers=3, hidden=8, ffn=16, heads=2, patches
 
 
 def test_the_towers_bytes_are_those_of_a_hand_calculation() -> None:
-    run = TrainingMemoryConfig(dp_size=4, sharding="fsdp", weight_bytes=4, reference=True, average=True)
+    blocks = StrategySettings(fsdp=True)
+    layout = run_layout(blocks, run_dims(blocks, 4))
+    run = TrainingMemoryConfig(layout=layout, weight_bytes=4, reference=True, average=True)
     found = {term.name: term.num_bytes for term in weight_terms(TOWER, run, trained=True)}
     assert found == {
         "tower parameters": 1000,

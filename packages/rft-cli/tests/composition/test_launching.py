@@ -1,4 +1,4 @@
-"""Who starts the ranks, and what each of them brings to the comparison before a model loads."""
+"""Who starts the ranks, and what the settings say to each of them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from rft.process import launching
-from rft.process.launching import Preflight, files_of, refuse_one_process, share_of, spawned
+from rft.process.launching import files_of, models_of, requested_run, share_of, spawned
 from rft.resolved import Resolved
 from rft_cli.config.resolve import resolve
 from rft_core.errors import OptionsError
-from rft_dist.launch.environment import ranks_from_environment
 from rft_dist.launch.spawn import Ended
-from rft_dist.preflight.compare_ranks import Subject
 
 TWO = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
 
@@ -74,25 +72,15 @@ def test_ranks_of_a_launcher_agree_with_the_flag_or_are_refused(
     assert calls == []
 
 
-def test_ranks_that_nobody_started_are_refused_with_a_command_that_starts_them() -> None:
-    resolved = rl("--nproc", "4")
-    with pytest.raises(OptionsError, match="nproc = 4, and this is one process") as caught:
-        refuse_one_process(resolved, ranks_from_environment({}))
-    assert caught.value.problem.code == "launch.nproc_elsewhere"
-    assert caught.value.problem.do == "torchrun --nproc_per_node=4 ..."
-    refuse_one_process(resolved, ranks_from_environment(TWO))
-    refuse_one_process(rl(), ranks_from_environment({}))
-
-
 def test_a_failed_rank_is_shown_with_the_end_of_its_output(
-    calls: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = tmp_path / "output_rank_1.log"
     log.write_text("error  the cause\n")
     monkeypatch.setattr(launching, "spawn_ranks", lambda *_, **__: Ended(4, 1, (9, 4), (log,)))
     assert spawned(rl("--nproc", "2", "--save_path", str(tmp_path)), ["rl"]) == 4
-    shown = capsys.readouterr().err
-    assert "rank 1 ended with exit code 4; of all ranks: (9, 4)" in shown
+    shown = "\n".join(record.getMessage() for record in caplog.records)
+    assert "rank 1 ended with exit code 4; exit codes of all ranks: (9, 4)" in shown
     assert "error  the cause" in shown
 
 
@@ -108,32 +96,22 @@ def test_the_files_that_are_compared_are_data_and_code_of_a_persons_own() -> Non
     assert share_of(values).size == values["train_batch_size"]
 
 
-def test_one_process_compares_nothing_and_several_compare_settings_code_and_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "config.json").write_text("{}")
-    seen: list[Subject] = []
-    monkeypatch.setattr(launching, "compare_ranks", lambda store, ranks, subject, seconds: seen.append(subject))
-    resolved = resolve("sft", ["--pretrain", str(tmp_path / "m"), "--save_path", str(tmp_path / "run"), "--seed", "4"])
-    preflight = Preflight(resolved)
-    grid = preflight.grid(ranks_from_environment(TWO), num_devices=0, shares_devices=False)
-    assert grid.world_size == 2
-    preflight.compare(None)  # type: ignore[arg-type]
-    (subject,) = seen
-    assert subject.facts["setting seed"] == "4"
-    assert {"python", "package torch", "code rft_cli", "pretrain: model config.json"} <= set(subject.facts)
-    assert not [name for name in subject.facts if name.startswith("file ")], "one machine has one file"
-    assert subject.run_directory == tmp_path / "run"
-    alone = Preflight(resolved)
-    assert alone.grid(ranks_from_environment({}), num_devices=0, shares_devices=False).world_size == 1
-    assert alone.lines() == []
+def test_a_run_asks_for_its_ranks_and_names_what_they_compare(tmp_path: Path) -> None:
+    words = ["--pretrain", "m", "--save_path", str(tmp_path / "run"), "--nproc", "2", "--tp_size", "2"]
+    request = requested_run(resolve("sft", words))
+    assert request.directory == tmp_path / "run"
+    assert (request.nproc.value, request.nproc.origin) == (2, "command line")
+    assert (request.tp_size.value, request.tp_size.origin) == (2, "tp_size: command line")
+    assert (request.sp_size.value, request.sp_size.origin) == (1, "sp_size: default")
+    assert request.models() == {"pretrain": "m"}
+    assert requested_run(resolve("sft", words), tmp_path / "earlier").directory == tmp_path / "earlier"
 
 
-def test_a_job_that_forgot_srun_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    preflight = Preflight(rl("--save_path", str(tmp_path / "run")))
-    monkeypatch.setenv("SLURM_JOB_ID", "3")
-    monkeypatch.setenv("SLURM_NTASKS", "16")
-    preflight.grid(ranks_from_environment({}), num_devices=0, shares_devices=False)
-    (line,) = preflight.lines()
-    assert line.startswith("SLURM_NTASKS=16, and this is one process")
+def test_every_model_of_a_run_is_compared_by_the_setting_that_names_it() -> None:
+    values = rl("--reward_pretrain", "a=one,b=two", "--critic_pretrain", "c").values
+    assert models_of(values) == {
+        "pretrain": "m",
+        "critic_pretrain": "c",
+        "reward_pretrain a": "one",
+        "reward_pretrain b": "two",
+    }

@@ -79,15 +79,16 @@ def test_what_saved_nothing_is_started_again_by_the_remedy(tmp_path: Path) -> No
     run = directory(tmp_path / "a run")
     machine = SimpleNamespace(is_first=True)
     resolved = SimpleNamespace(
-        settings=SimpleNamespace(checkpoint=CheckpointSettings()), origins={"load_checkpoint": ""}
+        settings=SimpleNamespace(checkpoint=CheckpointSettings(save_path=str(run.path))),
+        origins={"load_checkpoint": ""},
     )
     with pytest.raises(CheckpointError) as resumed:
-        run_lifecycle.start(resolved, ["rft-train"], run.path, machine, in_place=True)  # pyright: ignore[reportArgumentType]
+        run_lifecycle.start(resolved, ["rft-train"], machine, 1, in_place=run.path)  # pyright: ignore[reportArgumentType]
     with pytest.raises(OptionsError) as started:
-        run_lifecycle.start(resolved, ["rft-train"], run.path, machine)  # pyright: ignore[reportArgumentType]
+        run_lifecycle.start(resolved, ["rft-train"], machine, 1)  # pyright: ignore[reportArgumentType]
     assert resumed.value.problem.do == f"rm -r '{run.path}' && rft-train"
     assert started.value.problem.do == f"rm -r '{run.path}'"
     save(CheckpointStore(run.checkpoints_directory, keep_last=None, keep_bytes=None, run_id="a run"), 0)
     with pytest.raises(OptionsError) as again:
-        run_lifecycle.start(resolved, ["rft-train"], run.path, machine)  # pyright: ignore[reportArgumentType]
+        run_lifecycle.start(resolved, ["rft-train"], machine, 1)  # pyright: ignore[reportArgumentType]
     assert again.value.problem.do.startswith("rft-train resume")

@@ -16,6 +16,7 @@ from rft_cli.pages.run_plan_layout import strategy_line
 from rft_core.errors import OptionsError
 from rft_dist.planning.memory_estimate import DecoderSizes, TrainingMemoryConfig, estimate
 from rft_dist.settings import StrategySettings
+from rft_dist.strategies.registry import run_dims, run_layout
 from rft_models.files.divisibility import refuse_uneven
 
 CONFIG: dict[str, Any] = {
@@ -105,7 +106,9 @@ def test_matrices_in_parts_take_their_share_of_memory_and_norms_do_not() -> None
     def of(name: str, run: TrainingMemoryConfig) -> int:
         return next(term.num_bytes for term in estimate(sizes, run) if term.name == name)
 
-    whole, parts = TrainingMemoryConfig(micro_tokens=10), TrainingMemoryConfig(micro_tokens=10, tp_size=2)
+    two = StrategySettings(tp_size=2)
+    whole = TrainingMemoryConfig(micro_tokens=10)
+    parts = TrainingMemoryConfig(micro_tokens=10, layout=run_layout(two, run_dims(two, 2)))
     assert of("parameters", parts) * 2 == of("parameters", whole)
     cut, kept = 4 * (4 * 16 + 5 * 8 + 5 * 40), 4 * 6 * 16 + 16 * 16
     assert of("activations", whole) == 10 * 2 * (cut + kept)

@@ -178,7 +178,7 @@ def test_disable_engine_sleep_is_the_contrary_of_enable_engine_sleep(words: list
         (["--use_wandb"], "use_wandb", "rft"),
         (["--use_wandb", "sums"], "use_wandb", "sums"),
         (["--logging_steps", "7"], "log_interval", 7),
-        (["--system_prompt=--be brief--"], "system_prompt", "--be brief--"),
+        (["--system_prompt=--be brief--", "--apply_chat_template"], "system_prompt", "--be brief--"),
         (["--run_name", "7"], "run_name", "7"),
         (["--seed", "1", "--seed", "2"], "seed", 2),
     ],

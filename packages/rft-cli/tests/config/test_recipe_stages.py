@@ -208,7 +208,7 @@ def test_other_choices_on_the_same_directory_are_refused(
         ("", ["--seed"], 2, "--seed needs a value"),
         ("", ["more"], 2, "'more'"),
         ("ranks", [], 2, "started as 2 processes"),
-        ("files", [], 2, "holds files and is no run of a recipe"),
+        ("files", [], 2, "holds files and is not the run of a recipe"),
         ("broken", [], 2, "--max_stepz"),
     ],
 )

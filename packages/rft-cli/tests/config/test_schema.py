@@ -7,7 +7,6 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from rft import settings
 from rft.build.algorithm import algorithm_record
 from rft.settings import COMMANDS, EvalSettings, RlSettings, SftSettings
 from rft_algos.algorithms.published import Grpo
@@ -96,4 +95,3 @@ def test_no_name_is_both_a_setting_and_refused() -> None:
 
 def test_all_groups_of_a_command_are_in_its_module() -> None:
     assert set(COMMANDS) == {"rl", "sft", "eval", "generate", "conformance", "build"}
-    assert settings.CommandSettings

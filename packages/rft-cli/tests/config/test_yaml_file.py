@@ -129,7 +129,11 @@ def test_the_written_configuration_names_every_origin() -> None:
         ("run_name: 2026-11-20", "run_name", "2026-11-20"),
         ("run_name: 0123", "run_name", "0123"),
         ("n_samples_per_prompt: '8'", "n_samples_per_prompt", 8),
-        ("system_prompt: |\n  Be brief.\n  Be right.\n", "system_prompt", "Be brief.\nBe right.\n"),
+        (
+            "apply_chat_template: true\nsystem_prompt: |\n  Be brief.\n  Be right.\n",
+            "system_prompt",
+            "Be brief.\nBe right.\n",
+        ),
     ],
 )
 def test_values_in_files_mean_what_they_mean_on_the_command_line(text: str, name: str, value: object) -> None:
@@ -191,4 +195,4 @@ def test_an_empty_file_changes_nothing() -> None:
 def test_config_needs_a_name() -> None:
     with pytest.raises(SettingsError) as caught:
         resolve("rl", ["--pretrain", "m", "--config"])
-    assert "--config needs a file" in caught.value.problem.what
+    assert (caught.value.problem.code, caught.value.problem.do) == ("option.no_value", "rft-train recipes")

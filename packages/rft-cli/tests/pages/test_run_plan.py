@@ -42,6 +42,21 @@ def test_the_plan_says_when_eight_bits_would_help(monkeypatch: pytest.MonkeyPatc
     assert "would decode faster" not in engine_line(monkeypatch, (9, 0), engine_fp8=True)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "is_copy"),
+    [
+        (StrategySettings(), False),
+        (StrategySettings(zero_stage=1), False),
+        (StrategySettings(zero_stage=3), True),
+        (StrategySettings(fsdp=True), True),
+        (StrategySettings(tp_size=2), True),
+    ],
+)
+def test_the_plan_says_whether_the_engine_has_a_copy_of_the_weights(strategy: StrategySettings, is_copy: bool) -> None:
+    settings = RlSettings(model=ModelSettings(pretrain="model", device="cpu"), strategy=strategy)
+    assert ("its whole copy of the weights" in run_plan_layout.engine_line(settings)) == is_copy
+
+
 def test_the_plan_says_how_weights_lie() -> None:
     assert strategy_line(StrategySettings(), bf16=False) == "every rank holds all; gradients are summed once a step"
     low_memory = StrategySettings(fsdp=True, fsdp_cpu_offload=True, adam_offload=True, use_mp_opt=True)

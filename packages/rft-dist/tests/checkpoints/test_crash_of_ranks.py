@@ -143,6 +143,7 @@ def test_any_other_failure_of_a_rank_reaches_all_with_its_name(small_run) -> Non
     first, second = small_run.save_by_ranks(2, 2)
     assert isinstance(second, ZeroDivisionError)
     assert isinstance(first, PeerError)
+    assert first.problem.code == "checkpoint.rank_failed"
     assert first.problem.what == "rank 1 failed while saving: ZeroDivisionError: in this rank"
     assert newest_state(small_run) == (1, 0)
     assert small_run.names() == ["step_000001"]
@@ -220,5 +221,6 @@ def test_ranks_that_save_different_steps_are_told_so(small_run) -> None:
 
     for outcome in run_ranks(2, save):
         assert isinstance(outcome, CheckpointError)
-        assert outcome.problem.what == "ranks save different steps: rank 0 3, rank 1 4"
+        assert outcome.problem.code == "checkpoint.other_step"
+        assert outcome.problem.what.endswith("rank 0 3, rank 1 4")
     assert small_run.names() == []

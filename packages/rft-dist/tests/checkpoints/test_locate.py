@@ -73,12 +73,22 @@ def test_the_nearest_valid_step_and_the_command_for_it_are_named(run_directory: 
     assert caught.value.problem.do == f"--ckpt_path {nearest}"
 
 
+@pytest.mark.parametrize(
+    ("asked", "step"), [("step_000018", 20), ("step_26", 30), ("step_000099", 30), ("episode_7", 30), ("step_1", 10)]
+)
+def test_the_nearest_is_that_of_the_step_asked_for_or_else_the_last(run_directory: Path, asked: str, step: int) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        resolve_checkpoint(run_directory / "checkpoints" / asked)
+    assert caught.value.problem.do == f"--ckpt_path {run_directory / 'checkpoints' / f'step_0000{step}'}"
+
+
 def test_an_empty_directory_says_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "other.txt").touch()
     with pytest.raises(CheckpointError) as caught:
         resolve_checkpoint(tmp_path)
+    assert caught.value.problem.code == "checkpoint.nothing_to_resume"
     assert caught.value.problem.where == f"{tmp_path} holds other.txt"
-    assert "a fresh start needs --load_checkpoint left out" in caught.value.problem.why
+    assert "--load_checkpoint" in caught.value.problem.why
 
 
 def test_a_named_step_that_is_damaged_is_refused_and_left_in_place(run_directory: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
+
 import pytest
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
@@ -45,3 +48,29 @@ def test_equal_calls_pass_one_after_another() -> None:
         call = Call(number, "max", (), "int64", f"loop.py:{number} (step)")
         first.compare(call)
         second.compare(call)
+
+
+def test_calls_that_every_rank_has_made_long_ago_are_taken_out_of_the_store() -> None:
+    store = HashStore()
+    first = check_of(store, 0, steps=1)
+    for number in (1, 2, 3, 4096):
+        first.compare(replace(FIRST, number=number))
+    assert store.num_keys() == 4
+    first.compare(replace(FIRST, number=4097))
+    assert not store.check(["call/1"])
+    assert store.check(["call/2", "call/3", "call/4096", "call/4097"])
+
+
+def test_a_call_waits_for_that_of_the_first_rank_for_as_long_as_it_takes() -> None:
+    waited: list[object] = []
+
+    class Store:
+        def wait(self, keys: list[str], limit: timedelta) -> None:
+            waited.append((keys, limit))
+
+        def get(self, key: str) -> bytes:
+            assert key == "call/1"
+            return b"sum\n3,4\nfloat32\nloop.py:10 (step)"
+
+    check_of(Store(), 1, steps=1).compare(FIRST)  # type: ignore[arg-type]
+    assert waited == [(["call/1"], timedelta(days=7))]

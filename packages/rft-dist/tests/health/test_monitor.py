@@ -112,7 +112,7 @@ def test_a_killed_rank_is_named_by_the_others(launch: Launch, rank: int) -> None
     found = launch(4 if rank else 2, **at("SIGKILL", "rollout", rank))
     assert found.codes[rank] == KILLED
     named_by_survivors(found, rank, "gone")
-    assert "its process ended without a word" in found.page
+    assert "its process ended without an error message" in found.page
 
 
 def test_a_stopped_rank_is_named_with_the_collective_that_it_did_not_reach(launch: Launch) -> None:
@@ -126,7 +126,7 @@ def test_a_stopped_rank_is_named_with_the_collective_that_it_did_not_reach(launc
 def test_a_rank_of_another_machine_that_falls_silent_is_named(launch: Launch) -> None:
     found = launch(2, {"heartbeat_seconds": 1.5}, remote=[1], **at("SIGSTOP", "max", 1))
     named_by_survivors(found, 1, "silent")
-    assert "has said nothing for" in found.page
+    assert "has sent no heartbeat for" in found.page
 
 
 def test_the_rank_that_serves_the_store_is_named_by_those_whom_it_no_longer_answers(launch: Launch) -> None:
@@ -163,7 +163,7 @@ def test_a_rank_that_computes_too_long_is_named_with_its_phase_and_only_then(lau
     found = launch(2, **at("sleep", "rollout", 1))
     assert found.codes == [PEER, PEER]
     named_by_survivors(found, 1, "late")
-    assert "is still in phase rollout of step 2" in found.page
+    assert "has been in phase rollout of step 2" in found.page
     assert "--watchdog_seconds" in found.page
 
 

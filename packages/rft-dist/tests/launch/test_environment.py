@@ -10,10 +10,12 @@ from rft_dist.launch.environment import (
     environment_report,
     ranks_from_environment,
     requested_backend,
+    start_seconds,
     timeout_seconds,
 )
 
 BY_HAND = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "RANK": "5", "WORLD_SIZE": "8"}
+BY_HAND_AS_REPORTED = ["MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"]
 TORCHRUN = {**BY_HAND, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "TORCHELASTIC_RUN_ID": "x"}
 
 
@@ -73,6 +75,8 @@ def test_a_local_rank_alone_is_a_partial_set() -> None:
         ("RANK", "-1"),
         ("RANK", "one"),
         ("RANK", "1.0"),
+        ("RANK", "--1"),
+        ("RANK", "\u0661"),
         ("WORLD_SIZE", "0"),
         ("WORLD_SIZE", "5"),
         ("MASTER_PORT", "0"),
@@ -93,7 +97,7 @@ def test_the_timeout_is_that_of_nccl_timeout_in_seconds(text: str, seconds: floa
     assert timeout_seconds({"NCCL_TIMEOUT": text}) == seconds
 
 
-@pytest.mark.parametrize("text", ["0", "-3", "nan", "inf", "ten", "1e9"])
+@pytest.mark.parametrize("text", ["0", "-3", "nan", "inf", "ten", "1e9", "604801"])
 def test_a_timeout_that_is_no_wait_is_refused(text: str) -> None:
     with pytest.raises(PreflightError, match="NCCL_TIMEOUT") as caught:
         timeout_seconds({"NCCL_TIMEOUT": text})
@@ -128,3 +132,43 @@ def test_variables_of_nccl_are_reported_as_without_effect_under_gloo() -> None:
     assert row[2].startswith("no effect")
     (row,) = environment_report({"NCCL_DEBUG": "INFO"}, backend="nccl")
     assert not row[2].startswith("no effect")
+
+
+def test_every_field_has_the_origin_of_its_own_variable() -> None:
+    required = {name.lower(): f"{name} (the environment)" for name in BY_HAND}
+    for extra, local_rank, node_rank in (
+        (
+            {"LOCAL_RANK": "1", "NODE_RANK": "2"},
+            (1, "LOCAL_RANK (the environment)"),
+            (2, "NODE_RANK (the environment)"),
+        ),
+        ({"SLURM_NODEID": "3"}, (5, "RANK"), (3, "SLURM_NODEID (SLURM)")),
+        ({"GROUP_RANK": "4", "NODE_RANK": "2"}, (5, "RANK"), (4, "GROUP_RANK (torchrun)")),
+        ({"LOCAL_WORLD_SIZE": "0"}, (0, "RANK modulo LOCAL_WORLD_SIZE"), (0, "default")),
+    ):
+        info = ranks_from_environment({**BY_HAND, **extra})
+        assert (info.local_rank, info.origins["local_rank"]) == local_rank
+        assert (info.node_rank, info.origins["node_rank"]) == node_rank
+        assert {name: info.origins[name] for name in required} == required
+    by_command = ranks_from_environment({**BY_HAND, "RFT_NPROC": "8"})
+    assert by_command.origins["rank"] == "RANK (--nproc)"
+
+
+def test_ports_and_ranks_at_the_ends_of_their_ranges_are_allowed() -> None:
+    for port in ("1", "65535", " 7 "):
+        assert ranks_from_environment({**BY_HAND, "MASTER_PORT": port}).master_port == int(port)
+    for rank, world_size in ((0, 1), (7, 8), (0, 8)):
+        info = ranks_from_environment({**BY_HAND, "RANK": f"{rank}", "WORLD_SIZE": f"{world_size}"})
+        assert (info.rank, info.world_size) == (rank, world_size)
+
+
+def test_the_process_s_own_environment_is_read_where_no_other_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in REPORTED:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**TORCHRUN, "NCCL_BACKEND": "gloo", "NCCL_TIMEOUT": "604800"}.items():
+        monkeypatch.setenv(name, value)
+    assert ranks_from_environment() == ranks_from_environment(TORCHRUN)
+    assert (requested_backend(), timeout_seconds(), start_seconds()) == ("gloo", 604800.0, 604800.0)
+    assert [name for name, _, _ in environment_report()] == [*BY_HAND_AS_REPORTED, "NCCL_TIMEOUT", "NCCL_BACKEND"]
+    monkeypatch.setenv("RFT_START_TIMEOUT", "3")
+    assert (timeout_seconds(), start_seconds()) == (604800.0, 3.0)

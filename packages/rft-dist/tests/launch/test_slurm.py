@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rft_core.errors import PreflightError
 from rft_dist.launch.environment import environment_report, ranks_from_environment
-from rft_dist.launch.slurm import FIRST_PORT, NUM_PORTS, hosts_of, num_tasks_unused, port_of, task_of, tasks_per_node
+from rft_dist.launch.slurm import (
+    FIRST_PORT,
+    NUM_PORTS,
+    SlurmTask,
+    hosts_of,
+    num_tasks_unused,
+    port_of,
+    task_of,
+    tasks_per_node,
+)
 
 TASK = {
     "SLURM_JOB_ID": "12001",
@@ -112,3 +123,41 @@ def test_a_number_of_slurm_that_is_none_is_named(name: str) -> None:
     with pytest.raises(PreflightError, match=f"{name} = 'x'") as caught:
         ranks_from_environment({**TASK, name: "x"})
     assert caught.value.problem.code == "launch.slurm_value"
+
+
+def test_a_task_is_what_the_variables_of_its_step_say() -> None:
+    task = SlurmTask(
+        rank=9,
+        world_size=16,
+        local_rank=1,
+        node_rank=1,
+        num_nodes=2,
+        tasks_here=8,
+        first_host="gpu07",
+        port=FIRST_PORT + 1,
+    )
+    assert task_of(TASK) == task
+    for name, changes in (
+        ("SLURM_STEP_NUM_TASKS", {}),
+        ("SLURM_LOCALID", {"local_rank": 0}),
+        ("SLURM_NODEID", {"node_rank": 0}),
+        ("SLURM_STEP_NUM_NODES", {}),
+        ("SLURM_STEP_TASKS_PER_NODE", {"tasks_here": 0}),
+        ("SLURM_JOB_ID", {"port": FIRST_PORT}),
+        ("SLURM_STEP_ID", {}),
+    ):
+        rest = {other: value for other, value in TASK.items() if other != name}
+        assert task_of(rest) == replace(task, **changes), name
+    for name in ("SLURM_STEP_NODELIST", "SLURM_PROCID"):
+        assert task_of({other: value for other, value in TASK.items() if other != name}) is None
+    assert task_of({**TASK, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}) == replace(task, rank=1, world_size=2)
+    assert task_of({**TASK, "SLURM_STEP_NUM_NODES": "5", "SLURM_STEP_ID": "2"}) == replace(
+        task, num_nodes=5, port=FIRST_PORT + 1 + 2 * 997
+    )
+    for text, here in (("8", 0), ("3,5", 5), ("4(x3)", 4)):
+        assert task_of({**TASK, "SLURM_STEP_TASKS_PER_NODE": text}) == replace(task, tasks_here=here)
+
+
+def test_only_several_tasks_of_a_job_are_unused() -> None:
+    assert [num_tasks_unused({**SCRIPT, "SLURM_NTASKS": text}) for text in ("1", "2", "x", "")] == [0, 2, 0, 0]
+    assert num_tasks_unused({"SLURM_NTASKS": "2"}) == 0

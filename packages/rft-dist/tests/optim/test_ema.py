@@ -32,6 +32,26 @@ def test_the_average_by_hand() -> None:
     assert average.tensors()["w"].tolist() == [5.0, 1.0]
 
 
+def test_averages_of_weights_that_want_gradients_want_none() -> None:
+    weight = nn.Parameter(torch.tensor([8.0, 0.0]))
+    average = MovingAverage({"w": weight}, 0.0)
+    weight.data.fill_(4.0)
+    average.update({"w": weight})
+    assert average.tensors()["w"].tolist() == [4.0, 4.0]
+    weight.data.fill_(2.0)
+    average.restart({"w": weight})
+    weight.data.fill_(1.0)
+    assert average.tensors()["w"].tolist() == [2.0, 2.0], "a copy"
+    assert not average.tensors()["w"].requires_grad
+    assert not MovingAverage({"w": weight}, 0.5).tensors()["w"].requires_grad
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0, 1.5])
+def test_an_average_that_never_moves_or_runs_away_is_refused(decay: float) -> None:
+    with pytest.raises(AssertionError):
+        MovingAverage({}, decay)
+
+
 def test_it_begins_at_the_weights_and_moves_after_every_step_that_is_applied() -> None:
     weight = nn.Parameter(torch.tensor([1.0, 2.0]))
     optimizer, expected = optimizer_of(weight), torch.tensor([1.0, 2.0], dtype=torch.float64)

@@ -110,6 +110,36 @@ def test_the_nearest_grids_keep_the_number_of_ranks_first() -> None:
     assert layouts(wanted(ranks=32, nodes=2, devices=8))[0] == (4, 8)
 
 
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ({}, [(1, 1)]),
+        (
+            {"ranks": 7, "nodes": 5, "per_node": 2, "sp_size": 3},
+            [(3, 2), (1, 6), (3, 3), (1, 9), (3, 1), (1, 3), (4, 3), (5, 3)],
+        ),
+        (
+            {"ranks": 12, "nodes": 5, "tp_size": 3},
+            [(4, 3), (1, 12), (5, 3), (6, 3), (1, 3), (4, 12), (5, 12), (6, 12)],
+        ),
+        ({"nodes": 5, "per_node": 8, "devices": 3}, [(5, 3), (5, 1), (1, 3), (1, 1)]),
+        ({"ranks": 7, "nodes": 1, "devices": 1, "tp_size": 3}, []),
+        ({"ranks": 4, "per_node": 8, "devices": 1, "sp_size": 2}, [(4, 1)]),
+        ({"per_node": 6, "tp_size": 4}, [(1, 4), (1, 8)]),
+        ({"ranks": 2, "per_node": 1}, [(1, 2), (2, 1), (1, 1)]),
+    ],
+)
+def test_grids_are_offered_by_their_distance_in_ranks_and_then_in_machines(
+    numbers: dict[str, int], expected: list[tuple[int, int]]
+) -> None:
+    found = layouts(wanted(**numbers))
+    assert found == expected
+    for nodes, per_node in found:
+        again = {"ranks": nodes * per_node, "nodes": nodes, "per_node": per_node}
+        given = {name: numbers[name] for name in ("devices", "sp_size", "tp_size") if name in numbers}
+        assert resolve_grid(wanted(**again, **given)).world_size == nodes * per_node
+
+
 def test_every_rank_has_a_place_of_its_own_and_tensor_groups_stay_on_a_node() -> None:
     grid = ParallelDims(2, 8, sp_size=2, tp_size=4)
     assert grid.dp_size == 2
@@ -132,10 +162,6 @@ def test_a_rank_has_its_share_of_a_batch_in_micro_batches(
     size: int, micro: int, dp: int, want: tuple[int, int]
 ) -> None:
     assert BatchShare("train_batch_size", size, micro).of(dp) == want
-
-
-def test_a_batch_that_leaves_ranks_without_a_sample_says_so() -> None:
-    assert BatchShare("train_batch_size", 4, 8).line(16).endswith("12 have none")
 
 
 TORCHRUN = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "16", "LOCAL_RANK": "1"}
@@ -187,9 +213,8 @@ def test_one_process_ignores_what_a_profile_says_of_whole_jobs() -> None:
 def test_the_grid_of_srun_is_that_of_its_step() -> None:
     values = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
     values |= {"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NODELIST": "a[1-2]", "SLURM_NODEID": "1"}
-    assert (
-        start({**values, "SLURM_LOCALID": "1"}, 1, shares_devices=True).lines()[0].startswith("2 nodes x 2 = 4 ranks")
-    )
+    grid = start({**values, "SLURM_LOCALID": "1"}, 1, shares_devices=True)
+    assert (grid.num_nodes, grid.ranks_per_node) == (2, 2)
     with pytest.raises(PreflightError, match=r"2 ranks.*on 1 GPUs") as caught:
         start({**values, "SLURM_GPUS_ON_NODE": "1"}, 1)
     assert caught.value.problem.code == "launch.too_few_devices"

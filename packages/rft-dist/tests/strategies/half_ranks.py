@@ -101,7 +101,7 @@ def case_resumed(ranks: Collectives) -> dict[str, Any]:
     """Blocks as they are saved, into another optimizer, by the names and places that it wants."""
     first = sharded(ranks, half=True, scaler=LossScaler(), decay=DECAY)
     run(first, [0, BAD, 1], ranks)
-    own = {(shard.name, shard.start): shard.data.clone() for shard in first[1].shards()}
+    own = {(shard.name, shard.start): shard.data.clone() for shard in first[1].checkpoint_tensors()}
     second = sharded(ranks, half=True, scaler=LossScaler(), decay=DECAY)
     for mine, theirs in zip(second[0].parameters(), first[0].parameters(), strict=True):
         local(mine.detach()).copy_(local(theirs.detach()))
@@ -136,12 +136,12 @@ def case_averages(ranks: Collectives) -> dict[str, Any]:
             model, list(model.layers), ranks, device=CPU, stage=stage, persistent_numel=0, ema_decay=DECAY, **ADAM
         )
         run((model, zero.optimizer, zero.compute), [0, 1, 2], ranks)
-        mine = [shard for shard in zero.optimizer.shards() if shard.name.startswith("ema/")]
+        mine = [shard for shard in zero.optimizer.checkpoint_tensors() if shard.name.startswith("ema/")]
         found[f"zero {stage}"] = distance(mine, expected)
         again = ZeroModel(Tiny(), [], ranks, device=CPU, stage=stage, persistent_numel=0, ema_decay=DECAY, **ADAM)
         again.optimizer.load_state_tensors(zero.optimizer.state_tensors())
         found[f"zero {stage} loaded"] = distance(
-            [shard for shard in again.optimizer.shards() if shard.name.startswith("ema/")], expected
+            [shard for shard in again.optimizer.checkpoint_tensors() if shard.name.startswith("ema/")], expected
         )
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -22,6 +23,8 @@ torch.set_num_threads(1)
 ADAM = {"betas": (0.9, 0.95), "epsilon": 1e-6, "weight_decay": 0.1, "max_norm": 0.5}
 CPU = torch.device("cpu")
 NUM_STEPS, BATCH, VOCABULARY, WIDTH = 3, 12, 11, 6
+SEEDED = threading.Lock()
+"""Held while a model is drawn from the seed, which ranks that are threads share."""
 
 
 class Tiny(nn.Module):
@@ -29,13 +32,14 @@ class Tiny(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), nn.Linear(7, WIDTH)) for _ in range(2)
-        )
-        self.gain = nn.Parameter(torch.ones(3))
-        self.frozen = nn.Linear(WIDTH, WIDTH, bias=False).requires_grad_(False)
+        with SEEDED:
+            torch.manual_seed(0)
+            self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+            self.layers = nn.ModuleList(
+                nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), nn.Linear(7, WIDTH)) for _ in range(2)
+            )
+            self.gain = nn.Parameter(torch.ones(3))
+            self.frozen = nn.Linear(WIDTH, WIDTH, bias=False).requires_grad_(False)
 
     def states(self, tokens_T: Tensor) -> Tensor:
         hidden_TD = self.embedding(tokens_T)
@@ -157,9 +161,8 @@ def case_shard_size(ranks: Collectives, out: Path) -> dict:
     return {"why": "", "do": ""}
 
 
-def main() -> None:
-    out = Path(sys.argv[1])
-    ranks = start_process_group(ranks_from_environment(), CPU)
+def run_cases(ranks: Collectives, out: Path) -> None:
+    """Every case, and a file of what this rank found."""
     results = {
         "replicated": case_replicated(ranks, out),
         "fsdp": case_sharded(ranks, out, "fsdp"),
@@ -173,6 +176,10 @@ def main() -> None:
     if ranks.world_size == 4:
         results["hybrid"] = case_sharded(ranks, out, "hybrid", shard_size=2)
     (out / f"rank_{ranks.rank}.json").write_text(json.dumps(results))
+
+
+def main() -> None:
+    run_cases(start_process_group(ranks_from_environment(), CPU), Path(sys.argv[1]))
     stop_process_group()
     sys.stderr.flush()
     os._exit(0)

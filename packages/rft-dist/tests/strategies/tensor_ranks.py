@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from sharded_ranks import ADAM, CPU, NUM_STEPS, share
+from sharded_ranks import ADAM, CPU, NUM_STEPS, SEEDED, share
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -46,10 +46,11 @@ class Model(nn.Module):
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH, padding_idx=3)
-        self.layers = nn.ModuleList(Layer() for _ in range(2))
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        with SEEDED:
+            torch.manual_seed(0)
+            self.embedding = nn.Embedding(VOCABULARY, WIDTH, padding_idx=3)
+            self.layers = nn.ModuleList(Layer() for _ in range(2))
+            self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)  # its values go; they are drawn as the others are
         self.head.weight = self.embedding.weight
         self.to(dtype)
 
@@ -124,7 +125,7 @@ def case_parts(ranks: Collectives, out: Path, name: str, dtype: torch.dtype, **o
         "blocks": {n: [list(start_of(p)), list(local(p.detach()).shape)] for n, p in parameters.items()},
         "copies": {n: num_copies(p, ranks.world_size) for n, p in parameters.items()},
         "writes": [n for n, p in parameters.items() if is_first_copy(p, ranks.rank)],
-        "shards": [[s.name, list(s.start), list(s.data.shape)] for s in optimizer.shards()],
+        "shards": [[s.name, list(s.start), list(s.data.shape)] for s in optimizer.checkpoint_tensors()],
     }
 
 
@@ -157,7 +158,7 @@ def case_spread(ranks: Collectives, out: Path) -> dict:
     norms = train_in_step(model, spread, optimizer, group)
     weights = {name: tensor.clone() for name, tensor in spread.full_tensors()}
     save_file(weights, out / f"spread_{ranks.rank}.safetensors")
-    shards = [*optimizer.shards()]
+    shards = [*optimizer.checkpoint_tensors()]
     save_file({f"{i}": s.data.clone() for i, s in enumerate(shards)}, out / f"spread_shards_{ranks.rank}.safetensors")
     return {
         "norms": norms,
@@ -197,7 +198,7 @@ def case_resumed(ranks: Collectives) -> dict:
     with torch.no_grad():
         for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
             local(other).copy_(local(one))
-    given = {shard.name: shard for shard in optimizers[0].shards()}
+    given = {shard.name: shard for shard in optimizers[0].checkpoint_tensors()}
     state = {name: tensor.clone() for name, tensor in optimizers[0].state_tensors().items()}
     for wanted in optimizers[1].shard_requests():
         optimizers[1].write(wanted.name, wanted.start, state[wanted.name])
@@ -226,9 +227,8 @@ def case_sizes(ranks: Collectives) -> dict:
     return {}
 
 
-def main() -> None:
-    out = Path(sys.argv[1])
-    ranks = start_process_group(ranks_from_environment(), CPU)
+def run_cases(ranks: Collectives, out: Path) -> None:
+    """Every case, and a file of what this rank found."""
     results = {
         "whole": case_whole(ranks, out, "whole", torch.float32),
         "parts": case_parts(ranks, out, "parts", torch.float32),
@@ -241,6 +241,10 @@ def main() -> None:
         "sizes": case_sizes(ranks),
     }
     (out / f"rank_{ranks.rank}.json").write_text(json.dumps(results))
+
+
+def main() -> None:
+    run_cases(start_process_group(ranks_from_environment(), CPU), Path(sys.argv[1]))
     stop_process_group()
     sys.stderr.flush()
     os._exit(0)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rft_dist.testing.ranks import run_ranks
+from rft_dist.testing.thread_ranks import rank_program, run_in_threads
 
 pytestmark = pytest.mark.xdist_group("tensor")
 PROGRAM = Path(__file__).with_name("tensor_ranks.py")
@@ -33,12 +34,16 @@ class Found:
         return load_file(self.folder / f"{name}_{rank}.safetensors")
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, 4, "threads"])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What all ranks wrote."""
+    """What all ranks wrote: so many processes, or four threads of this one."""
     out = tmp_path_factory.mktemp("tensor")
-    run_ranks(PROGRAM, request.param, out)
-    return Found(out, request.param)
+    if request.param != "threads":
+        run_ranks(PROGRAM, request.param, out)
+        return Found(out, request.param)
+    program = rank_program(PROGRAM)
+    run_in_threads(4, lambda ranks: program.run_cases(ranks, out))
+    return Found(out, 4)
 
 
 def distance(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:

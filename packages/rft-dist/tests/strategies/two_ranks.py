@@ -15,7 +15,7 @@ from torch import nn
 from rft_core.errors import PeerError
 from rft_dist.collectives import Collectives
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
-from rft_dist.strategies.data_parallel import DataParallelOptimizer, broadcast_weights, weights_hash
+from rft_dist.strategies.data_parallel import DataParallelOptimizer, weights_hash
 
 torch.set_num_threads(1)
 SETTINGS = {"betas": (0.0, 0.9), "epsilon": 1e-6, "weight_decay": 0.01, "max_norm": 0.0}
@@ -127,7 +127,8 @@ def case_different_weights(collectives: Collectives) -> dict:
         make_optimizer(model, collectives)
     except PeerError as caught:
         error = caught.problem.what
-    broadcast_weights(model.named_parameters(), collectives)
+    for parameter in model.parameters():
+        collectives.broadcast_in_place(parameter.detach())
     make_optimizer(model, collectives)
     return {"error": error, "hash": weights_hash(model.named_parameters())}
 

@@ -108,13 +108,13 @@ def test_what_cannot_be_searched_is_refused():
     refused = (
         ({"num_beams": 0}, "engine.num_beams"),
         ({"num_beams": 9}, "engine.num_beams"),
-        ({"num_beams": 2, "temperature": 0.0}, "engine.sampling_option"),
+        ({"num_beams": 2, "temperature": 0.0}, "engine.beam_temperature"),
     )
     for options, code in refused:
         with pytest.raises(OptionsError) as caught:
             engine.beam_search([[1]], trie, **options)  # type: ignore[arg-type]
         assert caught.value.problem.code == code
-    with pytest.raises(OptionsError, match=r"token 9.*knows 0 to 6") as caught:
+    with pytest.raises(OptionsError, match=r"token 9.*tokens are 0 to 6") as caught:
         engine.beam_search([[1]], TokenTrie.of([[9]]), num_beams=1)
     assert caught.value.problem.code == "engine.unknown_token"
     with pytest.raises(OptionsError, match="prompt 0 has 5") as caught:

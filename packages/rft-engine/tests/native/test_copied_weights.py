@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -149,7 +150,7 @@ def test_level_2_frees_the_copy_and_waits_for_a_load() -> None:
     engine.sleep(2)
     assert not twin.held
     engine.wake()
-    with pytest.raises(ServiceError, match="given up") as caught:
+    with pytest.raises(ServiceError, match="were dropped") as caught:
         tokens(engine)
     assert caught.value.problem.code == "engine.state"
     engine.sleep(1)
@@ -237,3 +238,22 @@ def test_the_limit_can_be_given() -> None:
     with pytest.raises(ServiceError, match=r"gap 0\.5.*0\.4\)") as caught:
         check_copy(engine, shifted, trainer_version=0, limit=0.4)
     assert caught.value.problem.code == "engine.logprob_parity"
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_an_engine_whose_gap_is_not_a_number_is_distrusted(place: int) -> None:
+    policy = TablePolicy()
+    engine, _ = ready(policy)
+
+    def spoilt(prompts: Any, completions: Any) -> list[list[float]]:
+        [first, *rest] = policy.logprobs(prompts, completions)
+        return [[*first[:place], math.nan, *first[place + 1 :]], *rest]
+
+    with pytest.raises(ServiceError) as caught:
+        check_copy(engine, spoilt, trainer_version=0)
+    assert caught.value.problem.code == "engine.logprob_parity"
+    with pytest.raises(ServiceError) as caught:
+        tokens(engine)
+    assert caught.value.problem.code == "engine.logprob_parity"
+    engine.refresh()
+    assert tokens(engine) == tokens(shared(policy))

@@ -360,17 +360,19 @@ def test_a_prompt_that_leaves_no_room_is_named_with_its_lengths():
 
 
 @pytest.mark.parametrize(
-    ("prompts", "keys", "message"),
+    ("prompts", "keys", "code", "figures"),
     [
-        ([[1], []], [[0], [1]], "prompt 1 has no tokens"),
-        ([[1, VOCAB]], [[0]], "prompt 0 holds token 7, the model knows 0 to 6"),
-        ([[-1, 2]], [[0]], "prompt 0 holds token -1"),
-        ([[1], [2]], [[0]], "2 prompts, 1 lists of sample keys"),
+        ([[1], []], [[0], [1]], "engine.empty_prompt", "prompt 1 "),
+        ([[1, VOCAB]], [[0]], "engine.unknown_token", "token 7; the model's tokens are 0 to 6"),
+        ([[-1, 2]], [[0]], "engine.unknown_token", "token -1"),
+        ([[1], [2]], [[0]], "engine.sample_keys", "2 prompts, 1 lists"),
     ],
 )
-def test_unusable_prompts_are_refused(prompts: list[list[int]], keys: list[list[int]], message: str):
-    with pytest.raises(OptionsError, match=message):
+def test_unusable_prompts_are_refused(prompts: list[list[int]], keys: list[list[int]], code: str, figures: str):
+    with pytest.raises(OptionsError) as caught:
         engine_of(random_model()).generate(prompts, keys, SamplingOptions(temperature=1.0, max_new_tokens=4))
+    assert caught.value.problem.code == code
+    assert figures in caught.value.problem.what
 
 
 @pytest.mark.parametrize(

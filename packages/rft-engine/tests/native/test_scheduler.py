@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,3 +38,25 @@ def test_nothing_is_taken_when_the_next_prompt_does_not_fit():
     queue = PrefillScheduler([3], [4], max_rows=8)
     assert queue.take(3) == []
     assert queue.next_num_rows == 4
+
+
+@pytest.mark.parametrize(
+    ("lengths", "prefills"),
+    [
+        ([100, 75, 74], [[0, 1], [2]]),
+        ([74, 100, 75, 60], [[1, 2], [0, 3]]),
+        ([4096] * 5, [[0, 1, 2, 3], [4]]),
+        ([3277] * 5, [[0, 1, 2, 3], [4]]),
+        ([20_000, 20_000], [[0], [1]]),
+        ([1] * 9, [list(range(9))]),
+    ],
+)
+def test_prompts_of_three_quarters_of_the_longest_share_a_prefill_of_16384_tokens(
+    lengths: list[int], prefills: list[list[int]]
+):
+    queue = PrefillScheduler(lengths, [1] * len(lengths), max_rows=9)
+    found: list[list[int]] = []
+    while queue.next_num_rows and len(found) < 20:
+        found.append([piece.prompt_index for piece in queue.take(9)])
+    assert found == prefills
+    assert queue.num_prefill_tokens == sum(lengths)

@@ -148,7 +148,7 @@ def test_a_sample_that_never_comes_is_missed(settings: VllmSettings, missing: in
 def test_a_sequence_outside_of_the_constraint_is_refused(settings: VllmSettings) -> None:
     engine = HereEngine(settings, tensors)
     engine._backend.spoil = lambda r: replace(r, token_ids=[3, 2])  # type: ignore[attr-defined]
-    with pytest.raises(ServiceError, match=r"\[3, 2\], is no sequence of the constraint") as caught:
+    with pytest.raises(ServiceError, match=r"\[3, 2\], is not a sequence of the constraint") as caught:
         engine.generate(
             PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=2), constraint=TokenTrie.of([[1, 2], [2, 3]])
         )

@@ -62,7 +62,7 @@ def pool(
     ]
     for replica in replicas:
         replica.ready()
-    engine = ReplicaEngine(replicas, SharedWeightStore(weights.provider, torch.float32), max_len=64)
+    engine = ReplicaEngine(replicas, SharedWeightStore(weights.provider, torch.float32, num_bytes=1000), max_len=64)
     engine.refresh()
     return engine
 
@@ -190,7 +190,7 @@ class Dying:
 
 def test_samples_that_every_replica_dies_of_end_the_run() -> None:
     replicas = [Dying(), Dying()]
-    engine = ReplicaEngine(replicas, SharedWeightStore(Weights().provider, torch.float32), max_len=64)
+    engine = ReplicaEngine(replicas, SharedWeightStore(Weights().provider, torch.float32, num_bytes=1000), max_len=64)
     engine.refresh()
     assert len(engine.generate(PROMPTS[:1], KEYS[:1], OPTIONS)[0]) == 3, "keys 0 to 2"
     with pytest.raises(ServiceError, match=r"\d+ samples were given to 3 engine replicas, and each") as caught:
@@ -201,8 +201,91 @@ def test_samples_that_every_replica_dies_of_end_the_run() -> None:
     engine.close()
 
 
+class Forgetful(Dying):
+    """A replica that ends its calls without a result for the last request; `mends`: until it is restarted."""
+
+    def __init__(self, *, mends: bool) -> None:
+        self.mends = mends
+
+    def draw(self, call: SampleRequests) -> Iterator[SampledTokens]:
+        num = len(call.keys) if self.mends and self.lives else len(call.keys) - 1
+        for request in range(num):
+            yield SampledTokens(request, (0,), (-1.0,), (0.0,), "stop", 0)
+
+
+@pytest.mark.timeout(30)
+def test_a_replica_that_leaves_a_request_out_is_started_again_and_the_request_is_drawn() -> None:
+    replicas = [Forgetful(mends=True), Forgetful(mends=True)]
+    engine = ReplicaEngine(replicas, SharedWeightStore(Weights().provider, torch.float32, num_bytes=1000), max_len=64)
+    engine.refresh()
+    assert tokens_of(engine.generate(PROMPTS, KEYS, OPTIONS)) == [[(0,)] * 3] * 6
+    counters = engine.counters()
+    assert counters["engine/reissued"] >= 2
+    assert counters["engine/restarts"] == 2
+    engine.close()
+
+
+@pytest.mark.timeout(30)
+def test_a_request_that_every_replica_leaves_out_ends_the_run() -> None:
+    replicas = [Forgetful(mends=False), Forgetful(mends=False)]
+    engine = ReplicaEngine(replicas, SharedWeightStore(Weights().provider, torch.float32, num_bytes=1000), max_len=64)
+    engine.refresh()
+    with pytest.raises(ServiceError) as caught:
+        engine.generate(PROMPTS, KEYS, OPTIONS)
+    assert caught.value.problem.code == "engine.replicas.die"
+    assert isinstance(caught.value.__cause__, ServiceError)
+    assert caught.value.__cause__.problem.code == "engine.garbage"
+    engine.close()
+
+
+class Refusing(Dying):
+    """A replica that refuses weights while `faults` are left; it draws under the version that it holds."""
+
+    faults, version, num_loads = 0, 0, 0
+
+    def load(self, snapshot: WeightSnapshot) -> None:
+        self.num_loads += 1
+        if self.faults:
+            self.faults -= 1
+            raise ServiceError(code="engine.logprob_parity", what="other weights", where="", why="", do="")
+        self.version = snapshot.version
+
+    def draw(self, call: SampleRequests) -> Iterator[SampledTokens]:
+        for request in range(len(call.keys)):
+            yield SampledTokens(request, (0,), (-1.0,), (0.0,), "stop", self.version)
+
+
+def test_a_load_that_failed_can_be_repeated_under_its_version() -> None:
+    replicas = [Refusing(), Refusing()]
+    engine = ReplicaEngine(replicas, SharedWeightStore(Weights().provider, torch.float32, num_bytes=1000), max_len=64)
+    engine.load_weights(1)
+    engine.sleep(2)
+    engine.wake()
+    replicas[1].faults = 1
+    with pytest.raises(ServiceError) as caught:
+        engine.load_weights(2)
+    assert caught.value.problem.code == "engine.logprob_parity"
+    with pytest.raises(ServiceError) as caught:
+        engine.generate(PROMPTS, KEYS, OPTIONS)
+    assert caught.value.problem.code == "engine.state", "level 2 gave the weights up, and none were loaded"
+    engine.load_weights(2)
+    drawn = engine.generate(PROMPTS, KEYS, OPTIONS)
+    assert {one.weight_version for group in drawn for one in group} == {2}
+    num_loads = replicas[0].num_loads
+    for version in (2, 1):
+        with pytest.raises(ServiceError) as caught:
+            engine.load_weights(version)
+        assert caught.value.problem.code == "engine.weights.not_newer"
+    engine.close()
+    for ask in (engine.refresh, lambda: engine.load_weights(3)):
+        with pytest.raises(ServiceError) as caught:
+            ask()
+        assert caught.value.problem.code == "engine.state"
+    assert replicas[0].num_loads == num_loads, "refused before anything moves"
+
+
 def test_versions_that_no_replica_will_load_again_leave_the_shared_memory() -> None:
-    weight_store = SharedWeightStore(Weights().provider, torch.float32)
+    weight_store = SharedWeightStore(Weights().provider, torch.float32, num_bytes=1000)
     engine = ReplicaEngine([Dying()], weight_store, max_len=64)
     engine.refresh()
     paths = {0: weight_store.get(0).path}
@@ -229,9 +312,9 @@ def test_weights_of_another_model_are_refused(two: tuple[ReplicaEngine, Weights]
     assert caught.value.problem.code == "engine.weights.incomplete"
 
 
-def test_the_shelf_keeps_versions_until_they_are_dropped() -> None:
+def test_the_store_keeps_versions_until_they_are_dropped() -> None:
     weights = Weights()
-    weight_store = SharedWeightStore(weights.provider, torch.bfloat16)
+    weight_store = SharedWeightStore(weights.provider, torch.bfloat16, num_bytes=1000)
     for version in range(3):
         weights.table = table_of(version)
         weight_store.put(version)

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_engine.completions import Completion
+from rft_engine.native.partial_requests import SampledTokens, SampleRequests
 from rft_engine.replicas.external_engine import ExternalEngineReplica
+from rft_engine.weight_sync.shared_images import SharedImage
 from rft_engine.weight_sync.shared_memory import SharedWeightStore
 
 
@@ -21,6 +25,13 @@ class FakeEngine:
         self.provider = provider
         self.calls: list[tuple[str, Any]] = []
         self.loaded: list[float] = []
+
+    def generate(self, *given: Any, **named: Any) -> list[list[Completion]]:
+        self.calls.append(("generate", (given, named)))
+        return [
+            [Completion((key,), (-1.0 * key,), (-0.5,), "stop" if key % 2 else "length", 7) for key in keys]
+            for keys in given[1]
+        ]
 
     def load_weights(self, version: int) -> None:
         self.weight_version = version
@@ -63,7 +74,7 @@ def test_a_newer_version_is_loaded_and_the_same_one_again_after_a_restart(
 ) -> None:
     replica, inner = engine
     weight = torch.tensor([1.0, 2.0])
-    store = SharedWeightStore(lambda: [("w", weight)], torch.float32)  # pyright: ignore[reportArgumentType]
+    store = SharedWeightStore(lambda: [("w", weight)], torch.float32, num_bytes=1000)  # pyright: ignore[reportArgumentType]
     try:
         replica.load(store.put(1))
         weight.fill_(5.0)
@@ -74,3 +85,39 @@ def test_a_newer_version_is_loaded_and_the_same_one_again_after_a_restart(
         assert inner.loaded[-1] == 5.0
     finally:
         store.close()
+
+
+@pytest.mark.parametrize("has_images", [True, False])
+def test_samples_of_a_prompt_and_its_image_are_one_prompt_of_one_call(
+    engine: tuple[ExternalEngineReplica, FakeEngine], has_images: bool
+) -> None:
+    replica, inner = engine
+    assert not replica.can_resume
+    assert not replica.reads_files
+    options = SamplingOptions(temperature=1.0, max_new_tokens=9)
+    prefixes, keys, budgets = [(1,), (2, 3), (1,), (1,), (2, 3)], [10, 11, 12, 13, 14], [5, 6, 7, 8, 9]
+    media, shown = ([1, -1, 0, 1, -1], [SharedImage("first"), SharedImage("second")]) if has_images else ([], [])
+    found = list(replica.draw(SampleRequests(prefixes, keys, [0] * 5, budgets, options, media, shown)))
+    [(name, (given, named))] = inner.calls
+    groups = [[0, 3], [1, 4], [2]] if has_images else [[0, 2, 3], [1, 4]]
+    assert name == "generate"
+    assert given == (
+        [list(prefixes[group[0]]) for group in groups],
+        [[keys[request] for request in group] for group in groups],
+        options,
+    )
+    assert named == {
+        "budgets": [[budgets[request] for request in group] for group in groups],
+        "media": ["second", None, "first"] if has_images else None,
+    }
+    order = [request for group in groups for request in group]
+    assert found == [
+        SampledTokens(i, (keys[i],), (-1.0 * keys[i],), (-0.5,), "stop" if keys[i] % 2 else "length", 7) for i in order
+    ]
+
+
+def test_samples_that_were_begun_are_not_drawn(engine: tuple[ExternalEngineReplica, FakeEngine]) -> None:
+    replica, _ = engine
+    options = SamplingOptions(temperature=1.0, max_new_tokens=9)
+    with pytest.raises(AssertionError):
+        list(replica.draw(SampleRequests([(1,), (1, 2)], [1, 2], [0, 1], [5, 5], options)))

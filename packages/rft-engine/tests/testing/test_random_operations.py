@@ -176,7 +176,7 @@ def test_the_weights_are_gone_even_if_it_slept_already():
     engine.sleep(1)
     engine.sleep(2)
     engine.wake()
-    with pytest.raises(ServiceError, match="given up") as caught:
+    with pytest.raises(ServiceError, match="were dropped") as caught:
         engine.generate()
     assert caught.value.problem.code == "engine.state"
     with pytest.raises(OptionsError, match="sleep level = 3") as caught:

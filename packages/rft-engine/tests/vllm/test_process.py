@@ -16,9 +16,10 @@ import pytest
 from fake_vllm import FakeVllm, fake_logits, fake_tensors, write_fake_model
 
 from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_core.child_process import error_fields
 from rft_core.errors import OptionsError, ServiceError
 from rft_engine.lifecycle import EngineState
-from rft_engine.process.client import EngineDied, EngineProcess, error_fields
+from rft_engine.process.client import EngineDied, EngineProcess
 from rft_engine.process.requests import SampleResult
 from rft_engine.process.settings import EngineDeadlines
 from rft_engine.vllm.engine import VllmEngine

@@ -19,7 +19,7 @@ from rft_engine.vllm.settings import VllmSettings
 from rft_engine.vllm.weight_transport import SyncClient, WeightTransport, resolve_transport
 from rft_engine.weight_sync import weight_file
 from rft_engine.weight_sync.fingerprints import WeightSource, element_digest
-from rft_engine.weight_sync.fused_parameters import find_parameter
+from rft_engine.weight_sync.fused_parameters import find_parameters
 from rft_engine.weight_sync.weight_file import read_header, read_weight_file, shared_directory, write_weight_file
 
 
@@ -106,7 +106,7 @@ def test_rows_of_fused_and_padded_parameters_are_found() -> None:
     }
 
     def rows(name: str) -> Any:
-        tensor = find_parameter(Model(), name, shapes)
+        tensor = find_parameters(Model(), shapes).get(name)
         return None if tensor is None else tensor.flatten().tolist()
 
     assert rows("a.q_proj.weight") == [0, 1, 2, 3]

@@ -117,3 +117,25 @@ def test_an_engine_that_fails_before_it_asks_takes_part_all_the_same() -> None:
     with pytest.raises(ValueError, match="7"):
         CollectiveLoadEngine(Refuses(), weights).load_weights(7)
     assert rank.exchanges == list(NAMES)
+
+
+def test_weights_are_given_in_calls_of_all_ranks_alone() -> None:
+    rank = Rank()
+    weights = CollectiveWeightProvider(rank.tensors, rank=1)
+    asked: list[str] = []
+
+    class Asks:
+        def refresh(self) -> None:
+            asked.extend(name for name, _ in weights())
+
+        def load_weights(self, version: int) -> None:
+            """It asks for nothing."""
+
+    engine = CollectiveLoadEngine(Asks(), weights)
+    for call in (lambda: None, engine.refresh, lambda: engine.load_weights(1)):
+        call()
+        with pytest.raises(ServiceError) as caught:
+            weights()
+        assert caught.value.problem.code == "engine.alone"
+    assert asked == list(NAMES)
+    assert rank.exchanges == [*NAMES, *NAMES]

@@ -55,7 +55,7 @@ def pool(path: Path, models: Sequence[dict[str, Any]], limits: ReplicaLimits | N
     ]
     for replica in replicas:
         replica.ready()
-    engine = ReplicaEngine(replicas, SharedWeightStore(table_provider, torch.float32), max_len=64)
+    engine = ReplicaEngine(replicas, SharedWeightStore(table_provider, torch.float32, num_bytes=1000), max_len=64)
     engine.refresh()
     return engine
 
@@ -117,17 +117,17 @@ def test_what_a_dead_replica_had_is_drawn_again_after_the_same_images(tmp_path: 
 
 
 def test_an_image_lies_in_memory_once_and_for_as_long_as_calls_show_it() -> None:
-    shelf = SharedImageStore()
+    store = SharedImageStore()
     found, places = distinct([FakeMedia.of(3), None, FakeMedia.of(3, 5), FakeMedia.of(3)])
     assert places == [0, -1, 1, 0]
-    plain = shelf.hold(found)
-    assert shelf.num_images == 2
+    plain = store.hold(found)
+    assert store.num_images == 2
     paths = {image["digest"]: Path(image["path"]) for one in plain for image in one["images"]}
     assert plain[0]["images"][0]["path"] == plain[1]["images"][0]["path"]
     assert [number_of(one, received) for one, received in zip(plain, _pixels(plain), strict=True)] == [3, 8]
-    shelf.hold(distinct([FakeMedia.of(5)])[0])
+    store.hold(distinct([FakeMedia.of(5)])[0])
     assert [paths[f"digest-{number}"].exists() for number in (3, 5)] == [False, True]
-    shelf.close()
+    store.close()
     assert not paths["digest-5"].exists()
 
 
@@ -192,7 +192,7 @@ class Noting:
 def test_an_engine_with_an_image_processor_of_its_own_gets_the_media_themselves() -> None:
     noting = Noting()
     replica = ExternalEngineReplica(0, lambda provider: noting)
-    engine = ReplicaEngine([replica], SharedWeightStore(table_provider, torch.float32), max_len=64)
+    engine = ReplicaEngine([replica], SharedWeightStore(table_provider, torch.float32, num_bytes=1000), max_len=64)
     engine.refresh()
     answers = engine.generate(PROMPTS, KEYS, OPTIONS, media=MEDIA)
     assert tokens_of(answers) == [[(key % VOCAB,) for key in keys] for keys in KEYS]

@@ -9,6 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from rft_models.attention.packed import PackedLayout, PiecedLayout
 from rft_models.attention.ring import ring_attention
-from rft_models.attention.ring_layout import CausalSpan, RingRow, inverse, num_visible_keys, zigzag
+from rft_models.attention.ring_layout import CausalSpan, RingRow, inverse, zigzag
 from rft_models.attention.sequence_parallel import takes_ring
 from rft_models.attention.shared_prefix import find_shared_prefixes
 
@@ -163,6 +164,15 @@ def test_rows_in_the_order_of_the_ranks() -> None:
     assert sorted(zigzag([5, 4, 4, 4]).tolist()) == list(range(17))
     order = zigzag([3, 3, 2])
     assert order[inverse(order)].tolist() == list(range(8))
+
+
+def num_visible_keys(row: RingRow, sliding_window: int | None = None) -> list[int]:
+    """Count the keys that the rows of each rank see, all together: what a rank has to compute."""
+    sight = CausalSpan.of(row.pieces, sliding_window)
+    place_K = torch.arange(sight.own_first.shape[0])
+    seen_K = (place_K - sight.own_first + 1) + (sight.prefix_behind - sight.prefix_first)
+    ends = list(accumulate(row.lengths, initial=0))
+    return [int(seen_K[row.order_K[first:behind]].sum()) for first, behind in pairwise(ends)]
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])

@@ -227,7 +227,7 @@ def test_saved_and_loaded_again_is_bit_identical(head_prefix: str, character_dir
 def test_experts_are_saved_under_the_names_they_are_loaded_from(tiny_model: Build, tmp_path: Path) -> None:
     critic = a_critic(tiny_model("qwen3_moe"))
     critic.save_pretrained(tmp_path)
-    again = load_critic(tmp_path, seed=0, codec=_no_codec())
+    again = load_critic(tmp_path, seed=0, tokenizer=_no_tokenizer())
     assert again.head_was_loaded
     for (name, ours), (_, theirs) in zip(critic.named_parameters(), again.named_parameters(), strict=True):
         assert torch.equal(ours, theirs), name
@@ -367,6 +367,6 @@ def _add_tensors(directory: Path, added: dict[str, Tensor]) -> None:
     save_file({**tensors, **added}, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def _no_codec() -> Any:
+def _no_tokenizer() -> Any:
     """Stands for a tokenizer where none is needed."""
     return object()

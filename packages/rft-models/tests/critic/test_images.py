@@ -26,7 +26,7 @@ from rft_models.tiny_models.text import build_character_tokenizer
 from rft_models.tiny_models.vision import VisionSizes, build_vision_model
 from rft_models.vision.compatibility import refuse_other_inputs
 from rft_models.vision.media import Media
-from rft_models.vision.processor import HfProcessor, load_vision_codec
+from rft_models.vision.processor import HfProcessor, load_vision_processor
 
 FAMILIES = sorted(VISION_FAMILIES)
 Directory = Callable[[str], Path]
@@ -41,13 +41,13 @@ def noise(seed: int, width: int = 24, height: int = 16) -> Image.Image:
 
 def segments_of(critic: CausalCritic) -> list[Segment]:
     """Two responses to one prompt with an image, a text, and a prompt of two images."""
-    codec = critic.codec
-    assert isinstance(codec, HfProcessor)
-    shared, media = codec.encode_media("<image>what is it? ", [noise(0)])
-    double, both = codec.encode_media("one <image> and <image> differ? ", [noise(2, 16, 24), noise(0)])
-    text = codec.encode("no image here: ")
+    tokenizer = critic.tokenizer
+    assert isinstance(tokenizer, HfProcessor)
+    shared, media = tokenizer.encode_media("<image>what is it? ", [noise(0)])
+    double, both = tokenizer.encode_media("one <image> and <image> differ? ", [noise(2, 16, 24), noise(0)])
+    text = tokenizer.encode("no image here: ")
     rows = [(shared, "a cat", media), (shared, "two dogs", media), (text, "yes it is", None), (double, "no", both)]
-    return [(prompt + codec.encode(answer), len(prompt), images) for prompt, answer, images in rows]
+    return [(prompt + tokenizer.encode(answer), len(prompt), images) for prompt, answer, images in rows]
 
 
 def packed(segments: list[Segment]) -> PackedTokens:
@@ -108,15 +108,15 @@ def test_values_and_gradients_are_those_of_one_sequence_at_a_time(
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_value_depends_on_the_image_and_on_nothing_behind_it(vision_directory: Directory, model_type: str) -> None:
     critic = load_critic(vision_directory(model_type), seed=3)
-    codec = critic.codec
-    assert isinstance(codec, HfProcessor)
+    tokenizer = critic.tokenizer
+    assert isinstance(tokenizer, HfProcessor)
     tokens, prompt, _ = segments_of(critic)[0]
     values = [
-        critic.values(packed([(tokens, prompt, codec.encode_media("<image>what is it? ", [noise(seed)])[1])]))
+        critic.values(packed([(tokens, prompt, tokenizer.encode_media("<image>what is it? ", [noise(seed)])[1])]))
         for seed in (0, 1)
     ]
     assert float((values[0] - values[1])[prompt:].detach().abs().min()) > 1e-5
-    longer = packed([(tokens + tokens[-2:], prompt, codec.encode_media("<image>what is it? ", [noise(0)])[1])])
+    longer = packed([(tokens + tokens[-2:], prompt, tokenizer.encode_media("<image>what is it? ", [noise(0)])[1])])
     torch.testing.assert_close(critic.values(longer)[: len(tokens)], values[0], atol=1e-5, rtol=0)
 
 
@@ -184,14 +184,14 @@ def test_a_changed_tower_does_not_load_as_a_critic(
 def test_a_critic_that_prepares_images_otherwise_is_refused(
     vision_directory: Directory, character_directory: Path, tmp_path: Path
 ) -> None:
-    codec = load_vision_codec(vision_directory("qwen2_5_vl"))
-    refuse_other_inputs(codec, vision_directory("qwen2_5_vl"), flag="--critic_pretrain")
+    tokenizer = load_vision_processor(vision_directory("qwen2_5_vl"))
+    refuse_other_inputs(tokenizer, vision_directory("qwen2_5_vl"), flag="--critic_pretrain")
     others = {"text": character_directory, "family": vision_directory("llava")}
     finer = VisionSizes(hidden=32, ffn=48, vision_hidden=32, patch_size=8, image_size=64, window_size=32)
-    tokenizer = build_character_tokenizer("abcdefghijklmnopqrstuvwxyz0123456789?: \n")
-    others["patches"] = build_vision_model(tmp_path / "patches", tokenizer, model_type="qwen2_5_vl", sizes=finer)
+    letters = build_character_tokenizer("abcdefghijklmnopqrstuvwxyz0123456789?: \n")
+    others["patches"] = build_vision_model(tmp_path / "patches", letters, model_type="qwen2_5_vl", sizes=finer)
     shutil.copytree(vision_directory("qwen2_5_vl"), tmp_path / "colours")
-    other = load_vision_codec(tmp_path / "colours")
+    other = load_vision_processor(tmp_path / "colours")
     other.processor.image_processor.image_mean = [0.1, 0.2, 0.3]
     other.save_pretrained(tmp_path / "colours")
     others["colours"] = tmp_path / "colours"
@@ -203,13 +203,13 @@ def test_a_critic_that_prepares_images_otherwise_is_refused(
     }
     for kind, directory in others.items():
         with pytest.raises(OptionsError) as caught:
-            refuse_other_inputs(codec, directory, flag="--critic_pretrain")
+            refuse_other_inputs(tokenizer, directory, flag="--critic_pretrain")
         assert caught.value.problem.code == "images.other_inputs"
         assert told[kind] in caught.value.problem.what, kind
 
 
 def test_policy_and_critic_of_one_directory_take_the_same_media(vision_directory: Directory) -> None:
     policy = load_policy(vision_directory("qwen3_vl"))
-    critic = load_critic(vision_directory("qwen3_vl"), seed=0, codec=policy.codec)
+    critic = load_critic(vision_directory("qwen3_vl"), seed=0, tokenizer=policy.tokenizer)
     segments = segments_of(critic)
     assert policy.token_logprobs(packed(segments))[0].shape == critic.values(packed(segments)).shape

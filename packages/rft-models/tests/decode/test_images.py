@@ -26,17 +26,17 @@ COPIES = [2, 1, 2]
 
 
 def prompts_of(policy: CausalPolicy) -> list[tuple[list[int], Media | None]]:
-    codec = policy.codec
-    assert isinstance(codec, HfProcessor)
+    tokenizer = policy.tokenizer
+    assert isinstance(tokenizer, HfProcessor)
     generator = torch.Generator().manual_seed(2)
     images = [
         Image.fromarray(torch.randint(0, 256, (h, w, 3), generator=generator, dtype=torch.uint8).numpy())
         for h, w in ((16, 24), (32, 16))
     ]
     return [
-        codec.encode_media("what is <image>? ", images[:1]),
-        (codec.encode("only text here "), None),
-        codec.encode_media("<image><image>", images),  # nothing stands behind the last one
+        tokenizer.encode_media("what is <image>? ", images[:1]),
+        (tokenizer.encode("only text here "), None),
+        tokenizer.encode_media("<image><image>", images),  # nothing stands behind the last one
     ]
 
 
@@ -86,7 +86,7 @@ def packed_logprobs(
 def check(decoder: Any, policy: CausalPolicy) -> None:
     prompts = prompts_of(policy)
     generator = torch.Generator().manual_seed(3)
-    text_ids = policy.codec.encode("abcdefgh123")  # type: ignore[union-attr]
+    text_ids = policy.tokenizer.encode("abcdefgh123")  # type: ignore[union-attr]
     picks = torch.randint(0, len(text_ids), (sum(COPIES), NUM_NEW + 1), generator=generator)
     continuations = [[text_ids[at] for at in row] for row in picks.tolist()]
     continuations[4][2] = policy.tower.image_token_id  # type: ignore[union-attr]  # sampled, it is a word as any other

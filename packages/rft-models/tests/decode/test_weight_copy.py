@@ -134,15 +134,15 @@ def test_what_is_not_the_model_is_refused_by_name(tiny_model: Build) -> None:
     def refused(*writes: tuple[str, Tensor]) -> str:
         with pytest.raises(ServiceError) as caught:
             write_all(writes)
-        assert caught.value.problem.code == "engine.weights.incomplete"
+        assert caught.value.problem.code == "models.copy_incomplete"
         return caught.value.problem.what
 
     assert "model.nrom.weight is not a tensor" in refused(("model.nrom.weight", tensors[norm]))
-    assert f"{norm} came twice" in refused((norm, tensors[norm]), (norm, tensors[norm]))
+    assert f"{norm} was sent twice" in refused((norm, tensors[norm]), (norm, tensors[norm]))
     assert "[33], the model's has [32]" in refused((norm, torch.ones(33)))
     assert "[32, 1], the model's has [32]" in refused((norm, torch.ones(32, 1)))
     missing = refused(*((name, tensor) for name, tensor in tensors.items() if name != norm))
-    assert f"1 of {len(tensors)} tensors did not come: {norm}" in missing
+    assert f"1 of {len(tensors)} tensors were not sent: {norm}" in missing
     assert f"and {len(tensors) - 5} more" in refused()
 
 

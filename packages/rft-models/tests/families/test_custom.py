@@ -138,7 +138,7 @@ def test_a_family_that_mixes_tokens_elsewhere_may_not_be_packed(character_direct
     mixing = "lambda hidden: hidden + hidden.cumsum(1)"
     load_model_code(str(a_family(tmp_path / "family.py", mix=mixing)))
     directory = a_directory(character_directory, tmp_path / "model")
-    with pytest.raises(Exception, match="differ from its own forward"):
+    with pytest.raises(Exception, match="differ from those of its own forward"):
         load_policy(directory)
     load_model_code(str(a_family(tmp_path / "family.py", mix=mixing, packed=False)))
     assert not load_policy(directory).packed

@@ -80,7 +80,6 @@ def test_patches_act_in_order_and_once(character_directory: Path) -> None:
     for patch in (first, second, first):
         register_patch("qwen2", patch)
     assert registered_patches("qwen2") == (first, second)
-    assert patches.any_registered()
     load_policy(character_directory)
     assert acted == ["first", "second"]
     unregister_patch("qwen2", first)
@@ -88,7 +87,7 @@ def test_patches_act_in_order_and_once(character_directory: Path) -> None:
     unregister_patch("llama", first)
     assert registered_patches("qwen2") == (second,)
     unregister_patch("qwen2", second)
-    assert not patches.any_registered()
+    assert patches.all_registered() == []
 
 
 def test_a_patch_may_give_another_model(character_directory: Path) -> None:
@@ -124,4 +123,4 @@ def test_a_patch_that_would_never_act_is_refused() -> None:
     with pytest.raises(OptionsError, match="'qwen-two' is not one of transformers'") as caught:
         register_patch("qwen-two", halve_the_mlp)
     assert caught.value.problem.code == "models.unknown_patch"
-    assert not patches.any_registered()
+    assert patches.all_registered() == []

@@ -19,7 +19,7 @@ from rft_models.loading.transformers_loading import refuse_other_kinds
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.policy.load_on_meta import load_on_meta
-from rft_models.vision.processor import load_vision_codec
+from rft_models.vision.processor import load_vision_processor
 
 FAMILIES = sorted(VISION_FAMILIES)
 Directory = Callable[[str], Path]
@@ -119,7 +119,7 @@ def test_other_architectures_with_images_are_refused_by_name(
     shutil.copytree(vision_directory("qwen3_vl"), directory)
     config = {"model_type": model_type, "architectures": ["SomeForConditionalGeneration"], "vision_config": {}}
     (directory / "config.json").write_text(json.dumps({**config, "text_config": text}))
-    for attempt in (load_policy, load_on_meta, model_facts, load_vision_codec):
+    for attempt in (load_policy, load_on_meta, model_facts, load_vision_processor):
         with pytest.raises(RftError) as caught:
             attempt(directory)
         problem = caught.value.problem

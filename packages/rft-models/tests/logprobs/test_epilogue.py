@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
+from vocabulary_ranks import Ranks, on_ranks
 
 from rft_models.logprobs import backend
 from rft_models.logprobs.epilogue import EagerEpilogue, Shape
@@ -87,53 +86,6 @@ def test_ignored_targets_give_zero_and_no_gradient(with_entropy: bool, chunk_siz
     assert (gradients[0][~counted] == 0).all()
 
 
-class Ranks:
-    """Threads that meet in sums and maxima, and count the numbers they exchange."""
-
-    def __init__(self, rank: int, shared: list[Tensor | None], barrier: threading.Barrier) -> None:
-        self.rank, self.world_size = rank, len(shared)
-        self.numbers = 0
-        self._shared, self._barrier = shared, barrier
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Over ranks."""
-        return self._together(tensor, lambda all_: all_.sum(0))
-
-    def max(self, tensor: Tensor) -> Tensor:
-        """Over ranks."""
-        return self._together(tensor, lambda all_: all_.amax(0))
-
-    def _together(self, tensor: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-        self.numbers += tensor.numel()
-        self._shared[self.rank] = tensor
-        self._barrier.wait(30)
-        result = reduce(torch.stack([x for x in self._shared if x is not None]))
-        self._barrier.wait(30)
-        return result
-
-
-def on_ranks(offsets: list[int], task: Callable[[Ranks, int, int], list[Tensor]]) -> list[list[Tensor]]:
-    """What `task(ranks, first row, end)` gives on each rank."""
-    shared: list[Tensor | None] = [None] * len(offsets)
-    barrier = threading.Barrier(len(offsets))
-    results: list[list[Tensor]] = [[] for _ in offsets]
-
-    def run(rank: int) -> None:
-        end = [*offsets[1:], VOCAB][rank]
-        try:
-            results[rank] = task(Ranks(rank, shared, barrier), offsets[rank], end)
-        except BaseException:
-            barrier.abort()
-            raise
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(offsets))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
 @pytest.mark.parametrize("offsets", [[0], [0, 20], [0, 1, 30], [0, 30, 30]])
 @pytest.mark.parametrize("chunk_size", [5, None])
 @pytest.mark.parametrize("softcap", [None, 3.0])
@@ -170,7 +122,9 @@ def test_a_vocabulary_over_ranks_equals_the_whole(
 
     for one in (split, fused):
         *whole, grad_hidden, grad_weight, grad_bias = one(None, 0, VOCAB)
-        parts = on_ranks(offsets, lambda ranks, start, end, one=one: one(VocabularyShard(start, ranks), start, end))
+        parts = on_ranks(
+            [*offsets, VOCAB], lambda ranks, start, end, one=one: one(VocabularyShard(start, ranks), start, end)
+        )
         for *values, our_hidden, _, _ in parts:
             for our, their in zip([*values, our_hidden], [*whole, grad_hidden], strict=True):
                 torch.testing.assert_close(our, their, atol=1e-12, rtol=0)
@@ -186,7 +140,7 @@ def test_ranks_exchange_a_few_numbers_a_row() -> None:
             linear_logprobs(hidden, weight[start:end], targets, with_entropy=True, shard=VocabularyShard(start, ranks))
         return [torch.tensor(ranks.numbers)]
 
-    assert [int(part[0]) for part in on_ranks([0, 20], task)] == [4 * ROWS, 4 * ROWS]
+    assert [int(part[0]) for part in on_ranks([0, 20, VOCAB], task)] == [4 * ROWS, 4 * ROWS]
 
 
 def test_small_heads_and_float64_are_plain_torch_and_say_why() -> None:

@@ -16,7 +16,7 @@ from rft_core.errors import OptionsError
 from rft_core.packed_tokens import PackedTokens
 from rft_models.decode.fast_decoder import FastDecoder, decoder_for
 from rft_models.lora.adapters import AdapterRules, BaseModelView, preview
-from rft_models.lora.dropout import mix
+from rft_models.lora.dropout import KeyedDropout, RowKeys, mix
 from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import FreezeRules
@@ -241,9 +241,9 @@ def test_without_its_adapters_the_policy_is_a_reference_loaded_apart(character_d
     ("targets", "what", "remedy"),
     [
         (("q_prj",), "matches none of the 14 linear layers", "--target_modules q_proj"),
-        (("q_proj", "lm_head"), "no linear layer", "--target_modules"),
-        (("self_attn",), "no linear layer", "--target_modules"),
-        (("embed_tokens",), "no linear layer", "--target_modules"),
+        (("q_proj", "lm_head"), "not a linear layer", "--target_modules"),
+        (("self_attn",), "not a linear layer", "--target_modules"),
+        (("embed_tokens",), "not a linear layer", "--target_modules"),
         (("all-linear", "q_proj"), "'all-linear' matches none", "--target_modules"),
     ],
 )
@@ -320,6 +320,21 @@ def test_dropout_keeps_its_share_and_its_scale(tiny_model: Build) -> None:
     assert abs(float((found == 0).float().mean()) - 0.25) < 0.01
     other = policy.model.get_decoder().layers[1].mlp.up_proj.lora_dropout["default"](ones)
     assert abs(float(((found == 0) & (other == 0)).float().mean()) - 0.0625) < 0.01
+
+
+def test_rows_without_token_ids_do_not_get_the_masks_of_an_earlier_forward() -> None:
+    rows = RowKeys()
+    dropout = KeyedDropout(0.5, 1, rows).train()
+    positions = torch.arange(6)[None]
+    rows.hook(dropout, (), {"input_ids": torch.ones_like(positions), "position_ids": positions})
+    keys_T = rows.keys_T
+    assert keys_T is not None
+    with torch.no_grad():  # in between forward and backward, which may need the masks again
+        rows.hook(dropout, (), {"inputs_embeds": torch.ones(1, 6, 4), "position_ids": positions})
+    assert rows.keys_T is keys_T
+    rows.hook(dropout, (), {"inputs_embeds": torch.ones(1, 6, 4), "position_ids": positions})
+    with pytest.raises(AssertionError):
+        dropout(torch.ones(1, 6, 4))
 
 
 def test_dropout_wants_the_packed_forward(tiny_model: Build) -> None:

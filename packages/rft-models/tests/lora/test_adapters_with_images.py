@@ -34,11 +34,11 @@ def test_merged_weights_compute_what_the_adapters_compute_on_images(model_type: 
     with torch.no_grad():
         for _, parameter in adapters.named_parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    codec = policy.codec
-    assert isinstance(codec, HfProcessor)
+    tokenizer = policy.tokenizer
+    assert isinstance(tokenizer, HfProcessor)
     pixels = torch.randint(0, 256, (16, 24, 3), generator=generator, dtype=torch.uint8)
-    prompt, media = codec.encode_media("<image>what is it? ", [Image.fromarray(pixels.numpy())])
-    ids = torch.tensor(prompt + codec.encode("a cat"))
+    prompt, media = tokenizer.encode_media("<image>what is it? ", [Image.fromarray(pixels.numpy())])
+    ids = torch.tensor(prompt + tokenizer.encode("a cat"))
     places = torch.arange(len(ids))
     given = (ids, places, torch.zeros_like(ids), places >= len(prompt))
     found, _ = policy.token_logprobs(PackedTokens(*given, mm_inputs=(media,)))

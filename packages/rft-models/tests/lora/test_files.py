@@ -112,8 +112,6 @@ def test_adapters_of_other_weights_or_another_rank_are_refused(character_directo
 def test_a_directory_of_adapters_is_no_model_and_says_what_to_do(character_directory: Path, tmp_path: Path) -> None:
     trained(character_directory).save_pretrained(tmp_path / "model")
     folder = tmp_path / "model" / "adapter"
-    assert files.is_adapter_directory(folder)
-    assert not files.is_adapter_directory(tmp_path / "model")
     with pytest.raises(DataError) as caught:
         load_policy(folder)
     assert caught.value.problem.code == "models.adapters_alone"

@@ -148,12 +148,13 @@ def test_a_frozen_head_gets_no_gradient(tiny_model: Build) -> None:
 
 def test_what_is_frozen_is_listed_with_layers_in_one_line(tiny_model: Build) -> None:
     policy = make_policy(tiny_model("qwen2", num_hidden_layers=4), None, packed=True)
-    lines = freeze(policy, FreezeRules.of("model.norm,model.layers.0,model.layers.1,model.layers.3")).lines()
-    assert lines[0].startswith(f"{policy.num_parameters - 3 * 7808 - 32:,} of {policy.num_parameters:,} weights are")
-    assert "model.layers.[0-1,3].mlp.up_proj.weight (4,608)" in lines
-    assert "model.norm.weight (32)" in lines
+    report = freeze(policy, FreezeRules.of("model.norm,model.layers.0,model.layers.1,model.layers.3"))
+    assert (report.num_trained, report.num_weights) == (policy.num_parameters - 3 * 7808 - 32, policy.num_parameters)
+    weights = report.tensors_by_pattern()
+    assert weights["model.layers.[0-1,3].mlp.up_proj.weight"] == 4608
+    assert weights["model.norm.weight"] == 32
     rows = freeze(make_policy(tiny_model("qwen2"), None, packed=True), FreezeRules(train_only_tokens_from=FIRST))
-    assert "lm_head.weight rows 0 to 49 (1,600); trained from row 50 (11)" in rows.lines()
+    assert rows.rows["lm_head.weight"] == (50, 11, 32)
 
 
 def test_a_prefix_that_matches_nothing_names_near_ones(tiny_model: Build) -> None:
@@ -181,9 +182,11 @@ def test_nothing_left_to_train_is_refused(tiny_model: Build) -> None:
 
 
 def test_both_ways_at_once_are_refused() -> None:
-    with pytest.raises(OptionsError, match="train_only_tokens_from 3") as caught:
+    with pytest.raises(OptionsError) as caught:
         FreezeRules.of("model.norm", 3)
     assert caught.value.problem.code == "freezing.two_ways"
+    assert caught.value.problem.what == "freeze_prefix = model.norm, train_only_tokens_from = 3"
+    assert caught.value.problem.do.startswith("--train_only_tokens_from 3")
 
 
 @pytest.mark.parametrize("rules", [FreezeRules.of("model.layers"), FreezeRules(train_only_tokens_from=9)])

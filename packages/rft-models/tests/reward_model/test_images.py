@@ -22,7 +22,7 @@ from rft_models.reward_model.scorer import RewardTextScorer
 from rft_models.reward_model.shared_images import SharedImages
 from rft_models.reward_model.spec import RewardSpec
 from rft_models.vision.image_files import PixelRules
-from rft_models.vision.processor import HfProcessor, load_vision_codec
+from rft_models.vision.processor import HfProcessor, load_vision_processor
 from rft_models.vision.token_counts import PlannedImages
 
 FAMILIES = sorted(VISION_FAMILIES)
@@ -58,7 +58,7 @@ def own_score(directory: Path, made: RewardTextScorer, place: int) -> float:
     """By the processor and the model of transformers, one pair alone."""
     from transformers import AutoModel, AutoProcessor
 
-    marker = load_vision_codec(directory).family.marker
+    marker = load_vision_processor(directory).family.marker
     processor: Any = AutoProcessor.from_pretrained(str(directory), local_files_only=True)
     model: Any = AutoModel.from_pretrained(str(directory), local_files_only=True, attn_implementation="eager").eval()
     question = PROMPTS[place].replace("<image>", marker)
@@ -113,7 +113,7 @@ def test_a_saved_model_loads_as_it_was(
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert values(RewardTextScorer(loaded)) == pytest.approx(values(made), abs=1e-6)
-    assert isinstance(loaded.codec, HfProcessor)
+    assert isinstance(loaded.tokenizer, HfProcessor)
 
 
 def test_a_classifier_of_another_program_is_read_by_its_score_tensor(
@@ -159,8 +159,8 @@ def test_conversations_with_parts_are_read_as_texts_with_markers(vision_director
 
 
 def test_a_response_takes_no_image_whatever_it_spells(vision_directory: Directory) -> None:
-    codec = SharedImages(load_vision_codec(vision_directory("qwen2_5_vl")))
-    assert codec.of_response("a <image> and <|image_pad|>") == "a (image) and (image)"
+    tokenizer = SharedImages(load_vision_processor(vision_directory("qwen2_5_vl")))
+    assert tokenizer.of_response("a <image> and <|image_pad|>") == "a (image) and (image)"
     made = scorer(vision_directory("llava"))
     [told] = made.score(["<image><image>?"], [()], ["x"], [(FIRST,)])
     assert isinstance(told, str)
@@ -188,17 +188,17 @@ def test_a_reward_model_of_text_says_that_it_sees_nothing(character_directory: P
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_tokens_are_counted_without_an_image(vision_directory: Directory, model_type: str) -> None:
-    codec = load_vision_codec(vision_directory(model_type))
-    planned = PlannedImages(codec)
+    tokenizer = load_vision_processor(vision_directory(model_type))
+    planned = PlannedImages(tokenizer)
     for number, (width, height) in enumerate(((16, 16), (40, 8), (64, 48), (1, 1), (200, 3))):
-        ids, media = codec.encode_media("a <image>?", [png(number, width, height)])
+        ids, media = tokenizer.encode_media("a <image>?", [png(number, width, height)])
         assert media is not None
         assert planned.image_tokens(width, height) == media.num_tokens
         assert planned.text_tokens("a <image>?") + media.num_tokens - 1 == len(ids)
     assert planned.scales == (model_type != "llava")
     if planned.scales:
         assert planned.image_tokens(2000, 3) is None, "the processor refuses such a shape"
-        capped = load_vision_codec(vision_directory(model_type), pixels=PixelRules(max_pixels=256, min_pixels=64))
+        capped = load_vision_processor(vision_directory(model_type), pixels=PixelRules(max_pixels=256, min_pixels=64))
         _, media = capped.encode_media("<image>", [png(9, 64, 48)])
         assert media is not None
         assert (

@@ -36,24 +36,24 @@ def scorer(directory: Path, *, max_tokens: int = 8192, **spec: Any) -> RewardTex
 
 def test_a_conversation_is_rendered_with_the_models_own_template(chat_directory: Path) -> None:
     made = scorer(chat_directory)
-    codec = made.model.codec
-    assert codec is not None
-    text = codec.decode(made.token_ids("system: add\nuser: 1+1\nassistant: ", QUESTION, "2"))
+    tokenizer = made.model.tokenizer
+    assert tokenizer is not None
+    text = tokenizer.decode(made.token_ids("system: add\nuser: 1+1\nassistant: ", QUESTION, "2"))
     assert text == (
         "<|im_start|>system\nadd<|im_end|>\n<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
     )
-    plain = codec.decode(made.token_ids("1+1", (), "2"))
+    plain = tokenizer.decode(made.token_ids("1+1", (), "2"))
     assert plain == "<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
 
 
 def test_plain_text_ends_with_the_end_token_once(character_directory: Path) -> None:
     made = scorer(character_directory)
-    codec = made.model.codec
-    assert codec is not None
-    end = codec.eos_ids[0]
-    assert made.token_ids("1+1=", (), "2") == [*codec.encode("1+1=2"), end]
-    assert made.token_ids("1+1=", QUESTION, "2") == [*codec.encode("1+1=2"), end], "without a template the text"
-    assert made.token_ids("1+1=", (), "2<eos>") == [*codec.encode("1+1=2"), end]
+    tokenizer = made.model.tokenizer
+    assert tokenizer is not None
+    end = tokenizer.eos_ids[0]
+    assert made.token_ids("1+1=", (), "2") == [*tokenizer.encode("1+1=2"), end]
+    assert made.token_ids("1+1=", QUESTION, "2") == [*tokenizer.encode("1+1=2"), end], "without a template the text"
+    assert made.token_ids("1+1=", (), "2<eos>") == [*tokenizer.encode("1+1=2"), end]
 
 
 def test_scores_are_those_of_each_text_alone(character_directory: Path, chat_directory: Path) -> None:
@@ -91,7 +91,7 @@ def test_what_the_model_cannot_take_has_no_score_and_the_rest_has(character_dire
     assert isinstance(found[1], str)
     assert "cannot read" in found[1]
     assert "two"[0] in found[1]
-    assert found[2] == "65 tokens, the reward model places 64"
+    assert found[2] == "65 tokens, but the reward model takes at most 64"
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,10 @@ def test_chat_without_a_template_is_refused_with_the_reason() -> None:
 
 
 def test_a_template_that_refuses_is_quoted() -> None:
-    codec = HfTokenizer(build_bpe_tokenizer(TEXTS, 300))
-    codec.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    tokenizer = HfTokenizer(build_bpe_tokenizer(TEXTS, 300))
+    tokenizer.hf_tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(DataError) as caught:
-        codec.render_chat([{"role": "user", "content": "1"}], add_generation_prompt=True)
+        tokenizer.render_chat([{"role": "user", "content": "1"}], add_generation_prompt=True)
     assert caught.value.problem.code == "text.chat_refused"
 
 
@@ -93,10 +93,10 @@ def test_template_and_every_end_token_survive_saving(tmp_path: Path) -> None:
         seed=0,
     )
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 9]}))
-    codec = load_tokenizer(directory)
-    assert codec.has_chat_template
-    assert codec.eos_ids == (1, 9)
-    assert codec.encode("the cat") == BPE.encode("the cat")
+    tokenizer = load_tokenizer(directory)
+    assert tokenizer.has_chat_template
+    assert tokenizer.eos_ids == (1, 9)
+    assert tokenizer.encode("the cat") == BPE.encode("the cat")
     load_policy(directory).save_pretrained(tmp_path / "saved")
     assert load_tokenizer(tmp_path / "saved").eos_ids == (1, 9)
 
@@ -107,27 +107,27 @@ SPLIT_TEXTS = ["12 + 345 = 357 cats,  $1,234.50\n#### 1234", "caf\u00e9 and cafe
 def test_a_bpe_tokenizer_gives_the_same_ids_from_its_files_whatever_loads_them(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    tokenizer = build_bpe_tokenizer(SPLIT_TEXTS * 3, 290)
+    learned = build_bpe_tokenizer(SPLIT_TEXTS * 3, 290)
     directory = build_decoder(
-        tmp_path, tokenizer, hidden=16, layers=1, heads=2, kv_heads=1, ffn=24, max_positions=64, seed=5
+        tmp_path, learned, hidden=16, layers=1, heads=2, kv_heads=1, ffn=24, max_positions=64, seed=5
     )
-    codec, automatic = load_tokenizer(directory), AutoTokenizer.from_pretrained(str(directory))
-    assert codec.vocab_size == len(tokenizer) == load_policy(directory).head.weight.shape[0]
+    tokenizer, automatic = load_tokenizer(directory), AutoTokenizer.from_pretrained(str(directory))
+    assert tokenizer.vocab_size == len(learned) == load_policy(directory).head.weight.shape[0]
     for text in SPLIT_TEXTS:
-        ids = tokenizer.encode(text)
-        assert codec.encode(text) == ids
+        ids = learned.encode(text)
+        assert tokenizer.encode(text) == ids
         assert automatic.encode(text) == ids
-    assert len(codec.encode("1234")) == 4, "each digit is a token"
+    assert len(tokenizer.encode("1234")) == 4, "each digit is a token"
 
 
 def test_a_character_tokenizer_keeps_its_closed_alphabet_in_its_files(tmp_path: Path) -> None:
     directory = build_character_model(tmp_path, alphabet="01 +\n", hidden=16, layers=1, heads=2, ffn=24, seed=5)
-    codec = load_tokenizer(directory)
-    assert codec.vocab_size == 7
-    assert codec.encode("0 +\n1") == [2, 4, 5, 6, 3]
-    assert codec.decode([2, 4, 5, 6, 3]) == "0 +\n1"
+    tokenizer = load_tokenizer(directory)
+    assert tokenizer.vocab_size == 7
+    assert tokenizer.encode("0 +\n1") == [2, 4, 5, 6, 3]
+    assert tokenizer.decode([2, 4, 5, 6, 3]) == "0 +\n1"
     with pytest.raises(DataError, match="'x'") as caught:
-        codec.encode("0x")
+        tokenizer.encode("0x")
     assert caught.value.problem.code == "text.unknown_character"
 
 

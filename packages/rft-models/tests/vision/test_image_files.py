@@ -7,8 +7,10 @@ import importlib.util
 import io
 import struct
 import sys
+import threading
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,35 @@ def test_a_bomb_is_refused_by_its_header() -> None:
         open_image(claimed(13_000, 13_000))
     with refused("images.too_large"):
         open_image(claimed(60_000, 60_000))  # above pillow's own limit too
+
+
+def test_threads_that_decode_at_once_are_under_our_limit_alone_and_put_pillows_own_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    file = as_bytes(Image.new("RGB", (8, 8), RED))
+    first_inside, second_inside, first_done = (threading.Event() for _ in range(3))
+    decode = Image.open
+
+    def overlapping(*arguments: Any, **options: Any) -> Any:
+        """The second thread begins while the first decodes, and decodes when the first is done."""
+        if not first_inside.is_set():
+            first_inside.set()
+            assert second_inside.wait(30)
+        else:
+            second_inside.set()
+            assert first_done.wait(30)
+        return decode(*arguments, **options)
+
+    monkeypatch.setattr(Image, "open", overlapping)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(open_image, file)
+        assert first_inside.wait(30)
+        second = pool.submit(open_image, file)
+        assert first.result(30).image.size == (8, 8)
+        first_done.set()
+        assert second.result(30).image.size == (8, 8)
+    assert Image.MAX_IMAGE_PIXELS == 10
 
 
 def test_large_images_are_refused_where_that_is_asked_for() -> None:
@@ -137,7 +168,8 @@ def test_a_missing_package_is_named_before_anything_is_made(
         monkeypatch.setitem(sys.modules, absent, None)
     else:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == absent else found(name))
-    with pytest.raises(OptionsError, match="is not installed") as caught:
+    with pytest.raises(OptionsError) as caught:
         build_vision_model(tmp_path / "model", object())
+    assert caught.value.problem.code == "vision.not_installed"
     assert "--extra vision" in caught.value.problem.do
     assert not (tmp_path / "model").exists()

@@ -20,7 +20,7 @@ from rft_models.policy.freezing import FreezeRules, preview
 from rft_models.policy.load import load_policy
 from rft_models.tokenization.tokenizer import load_tokenizer
 from rft_models.vision.image_files import PixelRules
-from rft_models.vision.processor import HfProcessor, load_processor, load_vision_codec
+from rft_models.vision.processor import HfProcessor, load_processor, load_vision_processor
 
 FAMILIES = sorted(VISION_FAMILIES)
 Directory = Callable[[str], Path]
@@ -43,11 +43,11 @@ def image(seed: int, width: int, height: int) -> Image.Image:
 def test_ids_and_inputs_are_those_of_the_models_processor(vision_directory: Directory, model_type: str) -> None:
     from transformers import AutoProcessor
 
-    codec = load_vision_codec(vision_directory(model_type))
+    tokenizer = load_vision_processor(vision_directory(model_type))
     images = [image(0, 24, 16), image(1, 16, 32)]
-    token_ids, media = codec.encode_media("a <image>b <image>?", images)
+    token_ids, media = tokenizer.encode_media("a <image>b <image>?", images)
     assert media is not None
-    marker = codec.family.marker
+    marker = tokenizer.family.marker
     processor = AutoProcessor.from_pretrained(str(vision_directory(model_type)), local_files_only=True)
     own = processor(text=[f"a {marker}b {marker}?"], images=images, return_tensors="pt")
     assert token_ids == own["input_ids"][0].tolist()
@@ -55,18 +55,18 @@ def test_ids_and_inputs_are_those_of_the_models_processor(vision_directory: Dire
     assert torch.equal(torch.stack(pixels) if model_type == "llava" else torch.cat(pixels), own["pixel_values"])
     if model_type != "llava":
         assert [list(one.grid or ()) for one in media.images] == own["image_grid_thw"].tolist()
-    places = [at for at, token in enumerate(token_ids) if token == codec.image_token_id]
+    places = [at for at, token in enumerate(token_ids) if token == tokenizer.image_token_id]
     assert places == [at for first, number in media.spans for at in range(first, first + number)]
-    assert media.collapsed(token_ids) == codec.encode(f"a {marker}b {marker}?")
+    assert media.collapsed(token_ids) == tokenizer.encode(f"a {marker}b {marker}?")
     assert media.end == places[-1] + 1
-    assert media.num_tokens == len(places) == sum(codec.num_image_tokens(*one.size) for one in images)
+    assert media.num_tokens == len(places) == sum(tokenizer.num_image_tokens(*one.size) for one in images)
 
 
 def test_the_digest_is_of_what_the_model_sees(vision_directory: Directory) -> None:
-    codec = load_vision_codec(vision_directory("qwen2_5_vl"))
+    tokenizer = load_vision_processor(vision_directory("qwen2_5_vl"))
     digests = []
     for one in (image(0, 16, 16), image(0, 16, 16), image(1, 16, 16)):
-        media = codec.encode_media("<image>", [one])[1]
+        media = tokenizer.encode_media("<image>", [one])[1]
         assert media is not None
         digests.append(media.digest)
     assert digests[0] == digests[1] != digests[2]
@@ -74,41 +74,41 @@ def test_the_digest_is_of_what_the_model_sees(vision_directory: Directory) -> No
 
 @pytest.mark.parametrize("model_type", ["qwen2_5_vl", "llava"])
 def test_messages_take_parts_and_markers(vision_directory: Directory, model_type: str) -> None:
-    codec = load_vision_codec(vision_directory(model_type))
+    tokenizer = load_vision_processor(vision_directory(model_type))
     parts = [{"type": "image"}, {"type": "text", "text": "how many?"}]
-    expected = codec.encode(f"user: {codec.family.marker}how many?\nassistant: ")
+    expected = tokenizer.encode(f"user: {tokenizer.family.marker}how many?\nassistant: ")
     for content in (parts, "<image>how many?", [{"type": "text", "text": "<image>how many?"}]):
-        ids, media = codec.encode_media([{"role": "user", "content": content}], [image(0, 16, 16)])
+        ids, media = tokenizer.encode_media([{"role": "user", "content": content}], [image(0, 16, 16)])
         assert media is not None
         assert media.collapsed(ids) == expected
-    assert codec.encode_media([{"role": "user", "content": "hi"}], [])[1] is None
+    assert tokenizer.encode_media([{"role": "user", "content": "hi"}], [])[1] is None
 
 
 def test_another_number_of_images_than_placeholders_is_refused(vision_directory: Directory) -> None:
-    codec = load_vision_codec(vision_directory("qwen2_5_vl"))
+    tokenizer = load_vision_processor(vision_directory("qwen2_5_vl"))
     for text, count in (("none", 1), ("<image>", 2), ("<image><image>", 1), ("<image>", 0)):
         with refused("images.other_number", r"line 4") as caught:
-            codec.encode_media(text, [image(0, 16, 16)] * count, where="line 4")
-        assert f"{text.count('<image>')} placeholders, {count} images" in str(caught.value)
+            tokenizer.encode_media(text, [image(0, 16, 16)] * count, where="line 4")
+        assert f"{text.count('<image>')} placeholders for {count} images" in str(caught.value)
     with pytest.raises(DataError, match=r"image 2 of 2") as caught:
-        codec.encode_media("<image><image>", [image(0, 16, 16), b"no image"])
+        tokenizer.encode_media("<image><image>", [image(0, 16, 16), b"no image"])
     assert caught.value.problem.code == "images.not_an_image"
 
 
 def test_pixel_caps_bound_the_features(vision_directory: Directory) -> None:
     directory = vision_directory("qwen2_5_vl")
-    whole = load_vision_codec(directory)
-    small = load_vision_codec(directory, pixels=PixelRules(max_pixels=16 * 16))
-    large = load_vision_codec(directory, pixels=PixelRules(min_pixels=48 * 48, max_pixels=64 * 64))
+    whole = load_vision_processor(directory)
+    small = load_vision_processor(directory, pixels=PixelRules(max_pixels=16 * 16))
+    large = load_vision_processor(directory, pixels=PixelRules(min_pixels=48 * 48, max_pixels=64 * 64))
     counts = []
-    for codec in (small, whole, large):
-        media = codec.encode_media("<image>", [image(0, 32, 32)])[1]
+    for tokenizer in (small, whole, large):
+        media = tokenizer.encode_media("<image>", [image(0, 32, 32)])[1]
         assert media is not None
-        assert media.num_tokens == codec.num_image_tokens(32, 32)
+        assert media.num_tokens == tokenizer.num_image_tokens(32, 32)
         counts.append(media.num_tokens)
     assert counts == [4, 16, 36]
     with refused("images.fixed_size"):
-        load_vision_codec(vision_directory("llava"), pixels=PixelRules(max_pixels=100))
+        load_vision_processor(vision_directory("llava"), pixels=PixelRules(max_pixels=100))
     with refused("images.refused_by_processor"):
         whole.encode_media("<image>", [image(0, 2010, 8)])
 
@@ -118,26 +118,26 @@ def test_policies_save_what_the_processor_needs(vision_directory: Directory, tmp
     policy.save_pretrained(tmp_path / "all")
     policy.save_description(tmp_path / "described")
     for saved in (tmp_path / "all", tmp_path / "described"):
-        codec = load_vision_codec(saved) if saved.name == "described" else load_policy(saved).codec
-        assert isinstance(codec, HfProcessor)
-        assert codec.encode_media("<image>?", [image(0, 16, 16)]) == policy.codec.encode_media(  # type: ignore[union-attr]
+        tokenizer = load_vision_processor(saved) if saved.name == "described" else load_policy(saved).tokenizer
+        assert isinstance(tokenizer, HfProcessor)
+        assert tokenizer.encode_media("<image>?", [image(0, 16, 16)]) == policy.tokenizer.encode_media(  # type: ignore[union-attr]
             "<image>?", [image(0, 16, 16)]
         )
-    assert codec.eos_ids == policy.codec.eos_ids  # type: ignore[union-attr]
+    assert tokenizer.eos_ids == policy.tokenizer.eos_ids  # type: ignore[union-attr]
 
 
 def test_a_run_on_text_alone_keeps_the_processor(vision_directory: Directory, tmp_path: Path) -> None:
-    policy = load_policy(vision_directory("qwen3_vl"), codec=load_tokenizer(vision_directory("qwen3_vl")))
+    policy = load_policy(vision_directory("qwen3_vl"), tokenizer=load_tokenizer(vision_directory("qwen3_vl")))
     policy.save_pretrained(tmp_path / "saved")
-    seen = load_vision_codec(tmp_path / "saved").encode_media("<image>?", [image(0, 16, 16)])
-    assert seen == load_vision_codec(vision_directory("qwen3_vl")).encode_media("<image>?", [image(0, 16, 16)])
+    seen = load_vision_processor(tmp_path / "saved").encode_media("<image>?", [image(0, 16, 16)])
+    assert seen == load_vision_processor(vision_directory("qwen3_vl")).encode_media("<image>?", [image(0, 16, 16)])
 
 
-def test_text_directories_have_text_codecs(vision_directory: Directory, character_directory: Path) -> None:
+def test_text_directories_have_text_tokenizers(vision_directory: Directory, character_directory: Path) -> None:
     assert isinstance(load_processor(vision_directory("llava")), HfProcessor)
     assert not isinstance(load_processor(character_directory), HfProcessor)
     with refused("vision.other_model"):
-        load_vision_codec(character_directory)
+        load_vision_processor(character_directory)
 
 
 def test_incomplete_directories_are_named(vision_directory: Directory, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_incomplete_directories_are_named(vision_directory: Directory, tmp_path:
     shutil.copytree(vision_directory("qwen2_vl"), broken, dirs_exist_ok=True)
     (broken / "config.json").write_text(json.dumps({**config, "image_token_id": 3}))
     with refused("vision.other_placeholder"):
-        load_vision_codec(broken)
+        load_vision_processor(broken)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

@@ -53,20 +53,20 @@ def loaded(directory: Path, **options: Any) -> CausalPolicy:
     return policy
 
 
-def codec_of(policy: CausalPolicy) -> HfProcessor:
-    assert isinstance(policy.codec, HfProcessor)
-    return policy.codec
+def tokenizer_of(policy: CausalPolicy) -> HfProcessor:
+    assert isinstance(policy.tokenizer, HfProcessor)
+    return policy.tokenizer
 
 
 def batch_of(policy: CausalPolicy) -> list[Segment]:
     """Two samples of one image prompt, a text row, the same words about another image, and a prompt of two images."""
-    codec = codec_of(policy)
+    tokenizer = tokenizer_of(policy)
     first, other = noise_image(0), noise_image(1)
-    shared, shared_media = codec.encode_media("<image>what is it? ", [first])
-    same_words, other_media = codec.encode_media("<image>what is it? ", [other])
-    double, double_media = codec.encode_media("one <image> and <image> differ? ", [noise_image(2, 16, 24), first])
-    text = codec.encode("no image here: ")
-    told = [codec.encode(answer) for answer in ("a cat", "two dogs", "yes it is", "nine", "not at all")]
+    shared, shared_media = tokenizer.encode_media("<image>what is it? ", [first])
+    same_words, other_media = tokenizer.encode_media("<image>what is it? ", [other])
+    double, double_media = tokenizer.encode_media("one <image> and <image> differ? ", [noise_image(2, 16, 24), first])
+    text = tokenizer.encode("no image here: ")
+    told = [tokenizer.encode(answer) for answer in ("a cat", "two dogs", "yes it is", "nine", "not at all")]
     return [
         (shared + told[0], len(shared), shared_media),
         (shared + told[1], len(shared), shared_media),
@@ -220,7 +220,7 @@ def test_media_that_do_not_fit_their_tokens_are_refused(vision_directory: Callab
     assert media is not None
     with refused("vision.cut_media") as cut:
         policy.token_logprobs(packed([(tokens[: media.end - 1], 2, media)]))
-    assert f"{media.end - 1} tokens are kept, the 1 images end at token {media.end}" in str(cut.value)
+    assert f"{media.end - 1} tokens are kept, but the 1 images end at token {media.end}" in str(cut.value)
     with refused("vision.placeholders"):
         policy.token_logprobs(packed([(tokens[1:], prompt - 1, media)]))
 

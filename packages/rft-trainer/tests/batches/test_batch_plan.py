@@ -30,7 +30,7 @@ SETTINGS = st.builds(
 
 
 def plan(num_prompts: int, given_ones: BatchSizes) -> BatchPlan:
-    return plan_batches(num_prompts, **asdict(given_ones))
+    return plan_batches(num_prompts, given_ones)
 
 
 def check_against_a_played_run(made: BatchPlan) -> None:
@@ -139,7 +139,7 @@ def test_zero_and_negative_numbers_are_all_named_and_the_remedy_works(
 
 
 def test_the_guides_example_that_breaks_the_guides_rule_is_accepted() -> None:
-    made = plan_batches(7473, rollout_batch_size=64, n_samples_per_prompt=8, train_batch_size=256)
+    made = plan_batches(7473, BatchSizes(rollout_batch_size=64, n_samples_per_prompt=8, train_batch_size=256))
     assert (made.rollouts_per_episode, made.last_rollout_prompts) == (117, 49)
     assert (made.steps_per_episode, made.total_samples) == (116 * 2 + 2, 59_784)
     lines = made.derivation()
@@ -149,14 +149,14 @@ def test_the_guides_example_that_breaks_the_guides_rule_is_accepted() -> None:
 
 
 def test_a_train_batch_larger_than_the_data_is_one_partial_update_and_said_so() -> None:
-    made = plan_batches(60, rollout_batch_size=64, n_samples_per_prompt=8, train_batch_size=512)
+    made = plan_batches(60, BatchSizes(rollout_batch_size=64, n_samples_per_prompt=8, train_batch_size=512))
     assert made.total_steps == 1
     assert [update.num_samples for update in made.updates()] == [480]
     assert any("480 samples, fewer than train_batch_size = 512" in note for note in made.notes())
 
 
 def test_a_train_batch_larger_than_a_rollout_collects_whole_rollouts() -> None:
-    made = plan_batches(10, rollout_batch_size=2, n_samples_per_prompt=4, train_batch_size=16, max_epochs=2)
+    made = plan_batches(10, BatchSizes(rollout_batch_size=2, n_samples_per_prompt=4, train_batch_size=16, max_epochs=2))
     assert made.rollouts_per_update == 2
     assert [(list(u.rollouts), u.pass_number, u.num_samples) for u in made.updates()] == [
         ([0, 1], 0, 16),
@@ -170,7 +170,7 @@ def test_a_train_batch_larger_than_a_rollout_collects_whole_rollouts() -> None:
 
 def test_an_update_that_does_not_take_whole_rollouts_is_refused_with_product_rule_and_changes() -> None:
     with pytest.raises(OptionsError) as caught:
-        plan_batches(1000, rollout_batch_size=64, n_samples_per_prompt=4, train_batch_size=500)
+        plan_batches(1000, BatchSizes(rollout_batch_size=64, n_samples_per_prompt=4, train_batch_size=500))
     problem = caught.value.problem
     assert "64 x 4 = 256" in problem.what
     assert "multiple of 256" in problem.why
@@ -180,27 +180,34 @@ def test_an_update_that_does_not_take_whole_rollouts_is_refused_with_product_rul
 
 
 def test_one_sample_a_prompt_is_refused_for_a_group_estimator_only() -> None:
-    numbers = {"rollout_batch_size": 8, "n_samples_per_prompt": 1, "train_batch_size": 8}
-    assert plan_batches(8, **numbers).total_steps == 1
+    sizes = BatchSizes(rollout_batch_size=8, n_samples_per_prompt=1, train_batch_size=8)
+    assert plan_batches(8, sizes).total_steps == 1
     with pytest.raises(OptionsError) as caught:
-        plan_batches(8, **numbers, group_estimator=True)
+        plan_batches(8, replace(sizes, group_estimator=True))
     assert caught.value.problem.code == "batch.one_sample"
     assert caught.value.problem.do == "--n_samples_per_prompt 2"
 
 
 def test_max_samples_takes_the_first_prompts_and_says_so() -> None:
-    made = plan_batches(100, rollout_batch_size=8, n_samples_per_prompt=2, train_batch_size=16, max_samples=20)
+    made = plan_batches(
+        100, BatchSizes(rollout_batch_size=8, n_samples_per_prompt=2, train_batch_size=16, max_samples=20)
+    )
     assert made.num_prompts == 20
     assert "max_samples: the first 20 of 100 prompts are used" in made.notes()
     assert (
-        plan_batches(5, rollout_batch_size=8, n_samples_per_prompt=2, train_batch_size=16, max_samples=20).num_prompts
+        plan_batches(
+            5, BatchSizes(rollout_batch_size=8, n_samples_per_prompt=2, train_batch_size=16, max_samples=20)
+        ).num_prompts
         == 5
     )
 
 
 def test_ranks_without_work_and_forwards_that_hold_everything_are_said() -> None:
     made = plan_batches(
-        9, rollout_batch_size=8, n_samples_per_prompt=2, train_batch_size=16, world_size=4, micro_train_batch_size=9
+        9,
+        BatchSizes(
+            rollout_batch_size=8, n_samples_per_prompt=2, train_batch_size=16, world_size=4, micro_train_batch_size=9
+        ),
     )
     notes = " ".join(made.notes())
     assert "an update of 2 samples leaves 2 ranks without one" in notes
@@ -208,6 +215,6 @@ def test_ranks_without_work_and_forwards_that_hold_everything_are_said() -> None
 
 
 def test_collected_samples_are_cut_in_order_with_a_smaller_last_update() -> None:
-    made = plan_batches(9, rollout_batch_size=8, n_samples_per_prompt=2, train_batch_size=6)
+    made = plan_batches(9, BatchSizes(rollout_batch_size=8, n_samples_per_prompt=2, train_batch_size=6))
     assert made.cut(16) == [range(0, 6), range(6, 12), range(12, 16)]
     assert made.cut(0) == []

@@ -50,7 +50,7 @@ def test_batches_follow_the_order_and_never_span_epochs() -> None:
 def test_the_ledger_is_finished_when_the_last_entry_is_used_up_not_when_it_is_handed_out() -> None:
     ledger = make(2, 1)
     batch = ledger.reserve(2)
-    assert (ledger.exhausted, ledger.finished, ledger.epoch) == (True, False, 0)
+    assert (ledger.finished, ledger.epoch) == (False, 0)
     assert ledger.reserve(2) == []
     train(ledger, batch)
     assert (ledger.finished, ledger.epoch) == (True, 1)

@@ -40,6 +40,17 @@ FILES = {
     "bmp, old": (b"BM" + bytes(12) + struct.pack("<IHH", 12, 640, 480), "BMP", (640, 480)),
     "webp, lossy": (riff(b"VP8 ", bytes(6) + struct.pack("<HH", 640 | 1 << 14, 480)), "WebP", (640, 480)),
     "webp, lossless": (riff(b"VP8L", b"\x2f" + struct.pack("<I", BITS)), "WebP", (640, 480)),
+    "webp, lossy, its other side enlarged": (
+        riff(b"VP8 ", bytes(6) + struct.pack("<HH", 640, 480 | 1 << 15)),
+        "WebP",
+        (640, 480),
+    ),
+    "webp, lossless, with alpha": (riff(b"VP8L", b"\x2f" + struct.pack("<I", BITS | 1 << 28)), "WebP", (640, 480)),
+    "webp, extended, sides of more than 16 bits": (
+        riff(b"VP8X", bytes(4) + (0x20304).to_bytes(3, "little") + (0x30405).to_bytes(3, "little")),
+        "WebP",
+        (0x20305, 0x30406),
+    ),
     "webp, extended": (
         riff(b"VP8X", bytes(4) + (639).to_bytes(3, "little") + (479).to_bytes(3, "little")),
         "WebP",
@@ -57,6 +68,20 @@ def test_the_size_is_read_from_the_header(name: str) -> None:
     assert kind in KINDS
 
 
+def test_the_smallest_image_has_a_size() -> None:
+    data = PNG.replace(struct.pack(">II", 20_000, 3), struct.pack(">II", 1, 1))
+    assert image_size(data) == (1, 1)
+
+
+def test_a_jpeg_states_its_size_behind_the_markers_that_begin_a_frame() -> None:
+    found = {}
+    for marker in range(0xC0, 0xD1):
+        segment = bytes([0xFF, marker]) + struct.pack(">HBHH", 7, 8, 1, 2)
+        found[marker] = image_size(b"\xff\xd8" + segment + b"\xff\xc0" + FRAME)
+    others = {0xC4, 0xC8, 0xCC, 0xD0}
+    assert found == {marker: (640, 480) if marker in others else (2, 1) for marker in range(0xC0, 0xD1)}
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_header_that_is_cut_off_has_no_size_and_no_error(name: str) -> None:
     data, _, size = FILES[name]
@@ -68,6 +93,7 @@ def test_a_header_that_is_cut_off_has_no_size_and_no_error(name: str) -> None:
 def test_a_header_that_states_nothing_has_no_size() -> None:
     assert image_size(PNG.replace(struct.pack(">II", 20_000, 3), bytes(8))) is None
     assert image_size(tiff("<", (256, 3, 640))) is None
+    assert image_size(tiff("<", (257, 3, 480))) is None
     assert image_size(b"\xff\xd8" + APP0 + b"\xff\xd9") is None
     assert (image_size(b"no image at all"), image_kind(b"")) == (None, None)
 

@@ -29,7 +29,7 @@ COLUMN = ImageColumn("image")
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the codec below makes of images: two features for each."""
+    """What the tokenizer below makes of images: two features for each."""
 
     images: tuple[bytes, ...]
 
@@ -46,7 +46,7 @@ class Prepared:
         return tuple((0, 2) for _ in self.images)
 
 
-class SeeingCodec:
+class FakeProcessor:
     """One token a character; each marker becomes two placeholders, 7."""
 
     has_chat_template, pad_id, eos_ids, vocab_size = True, 0, (2,), 0x110000
@@ -165,7 +165,7 @@ def test_what_is_wrong_with_an_image_is_said_plainly(folder: Path) -> None:
     wrong: list[tuple[Any, str, str]] = [
         ("empty.png", "data.not_an_image", "an empty file"),
         ('["a.png", "b.png"]', "data.images_as_text", "a list written as text"),
-        (["a.png", "b.png"], "data.image_places", "2 images in image and 1 place "),
+        (["a.png", "b.png"], "data.image_places", "2 images in image and 1 placeholder "),
     ]
     for value, code, words in wrong:
         with pytest.raises(DataError, match=words) as caught:
@@ -195,10 +195,12 @@ def test_rows_of_text_stand_beside_images_where_that_is_announced(folder: Path) 
 def test_parts_of_messages_say_where_images_stand(folder: Path) -> None:
     parts = [{"type": "text", "text": "left "}, {"type": "image"}, {"type": "text", "text": " right"}]
     (row,) = prompts(folder, {"input": [{"role": "user", "content": parts}], "image": "a.png"})
-    codec = SeeingCodec()
-    rendered = PromptRenderer(codec, apply_chat_template=True, media=MediaStore(codec)).render(row)
+    tokenizer = FakeProcessor()
+    rendered = PromptRenderer(tokenizer, apply_chat_template=True, media=MediaStore(tokenizer)).render(row)
     assert rendered.text == "user:left <image> right;assistant:"
     assert rendered.token_ids.count(7) == 2
+    rows = {"input": [{"role": "user", "content": parts}], "image": ["a.png", "b.png"]}
+    assert refused(folder, rows) == ("data.image_places", "rows.jsonl:1:input")
     inline = [{"type": "image", "image": "a.png"}]
     rows = {"input": [{"role": "user", "content": inline}], "image": "a.png"}
     assert refused(folder, rows) == ("data.wrong_type", "rows.jsonl:1:input[0].content[0].image")
@@ -217,20 +219,22 @@ def test_images_without_a_place_stand_in_front(folder: Path) -> None:
     turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes?"}]
     turns += [{"role": "user", "content": "what?"}]
     plain, chat = prompts(folder, {"input": "what?", "image": ["a.png", "b.png"]}, {"input": turns, "image": "a.png"})
-    codec = SeeingCodec()
-    store = MediaStore(codec)
-    assert PromptRenderer(codec, media=store).render(plain).text == "<image><image>what?"
-    text = PromptRenderer(codec, apply_chat_template=True, media=store).render(chat).text
+    tokenizer = FakeProcessor()
+    store = MediaStore(tokenizer)
+    assert PromptRenderer(tokenizer, media=store).render(plain).text == "<image><image>what?"
+    (marked,) = prompts(folder, {"input": "is <image> red?", "image": "a.png"})
+    assert PromptRenderer(tokenizer, media=store).render(marked).text == "is <image> red?"
+    text = PromptRenderer(tokenizer, apply_chat_template=True, media=store).render(chat).text
     assert text == "user:hello;assistant:yes?;user:<image>what?;assistant:"
 
 
 def test_a_row_of_text_is_rendered_as_without_images(folder: Path) -> None:
     column = ImageColumn("image", mixed=True)
     (row,) = prompts(folder, {"input": "1+1="}, column=column)
-    codec = SeeingCodec()
+    tokenizer = FakeProcessor()
     for special in (False, True):
-        seen = PromptRenderer(codec, add_special_tokens=special, media=MediaStore(codec)).render(row)
-        plain = PromptRenderer(codec, add_special_tokens=special).render(row)
+        seen = PromptRenderer(tokenizer, add_special_tokens=special, media=MediaStore(tokenizer)).render(row)
+        plain = PromptRenderer(tokenizer, add_special_tokens=special).render(row)
         assert (seen.token_ids, seen.media) == (plain.token_ids, None)
 
 
@@ -253,20 +257,20 @@ def stored(images: Sequence[RowImage], store: MediaStore) -> list[StoredMedia]:
 
 def test_images_are_kept_within_the_limit_and_made_again_beyond_it(folder: Path) -> None:
     rows = prompts(folder, *({"input": "?", "image": name} for name in ("a.png", "b.png", "a.png")))
-    codec = SeeingCodec()
-    handles = stored([row.images[0] for row in rows], MediaStore(codec, kept_features=4))
-    assert (codec.calls, [media.num_tokens for media in handles]) == (3, [2, 2, 2])
+    tokenizer = FakeProcessor()
+    handles = stored([row.images[0] for row in rows], MediaStore(tokenizer, kept_features=4))
+    assert (tokenizer.calls, [media.num_tokens for media in handles]) == (3, [2, 2, 2])
     assert load_media(handles[2]).images == (PNG,)
     assert load_media(handles[1]).images == (OTHER,)
-    assert codec.calls == 3, "the last two are kept"
+    assert tokenizer.calls == 3, "the last two are kept"
     assert load_media(handles[0]).images == (PNG,)
-    assert codec.calls == 4
+    assert tokenizer.calls == 4
     assert load_media("anything else") == "anything else"
 
 
 def test_an_image_that_changed_since_the_rows_were_read_is_refused(folder: Path) -> None:
     rows = prompts(folder, *({"input": "?", "image": name} for name in ("a.png", "b.png")))
-    handles = stored([row.images[0] for row in rows], MediaStore(SeeingCodec(), kept_features=1))
+    handles = stored([row.images[0] for row in rows], MediaStore(FakeProcessor(), kept_features=1))
     (folder / "a.png").write_bytes(OTHER)
     with pytest.raises(DataError) as caught:
         load_media(handles[0])

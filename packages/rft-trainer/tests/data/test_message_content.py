@@ -12,7 +12,7 @@ from rft_trainer.records.scores import RewardItem, RewardStatus, Score
 from rft_trainer.rollouts.collector import score_rollouts
 
 
-class Codec:
+class FakeTokenizer:
     """One token a character; a turn is its role's first letter and its text."""
 
     has_chat_template = True
@@ -36,18 +36,18 @@ def a_row(text: str | None, messages: tuple[Message, ...] | None = None) -> Prom
 
 
 def test_the_conversation_is_what_the_text_renders() -> None:
-    renderer = PromptRenderer(Codec(), system_prompt="new", apply_chat_template=True)
+    renderer = PromptRenderer(FakeTokenizer(), system_prompt="new", apply_chat_template=True)
     for row in (a_row(None, TURNS), a_row("a")):
         rendered = renderer.render(row)
-        assert rendered.text == Codec().render_chat(rendered.messages, add_generation_prompt=True)
+        assert rendered.text == FakeTokenizer().render_chat(rendered.messages, add_generation_prompt=True)
         assert rendered.messages[0] == {"role": "system", "content": "new"}
     assert [turn["content"] for turn in renderer.render(a_row(None, TURNS)).messages] == ["new", "a", "b", "c"]
-    wrapped = PromptRenderer(Codec(), input_template="Q: {}", apply_chat_template=True).render(a_row("a"))
+    wrapped = PromptRenderer(FakeTokenizer(), input_template="Q: {}", apply_chat_template=True).render(a_row("a"))
     assert wrapped.messages == ({"role": "user", "content": "Q: a"},)
 
 
 def test_plain_text_is_no_conversation() -> None:
-    assert PromptRenderer(Codec(), input_template="Q: {}").render(a_row("a")).messages == ()
+    assert PromptRenderer(FakeTokenizer(), input_template="Q: {}").render(a_row("a")).messages == ()
 
 
 def test_rewards_are_given_the_conversation() -> None:

@@ -30,9 +30,10 @@ def test_a_row_becomes_a_prompt_with_the_id_of_its_source_and_index() -> None:
 
 def test_messages_stay_messages() -> None:
     turns = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi", "name": "x"}]
-    (row,) = prompts({"question": turns})
-    assert row.text is None
-    assert row.messages == (Message("system", "Be short."), Message("user", "Hi"))
+    for form in (list, tuple):
+        (row,) = prompts({"question": form(turns)})
+        assert row.text is None
+        assert row.messages == (Message("system", "Be short."), Message("user", "Hi"))
 
 
 @pytest.mark.parametrize(("value", "text"), [(72, "72"), (-1.5, "-1.5"), (Decimal("0.10"), "0.10"), ("", "")])

@@ -1,4 +1,4 @@
-"""The text that the model sees, and the prompts that fit."""
+"""The text that the model sees."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from rft_core.errors import DataError, OptionsError
 from rft_trainer.data.prompts import Message, PromptRow
-from rft_trainer.data.rendering import PromptRenderer, fill_template, select_by_length
+from rft_trainer.data.rendering import PromptRenderer, fill_template
 
 
-class CharacterCodec:
+class CharacterTokenizer:
     """One token a character; a chat template that shows every turn; 1 is the token that begins a text."""
 
     pad_id = 0
@@ -44,11 +44,11 @@ def chat_row(*turns: tuple[str, str]) -> PromptRow:
 
 
 def rendered(row: PromptRow, **options: Any) -> str:
-    return PromptRenderer(CharacterCodec(), **options).render(row).text
+    return PromptRenderer(CharacterTokenizer(), **options).render(row).text
 
 
 def test_plain_text_is_left_as_it_is() -> None:
-    prompt = PromptRenderer(CharacterCodec()).render(text_row("12+3="))
+    prompt = PromptRenderer(CharacterTokenizer()).render(text_row("12+3="))
     assert (prompt.text, prompt.token_ids) == ("12+3=", tuple(map(ord, "12+3=")))
     assert (prompt.prompt_id, prompt.label, prompt.output, prompt.source, prompt.index) == ("s:0", "7", "out", "s", 0)
 
@@ -68,7 +68,7 @@ def test_the_text_survives_any_template(text: str, before: str, after: str) -> N
 @pytest.mark.parametrize("template", ["Q:", "{} {}", "{input} {input}", "", "{ }", "{question}"])
 def test_a_template_without_one_clear_place_is_refused(template: str) -> None:
     with pytest.raises(OptionsError) as caught:
-        PromptRenderer(CharacterCodec(), input_template=template)
+        PromptRenderer(CharacterTokenizer(), input_template=template)
     assert caught.value.problem.code == "prompt.input_template"
 
 
@@ -86,18 +86,19 @@ def test_a_system_prompt_takes_the_place_of_the_one_in_the_data() -> None:
 
 
 def test_special_tokens_are_added_to_plain_text_only() -> None:
-    codec = CharacterCodec()
-    assert PromptRenderer(codec, add_special_tokens=True).render(text_row("x")).token_ids == (1, ord("x"))
-    chat = PromptRenderer(codec, add_special_tokens=True, apply_chat_template=True).render(text_row("x"))
+    tokenizer = CharacterTokenizer()
+    assert PromptRenderer(tokenizer, add_special_tokens=True).render(text_row("x")).token_ids == (1, ord("x"))
+    chat = PromptRenderer(tokenizer, add_special_tokens=True, apply_chat_template=True).render(text_row("x"))
     assert chat.token_ids == tuple(map(ord, "<user>x<assistant>"))
 
 
 def test_a_setting_that_would_have_no_effect_is_refused() -> None:
-    with pytest.raises(OptionsError, match="system_prompt") as caught:
-        PromptRenderer(CharacterCodec(), system_prompt="x")
-    assert caught.value.problem.code == "prompt.system_without_chat"
     with pytest.raises(OptionsError) as caught:
-        PromptRenderer(CharacterCodec(has_chat_template=False), apply_chat_template=True)
+        PromptRenderer(CharacterTokenizer(), system_prompt="x")
+    assert caught.value.problem.code == "prompt.system_without_chat"
+    assert caught.value.problem.what == "system_prompt = 'x', apply_chat_template = False"
+    with pytest.raises(OptionsError) as caught:
+        PromptRenderer(CharacterTokenizer(has_chat_template=False), apply_chat_template=True)
     assert caught.value.problem.code == "prompt.no_chat_template"
     with pytest.raises(OptionsError) as caught:
         rendered(chat_row(("user", "x")))
@@ -108,25 +109,8 @@ def test_a_setting_that_would_have_no_effect_is_refused() -> None:
 
 
 def test_a_prompt_without_tokens_is_an_error() -> None:
-    codec = CharacterCodec()
-    codec.encode = lambda text, add_special_tokens=False: []  # type: ignore[method-assign]
+    tokenizer = CharacterTokenizer()
+    tokenizer.encode = lambda text, add_special_tokens=False: []  # type: ignore[method-assign]
     with pytest.raises(DataError) as caught:
-        PromptRenderer(codec).render(text_row("x"))
+        PromptRenderer(tokenizer).render(text_row("x"))
     assert caught.value.problem.where == "s:0"
-
-
-def test_prompts_that_are_too_long_are_left_out_and_listed_never_cut() -> None:
-    rows = [text_row("x" * length, length) for length in (3, 5, 4, 9)]
-    selection = select_by_length(rows, PromptRenderer(CharacterCodec()), prompt_max_len=4)
-    assert [row.index for row in selection.kept] == [3, 4]
-    assert [(row.prompt_id, row.num_tokens) for row in selection.dropped] == [("s:5", 5), ("s:9", 9)]
-    assert selection.longest_kept == 4
-    assert selection.lines()[1:] == ["left out s:5: 5 tokens", "left out s:9: 9 tokens"]
-
-
-def test_a_limit_that_leaves_no_prompt_is_refused_with_the_limit_that_keeps_all() -> None:
-    rows = [text_row("x" * length, length) for length in (3, 5)]
-    with pytest.raises(DataError) as caught:
-        select_by_length(rows, PromptRenderer(CharacterCodec()), prompt_max_len=2)
-    assert caught.value.problem.do == "--prompt_max_len 5"
-    assert select_by_length(rows, PromptRenderer(CharacterCodec()), prompt_max_len=5).dropped == ()

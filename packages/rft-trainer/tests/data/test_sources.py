@@ -63,7 +63,6 @@ def test_prompts_of_all_sources_stand_one_after_the_other(tmp_path: Path) -> Non
     ]
     assert source_sizes(loaded.prompts, specs) == (2, 1)
     assert loaded.files == (first, second)
-    assert loaded.lines()[0] == f"source a: 2 prompts from {first}"
     again = load_prompts(specs, input_key="q", label_key="a")
     assert again.content_hash == loaded.content_hash
     write(tmp_path / "b.jsonl", {"q": "3", "a": 4})
@@ -76,7 +75,7 @@ def test_skips_are_counted_over_reading_and_choosing_fields(tmp_path: Path) -> N
     specs = parse_sources(str(file))
     loaded = load_prompts(specs, input_key="q", skips=SkipLog(limit=2))
     assert len(loaded.prompts) == 1
-    assert [line.split(": ")[0] for line in loaded.lines()[1:]] == [f"skipped {file}:2:1", f"skipped {file}:3:q"]
+    assert [error.problem.where for error in loaded.skipped.problems] == [f"{file}:2:1", f"{file}:3:q"]
     with pytest.raises(DataError):
         load_prompts(specs, input_key="q", skips=SkipLog(limit=1))
 

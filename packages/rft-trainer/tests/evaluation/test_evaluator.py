@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_core.errors import NumericsError
 from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
@@ -93,3 +97,45 @@ def test_a_prompt_keeps_its_key_on_any_number_of_ranks(rank: int) -> None:
     evaluator(engine)()
     evaluator(engine, RankOf(rank, 2))()
     assert engine.keys[1] == engine.keys[0][rank::2]
+
+
+class UndefinedEngine(RecordingEngine):
+    """Gives log-probabilities that are not finite, as a model with a NaN in its weights does."""
+
+    def generate(self, *arguments: Any, **options: Any) -> Any:
+        completions = super().generate(*arguments, **options)
+        return [[replace(one, logprobs=(math.nan,) * len(one.logprobs)) for one in samples] for samples in completions]
+
+
+class BesideBadSamples(RankOf):
+    """A rank of two; the other one has samples that are not finite, and `theirs` is what it sends."""
+
+    theirs = b""
+
+    def max(self, tensor: Tensor) -> Tensor:
+        return torch.ones_like(tensor)
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        return [data, self.theirs]
+
+
+class LastSent(RankOf):
+    """A rank that keeps what it sends."""
+
+    sent = b""
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        self.sent = data
+        return super().gather_bytes(data)
+
+
+def test_a_share_of_one_rank_that_is_not_finite_is_refused_on_all() -> None:
+    other, here = LastSent(1, 2), BesideBadSamples(0, 2)
+    with pytest.raises(NumericsError) as theirs:
+        evaluator(UndefinedEngine(), other)()
+    here.theirs = other.sent
+    with pytest.raises(NumericsError) as ours:
+        evaluator(RecordingEngine(), here)()
+    assert ours.value.problem == theirs.value.problem
+    assert ours.value.problem.code == "numerics.sampled_logprobs"
+    assert "p:1#0" in ours.value.problem.what

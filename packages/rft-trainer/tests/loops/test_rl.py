@@ -286,6 +286,18 @@ def test_updates_that_are_not_finite_are_refused_and_end_the_run(tmp_path: Path)
     assert torch.equal(made.policy.table, before)
 
 
+def test_a_critic_whose_updates_are_refused_ends_the_run_though_the_policy_learns(tmp_path: Path) -> None:
+    made = Made(tmp_path / "run", record=Ppo(kl_place="none", kl_coef=0.0))
+    made.critic.table.register_hook(lambda gradient: gradient * float("nan"))
+    with pytest.raises(NumericsError, match="2 optimizer") as caught:
+        made.loop.run(StopSignals())
+    assert caught.value.problem.code == "numerics.non_finite"
+    assert "--critic_learning_rate" in caught.value.problem.do
+    assert made.policy.table.detach().abs().max() > 0, "the policy was trained between them"
+    counts = made.loop.progress
+    assert (counts.refused_in_a_row, counts.critic_refused_in_a_row) == (0, 2)
+
+
 class SkippingOptimizer(PlainOptimizer):
     """Overflows in its first steps, which a loss scale passes over and halves itself at."""
 

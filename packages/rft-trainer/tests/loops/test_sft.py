@@ -213,7 +213,7 @@ def test_a_continued_run_ends_with_the_same_best_weights(tmp_path: Path, steps: 
     stop_after(part, steps)
     with torch.no_grad():
         again.policy.table.copy_(part.policy.table)
-    again.best.load_state_tensors(part.best.state_tensors())
+    again.best.load_state_tensors(part.best.checkpoint_tensors())
     step, records = part.writer.saved[-1]
     assert step == steps
     again.run.saver.restore(step, json.loads(json.dumps(records)))
@@ -240,7 +240,7 @@ def stop_after(made: Made, steps: int) -> None:
 def test_best_weights_of_another_model_are_refused() -> None:
     best = BestWeights(BigramPolicy(6).named_parameters())
     with pytest.raises(CheckpointError, match="table") as caught:
-        best.load_state_tensors(BestWeights(BigramPolicy(5).named_parameters()).state_tensors())
+        best.load_state_tensors(BestWeights(BigramPolicy(5).named_parameters()).checkpoint_tensors())
     assert caught.value.problem.code == "checkpoint.best_weights"
 
 

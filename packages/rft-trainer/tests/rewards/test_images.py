@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import struct
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,13 +17,11 @@ from typing import Any
 import pytest
 
 from rft_core.errors import ServiceError
-from rft_trainer.data.image_headers import image_size
 from rft_trainer.data.images import RowImage
 from rft_trainer.data.media_cache import StoredMedia
 from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rewards.http_client import Endpoint
 from rft_trainer.rewards.images import (
-    PROBE_SIDE,
     HeldImages,
     data_uri,
     files_of,
@@ -85,7 +85,20 @@ def test_parts_of_a_message_hold_the_files_themselves() -> None:
     kind, _, body = data_uri(SECOND).partition(",")
     assert kind == "data:image/png;base64"
     assert base64.b64decode(body) == SECOND
-    assert image_size(probe_image()) == (PROBE_SIDE, PROBE_SIDE)
+
+
+def test_servers_are_tried_with_a_white_image_of_two_features_a_side() -> None:
+    png, chunks, at = probe_image(), dict[bytes, bytes](), 8
+    while at < len(png):
+        (length,) = struct.unpack_from(">I", png, at)
+        chunk = png[at + 4 : at + 8 + length]
+        assert struct.unpack_from(">I", png, at + 8 + length) == (zlib.crc32(chunk),)
+        chunks[chunk[:4]] = chunk[4:]
+        at += 12 + length
+    assert list(chunks) == [b"IHDR", b"IDAT", b"IEND"]
+    rgb_of_8_bits = bytes([8, 2, 0, 0, 0])
+    assert chunks[b"IHDR"] == struct.pack(">II", 56, 56) + rgb_of_8_bits
+    assert zlib.decompress(chunks[b"IDAT"]) == (b"\0" + b"\xff" * 56 * 3) * 56
 
 
 def test_neighbours_with_one_prompt_share_what_was_read(tmp_path: Path) -> None:
@@ -268,8 +281,8 @@ def test_a_server_that_sees_nothing_is_found_before_the_run_begins(servers: tupl
     judge.start()
     with pytest.raises(ServiceError) as caught:
         judge.start(with_image=True)
-    assert "about an image" in caught.value.problem.what
-    assert "no images here" in caught.value.problem.what
+    assert caught.value.problem.code == "reward.judge"
+    assert "no images here" in caught.value.problem.what, "the server's own words"
     assert caught.value.problem.do.startswith("serve a vision-language model")
     with pytest.raises(ServiceError):
         RemoteReward("far", Endpoint(url, 20.0, 0)).start(with_image=True)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +32,8 @@ class Scripted:
     asked: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     closed: bool = False
 
-    def ask(self, questions: Sequence[str], keys: Sequence[int]) -> list[str | Score]:
+    def ask(self, questions: Sequence[str], keys: Sequence[int], images: Any = None) -> list[str | Score]:
+        assert images is None
         self.asked += zip(questions, keys, strict=True)
         return [self.answers[question] for question in questions]
 
@@ -50,13 +52,31 @@ def test_the_template_is_filled_once_and_other_braces_stay() -> None:
     )
     assert "Judge how kind it is." in short
     assert "from 1 (worst) to 5 (best)" in short
-    with pytest.raises(OptionsError, match=r"no \{response\}") as caught:
+
+
+def test_a_template_comes_from_a_file_that_opens_and_has_a_place_for_the_response(tmp_path: Path) -> None:
+    file = tmp_path / "question.txt"
+    file.write_text("{task_instruction}: {response} {low} {high}", encoding="utf-8")
+    template = JudgeTemplate.in_file(file, "kind", 1.0, 5.0)
+    assert template.fill(prompt="p", response="r", label=None) == "kind: r 1 5"
+    with pytest.raises(OptionsError) as without_place:
         JudgeTemplate("{prompt}")
-    assert caught.value.problem.code == "reward.judge_template"
+    with pytest.raises(OptionsError) as absent:
+        JudgeTemplate.in_file(tmp_path / "nowhere.txt")
+    file.write_bytes(b"{response} \xff")
+    with pytest.raises(OptionsError) as no_text:
+        JudgeTemplate.in_file(file)
+    errors = [caught.value.problem for caught in (without_place, absent, no_text)]
+    assert {(problem.code, problem.where) for problem in errors} == {("reward.judge_template", "--judge_template")}
+    assert "{response}" in errors[0].what
+    assert "nowhere.txt" in errors[1].what
 
 
-def test_question_and_answer_go_from_0_to_10_where_no_range_is_given() -> None:
+def test_question_and_answer_go_from_0_to_10_where_no_range_is_given(tmp_path: Path) -> None:
     assert JudgeTemplate("{response} {low} {high}").fill(prompt="", response="r", label=None) == "r 0 10"
+    file = tmp_path / "question.txt"
+    file.write_text("{response} {low} {high}")
+    assert JudgeTemplate.in_file(file).fill(prompt="", response="r", label=None) == "r 0 10"
     verdict = Verdict(PATTERN)
     assert [verdict.read(f"<score>{score}</score>") for score in (0, 0.5, 10)] == [0.0, 0.05, 1.0]
 
@@ -72,6 +92,11 @@ def test_question_and_answer_go_from_0_to_10_where_no_range_is_given() -> None:
 )
 def test_the_last_score_counts(answer: str, expected: float) -> None:
     assert Verdict(PATTERN).read(answer) == expected
+
+
+def test_a_score_is_its_place_in_the_range() -> None:
+    verdict = Verdict(PATTERN, -1.0, 3.0)
+    assert [verdict.read(f"<score>{score}</score>") for score in (-1, 0, 2, 3)] == [0.0, 0.25, 0.75, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -113,6 +138,7 @@ def test_what_the_judge_fails_to_say_is_a_status_of_its_own(make_item: MakeItem)
         (None, RewardStatus.TIMEOUT),
     ]
     assert scores[0].breakdown == {"judge": 0.5}
+    assert all(score.detail for score in scores[1:])
     reward.close()
     assert judge.closed
 

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from typing import Any
 
 import pytest
 
-from rft_trainer.records.scores import RewardItem, RewardStatus
-from rft_trainer.rewards.math import Gsm8kReward, MathReward
+from rft_trainer.records.scores import RewardItem, RewardStatus, Score
+from rft_trainer.rewards import math as math_rewards
+from rft_trainer.rewards.math import Equality, Gsm8kReward, MathReward, Question
+from rft_trainer.workers.pool import Job, Outcome
 
 MakeItem = Callable[..., RewardItem]
 
@@ -75,9 +79,13 @@ def test_an_answer_in_the_prompt_does_not_count(math_reward: MathReward, make_it
 
 
 @pytest.mark.parametrize("label", [None, "", "   ", "9^{9^{9}}", r"\frac{1}{"])
-def test_a_label_that_cannot_be_read_is_a_status(math_reward: MathReward, make_item: MakeItem, label: str | None):
-    [score] = math_reward([make_item(r"\boxed{x}", label)])
-    assert (score.value, score.status) == (None, RewardStatus.UNPARSABLE)
+def test_a_label_that_cannot_be_read_is_a_status(
+    math_reward: MathReward, gsm8k_reward: Gsm8kReward, make_item: MakeItem, label: str | None
+):
+    for reward in (math_reward, gsm8k_reward):
+        [score] = reward([make_item(r"\boxed{x}", label)])
+        assert (score.value, score.status) == (None, RewardStatus.UNPARSABLE)
+        assert score.detail
 
 
 @pytest.mark.parametrize(
@@ -116,3 +124,80 @@ def test_a_comparison_that_does_not_end_is_a_status_and_harms_no_other(make_item
     reward.close()
     assert [score.value for score in scores] == [1.0, None, 1.0]
     assert scores[1].status in (RewardStatus.TIMEOUT, RewardStatus.FAILED)
+
+
+class RecordedPool:
+    """A pool that answers every job with the next of `outcomes`."""
+
+    made: list[RecordedPool]
+    outcomes: list[Outcome]
+
+    def __init__(self, name: str, *, num_workers: int, memory_bytes: int) -> None:
+        self.given, self.jobs, self.closed = (num_workers, memory_bytes), list[list[Job]](), 0
+        self.made.append(self)
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        self.jobs.append(list(jobs))
+        return [self.outcomes.pop(0) for _ in jobs]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> list[RecordedPool]:
+    RecordedPool.made, RecordedPool.outcomes = [], []
+    monkeypatch.setattr(math_rewards, "WorkerPool", RecordedPool)
+    return RecordedPool.made
+
+
+def test_only_what_needs_algebra_goes_to_the_processes_and_equal_questions_go_once(pools: list[RecordedPool]) -> None:
+    late = Outcome(RewardStatus.TIMEOUT, detail="late")
+    RecordedPool.outcomes = [Outcome(RewardStatus.OK, True), late, Outcome(RewardStatus.OK, "unreadable")]
+    equality = Equality(lambda text: Fraction(text) if text.isdigit() else None, num_workers=3, timeout=2.5)
+    questions = [
+        Question("1", "1"),
+        Question("1", "2"),
+        Question("x", "y"),
+        None,
+        Question("x + 1", "$x+1$."),
+        Question("x", None),
+        Question("x", ""),
+        Question("x", "y"),
+        Question("1", "y"),
+        Question("x", "1"),
+        Question("x", "9^9^9"),
+    ]
+    found = equality.judge(questions)
+    assert [(one.status, one.result) for one in found] == [
+        (RewardStatus.OK, True),
+        (RewardStatus.OK, False),
+        (RewardStatus.OK, True),
+        (RewardStatus.UNPARSABLE, None),
+        (RewardStatus.OK, True),
+        (RewardStatus.OK, False),
+        (RewardStatus.OK, False),
+        (RewardStatus.OK, True),
+        (RewardStatus.TIMEOUT, None),
+        (RewardStatus.UNPARSABLE, None),
+        (RewardStatus.OK, False),
+    ]
+    [pool] = pools
+    assert pool.given == (3, 2**30)
+    pairs = [("x", "y"), ("1", "y"), ("x", "1")]
+    assert pool.jobs == [[Job({"gold": gold, "prediction": told}, 2.5) for gold, told in pairs]]
+    equality.close()
+    assert pool.closed == 1
+
+
+@pytest.mark.parametrize("kind", [MathReward, Gsm8kReward])
+def test_a_reward_uses_one_process_where_nothing_is_said_and_ends_it(
+    kind: Any, pools: list[RecordedPool], make_item: MakeItem
+) -> None:
+    RecordedPool.outcomes = [Outcome(RewardStatus.CRASHED, detail="died")] * 2
+    default, given = kind(), kind(num_workers=4, timeout=3.0)
+    for reward in (default, given):
+        scores = reward([make_item("\\boxed{x}", "y")])
+        assert scores == [Score(None, RewardStatus.CRASHED, detail="died")]
+        reward.close()
+    assert [(pool.given[0], pool.jobs[0][0].seconds, pool.closed) for pool in pools] == [(1, 10.0, 1), (4, 3.0, 1)]

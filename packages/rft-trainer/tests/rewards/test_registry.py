@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -22,13 +23,27 @@ def test_every_name_gives_a_reward_that_tells_right_from_wrong(name: str, make_i
     assert wrong.value < 0.5
 
 
+def test_a_file_without_a_function_is_refused_with_the_last_function_that_it_has(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    for text, remedy in (
+        ("def first(responses, labels): ...\nclass A: ...\ndef last(a): ...\ndef _own(): ...\n", f"{file}:last"),
+        ("x = 1\n", "exact"),
+        ("def (", "exact"),
+    ):
+        file.write_text(text)
+        with pytest.raises(OptionsError) as caught:
+            reward_by_name(str(file))
+        assert caught.value.problem.do == f"--reward {remedy}"
+
+
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [("gsm8", "--reward gsm8k"), ("mine.py", "--reward mine.py:reward_fn"), ("zzz", "--reward exact")],
+    [("gsm8", "--reward gsm8k"), ("not_there.py", "--reward exact"), ("zzz", "--reward exact")],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name: str, remedy: str):
     with pytest.raises(OptionsError, match="exact, math, gsm8k") as caught:
         reward_by_name(name)
+    assert caught.value.problem.code == "reward.unknown"
     assert caught.value.problem.do == remedy
 
 

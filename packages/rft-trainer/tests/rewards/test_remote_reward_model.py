@@ -188,6 +188,11 @@ def test_batches_wait_for_their_answers_at_once(server: Server, make_item: MakeI
     assert server.most_at_once == 3
 
 
+def test_a_request_holds_32_responses_where_nothing_is_said(server: Server, make_item: MakeItem) -> None:
+    reward(server, "score")([make_item("x")] * 65)
+    assert sorted(len(body["responses"]) for _, body, _ in server.requests) == [1, 32, 32]
+
+
 def test_a_failing_batch_leaves_the_others_alone(server: Server, make_item: MakeItem) -> None:
     items = [make_item("x" * n) for n in (1, 2, 3)]
     scores = reward(server, "once", batch_size=1, concurrency=1)(items)
@@ -196,6 +201,8 @@ def test_a_failing_batch_leaves_the_others_alone(server: Server, make_item: Make
 
 def test_a_server_that_is_not_there_is_found_before_the_run(server: Server) -> None:
     reward(server, "score").start()
+    [(_, body, _)] = server.requests
+    assert "images" not in body
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{closed.getsockname()[1]}/"

@@ -49,7 +49,7 @@ def test_what_is_not_a_finite_number_is_a_status(write_reward: WriteReward, make
     ("returned", "detail"),
     [
         ("[1.0]", "returned 1 values for 2 responses"),
-        ("1.0", "returned float, wanted a list of 2 numbers"),
+        ("1.0", "returned float, expected a list of 2 numbers"),
         ("responses[5]", "IndexError"),
     ],
 )
@@ -96,6 +96,7 @@ def test_a_function_that_cannot_be_called_is_refused_when_it_is_loaded(
     path = write_reward(source)
     with pytest.raises(OptionsError, match=message) as caught:
         reward_by_name(f"{path}:{function}")
+    assert caught.value.problem.code == ("reward.function_missing" if "it has" in message else "reward.signature")
     assert caught.value.problem.do
 
 
@@ -113,11 +114,11 @@ def test_a_file_that_does_not_import_is_named_with_its_line(
     path = write_reward(source)
     with pytest.raises(DataError, match=message) as caught:
         reward_by_name(f"{path}:reward_fn")
-    assert caught.value.problem.where == f"{path}:{line}"
+    assert (caught.value.problem.code, caught.value.problem.where) == ("reward.import", f"{path}:{line}")
 
 
 def test_a_missing_file_is_named(tmp_path: Path):
-    with pytest.raises(OptionsError, match=r"reward file .*nowhere\.py is not there") as caught:
+    with pytest.raises(OptionsError, match=r"reward file .*nowhere\.py does not exist") as caught:
         reward_by_name(f"{tmp_path}/nowhere.py:reward_fn")
     assert caught.value.problem.code == "reward.file_missing"
 

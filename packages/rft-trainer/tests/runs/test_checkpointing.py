@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +46,12 @@ class SlowWriter:
 
 
 class Whole:
-    def state_tensors(self) -> dict[str, torch.Tensor]:
+    def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
         return {"w": torch.ones(2)}
 
 
-class Shared(Whole):
-    def shards(self) -> list[str]:
+class Shared:
+    def checkpoint_tensors(self) -> list[str]:
         return ["this rank's block"]
 
 
@@ -112,7 +114,7 @@ def test_an_error_of_training_is_what_is_raised_and_a_stop_at_once_does_not_wait
     with pytest.raises(type(error)), make(writer):
         raise error
     assert writer.waits == waits
-    assert ("besides, the last save failed: no room" in caplog.text) == bool(waits)
+    assert ("the last save failed as well: no room" in caplog.text) == bool(waits)
 
 
 def test_a_save_before_records_are_cut_back_is_waited_for() -> None:
@@ -173,3 +175,14 @@ def test_saves_are_due_after_steps_episodes_and_seconds() -> None:
     assert saver.due(1, ended_episode=None)
     saver.save(1, episode=0)
     assert not saver.due(2, ended_episode=None), "counted from the last save"
+
+
+def test_progress_is_restored_also_from_a_checkpoint_without_a_count_of_the_critic() -> None:
+    saved = Progress(step=3, updates=6, refused_in_a_row=1, critic_refused_in_a_row=2, tokens=70, seconds=1.5)
+    again = Progress()
+    assert set(again.state().values()) == {0}, "a run begins with nothing done"
+    again.load_state(json.loads(json.dumps(saved.state())))
+    assert again == saved
+    older = {name: value for name, value in saved.state().items() if name != "critic_refused_in_a_row"}
+    again.load_state(older)
+    assert again == replace(saved, critic_refused_in_a_row=0)

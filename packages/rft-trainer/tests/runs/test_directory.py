@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rft_core import fault_points
+from rft_core.durable_files import read_records
 from rft_core.errors import CheckpointError, DataError, OptionsError
 from rft_trainer.runs.directory import RunDirectory
-from rft_trainer.runs.names import run_name
 
 
-def create(path: Path, **options: str) -> RunDirectory:
+def create(path: Path, **options: Any) -> RunDirectory:
     return RunDirectory.create(
         path,
         config_text="seed: 1\n",
@@ -46,7 +46,7 @@ def contents(path: Path) -> dict[str, bytes]:
 def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
     run = filled(tmp_path / "deep" / "run", 2)
     run.write_summary({"outcome": "finished", "seconds": 1.5})
-    run.log_file(0).write_text("log")
+    (run.logs_directory / "rank_0.log").write_text("log")
     assert set(contents(run.path)) == {
         "config.yaml",
         "command.txt",
@@ -70,10 +70,7 @@ def test_records_are_read_back_as_written(tmp_path: Path) -> None:
     assert [(row["step"], row["reward/mean"]) for row in run.read_metrics().rows] == [(s, 0.1 * s) for s in (1, 2, 3)]
     assert run.read_metrics().rows[0]["non_finite"] == ["loss"]
     assert [row["name"] for row in run.read_evaluations().rows] == ["before", "after"]
-    assert run.read_rollouts(2).rows == ({"prompt_id": "a:0", "text": "x\ny"},)
-    with pytest.raises(DataError, match="are 2") as caught:
-        run.read_rollouts(3)
-    assert caught.value.problem.code == "run.no_rollouts"
+    assert read_records(run.rollout_file(2)).rows == ({"prompt_id": "a:0", "text": "x\ny"},)
 
 
 @pytest.mark.parametrize("record", [{}, {"step": "1"}, {"step": True}, {"step": -1}, {"step": 1.0}])
@@ -197,18 +194,6 @@ def test_a_run_that_is_cut_back_no_longer_tells_of_an_end(tmp_path: Path) -> Non
     run.cut_after(3)
 
 
-def test_names_are_recipe_date_word_and_free(tmp_path: Path) -> None:
-    day = datetime.date(2025, 3, 1)
-    names = set()
-    for _ in range(400):
-        name = run_name("tiny/arith metic", today=day, under=tmp_path)
-        (tmp_path / name).mkdir()
-        names.add(name)
-    assert len(names) == 400
-    assert all(name.startswith("tiny-arith-metic-2025-03-01-") for name in names)
-    assert run_name("???", today=day).startswith("run-2025-03-01-")
-
-
 def test_a_run_that_is_being_written_cannot_be_written_by_another_process(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     other = (
@@ -222,3 +207,53 @@ def test_a_run_that_is_being_written_cannot_be_written_by_another_process(tmp_pa
     with run.held():
         pass
     assert subprocess.run([sys.executable, "-c", other], check=False).returncode == 0
+
+
+class RecordedAppender:
+    """Notes what becomes of it."""
+
+    made: list[RecordedAppender]
+
+    def __init__(self, file: Path, *, sync_every: int) -> None:
+        self.file, self.sync_every, self.log = file, sync_every, list[str]()
+        self.made.append(self)
+
+    def sync(self) -> None:
+        self.log.append("sync")
+
+    def close(self) -> None:
+        self.log.append("close")
+
+
+def test_both_files_of_records_are_synced_and_closed_and_share_their_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RecordedAppender.made = made = []
+    monkeypatch.setattr("rft_trainer.runs.directory.LineAppender", RecordedAppender)
+    run = RunDirectory(tmp_path / "a", sync_every=7)
+    RunDirectory.create(tmp_path / "b", config_text="", command=[], environment={})
+    RunDirectory.create(tmp_path / "c", config_text="", command=[], environment={}, sync_every=5)
+    RunDirectory.open(tmp_path / "c")
+    RunDirectory.open(tmp_path / "c", sync_every=3)
+    RunDirectory(tmp_path / "c")
+    assert [one.sync_every for one in made] == [7, 7, 1, 1, 5, 5, 1, 1, 3, 3, 1, 1]
+    assert [one.file for one in made[:2]] == [run.metrics_file, run.evaluations_file]
+    run.sync()
+    run.close()
+    assert [one.log for one in made[:2]] == [["sync", "close"]] * 2
+
+
+def test_a_folder_that_is_not_there_has_no_rollouts(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "none")
+    assert run.rollout_steps() == []
+    report = run.cut_after(0)
+    assert (report.metrics, report.evaluations, report.rollout_files, report.unreadable_lines) == (0, 0, 0, 0)
+
+
+def test_only_the_named_marks_make_a_run(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
+    run = RunDirectory(tmp_path)
+    run.refuse_existing(marks=("config.yaml", "checkpoints"))
+    with pytest.raises(OptionsError) as caught:
+        run.refuse_existing()
+    assert caught.value.problem.code == "run.exists"

@@ -41,7 +41,7 @@ class Prepared:
         return tuple((0, number + 2) for number in range(len(self.images)))
 
 
-class Codec:
+class FakeTokenizer:
     """Reads no text."""
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
@@ -57,7 +57,7 @@ def seen(name: str, value: object, file: Path) -> Prompt:
     """A prompt whose row has this for its image."""
     row = Row({"image": value}, str(file), 3)
     images = images_of(row, ImageColumn("image"))
-    _, media = MediaStore(Codec()).encode("?", images, special=False, where=name)
+    _, media = MediaStore(FakeTokenizer()).encode("?", images, special=False, where=name)
     return Prompt(name, (7,), "<image>?", "a", "p", media=media)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rft_core.errors import OptionsError, PreflightError
-from rft_trainer.metrics.sink import RunInfo, Sink, Sinks, evaluation_scalars, scalars
+from rft_trainer.metrics.sink import RunInfo, Sink, evaluation_scalars, scalars
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.sinks.jsonl import JsonlSink
 from rft_trainer.sinks.tensorboard import TensorboardSink
@@ -60,13 +60,6 @@ def test_the_run_directory_holds_what_a_sink_was_given(tmp_path: Path) -> None:
     summary = run.read_summary()
     assert summary is not None
     assert summary["outcome"] == "finished"
-
-
-def test_several_sinks_get_everything_in_order(tmp_path: Path) -> None:
-    calls = Calls()
-    play(Sinks([calls, calls]), tmp_path)
-    names = [name for name, _, _ in calls.made]
-    assert names == ["start"] * 2 + ["step"] * 2 + ["evaluation"] * 2 + ["finish"] * 2
 
 
 def test_scalars_are_the_numbers_by_flat_names() -> None:

@@ -57,7 +57,7 @@ def test_rows_carry_ids_and_answers() -> None:
         parts.held_out[0].answer,
         parts.held_out[0].answer,
     )
-    ids = [row.prompt_id for row in rows + parts.train_rows()]
+    ids = [row.prompt_id for row in rows + [problem.as_row() for problem in parts.train]]
     assert len(ids) == len(set(ids))
 
 

@@ -83,6 +83,7 @@ def test_ranks_share_one_verdict_and_one_without_samples_takes_part() -> None:
     watch.begin("step 1", "")
     with pytest.raises(ServiceError, match="3 nats a token apart, at most 8") as caught:
         watch.judge()
+    assert caught.value.problem.code == "engine.logprob_gap"
     assert "sample z, response token 5" in caught.value.problem.where
     silent = MismatchMonitor(collectives=OneRank(), limit=1.0)
     silent.begin("step 1", "")

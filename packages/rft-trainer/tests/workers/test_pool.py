@@ -216,6 +216,7 @@ def test_a_task_that_ends_its_process_while_loading_stops_after_three_attempts(w
         pytest.raises(ServiceError, match=r"ended with exit code 7, 3 times in a row") as caught,
     ):
         pool.start()
+    assert caught.value.problem.code == "reward.process_start"
     assert "about to go" in caught.value.problem.where
 
 

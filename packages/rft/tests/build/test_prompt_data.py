@@ -1,24 +1,27 @@
-"""From rows to token ids: the tokenizer's own special tokens, and the end of a demonstration."""
+"""From rows to token ids: special tokens, prompts that are too long, and the end of a demonstration."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rft.build.prompt_data import PreparedPrompts, demonstrations, read_training
+from rft_core.errors import DataError
 from rft_models.tiny_models.text import build_bpe_tokenizer
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.packing import pack
 from rft_trainer.settings.data import SftDataSettings
 
 BOS = "<s>"
+TEXTS = [f"{n}+1=" for n in range(3)]
 
 
 @pytest.fixture(scope="module")
-def codec() -> HfTokenizer:
+def tokenizer() -> HfTokenizer:
     """A tokenizer that begins a document with a token of its own, as Llama's and Gemma's do."""
     from tokenizers.processors import TemplateProcessing
 
@@ -31,49 +34,87 @@ def codec() -> HfTokenizer:
     return HfTokenizer(tokenizer)
 
 
-def read(codec: HfTokenizer, path: Path, **changes: Any) -> PreparedPrompts:
+def read(
+    tokenizer: HfTokenizer, path: Path, texts: Sequence[str] = TEXTS, *, prompt_max_len: int = 50, **changes: Any
+) -> PreparedPrompts:
     file = path / "rows.jsonl"
-    file.write_text("".join(json.dumps({"input": f"{n}+1=", "output": str(n + 1)}) + "\n" for n in range(3)))
+    rows = [{"input": text, "output": str(n + 1)} for n, text in enumerate(texts)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = SftDataSettings(prompt_data=str(file), **changes)
-    return read_training(settings, settings, codec, label_key=None, output_key="output", prompt_max_len=50)
+    return read_training(
+        settings, settings, tokenizer, label_key=None, output_key="output", prompt_max_len=prompt_max_len
+    )
 
 
-def test_a_plain_prompt_begins_as_the_tokenizer_begins_a_document(codec: HfTokenizer, tmp_path: Path) -> None:
-    bos = codec.tokenizer.convert_tokens_to_ids(BOS)
-    rows = read(codec, tmp_path).rendered
-    assert [row.token_ids for row in rows] == [(bos, *codec.encode(f"{n}+1=")) for n in range(3)]
+def test_a_plain_prompt_begins_as_the_tokenizer_begins_a_document(tokenizer: HfTokenizer, tmp_path: Path) -> None:
+    bos = tokenizer.hf_tokenizer.convert_tokens_to_ids(BOS)
+    rows = read(tokenizer, tmp_path).rendered
+    assert [row.token_ids for row in rows] == [(bos, *tokenizer.encode(f"{n}+1=")) for n in range(3)]
     assert all(row.token_ids.count(bos) == 1 for row in rows)
 
 
-def test_a_chat_template_writes_its_own_special_tokens_and_none_are_added(codec: HfTokenizer, tmp_path: Path) -> None:
-    bos = codec.tokenizer.convert_tokens_to_ids(BOS)
-    rows = read(codec, tmp_path, apply_chat_template=True).rendered
+def test_a_chat_template_writes_its_own_special_tokens_and_none_are_added(
+    tokenizer: HfTokenizer, tmp_path: Path
+) -> None:
+    bos = tokenizer.hf_tokenizer.convert_tokens_to_ids(BOS)
+    rows = read(tokenizer, tmp_path, apply_chat_template=True).rendered
     assert all(bos not in row.token_ids for row in rows)
 
 
-def test_a_demonstration_is_prompt_output_and_end_token_and_the_end_is_learned(
-    codec: HfTokenizer, tmp_path: Path
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_prompts_that_are_too_long_are_left_out_by_name_and_never_cut(
+    num_workers: int, tokenizer: HfTokenizer, tmp_path: Path
 ) -> None:
-    rendered = read(codec, tmp_path).rendered
-    samples, left_out = demonstrations(rendered, codec, max_len=50)
+    texts = ["x" * length for length in (3, 9, 4, 30)]
+    lengths = [len(row.token_ids) for row in read(tokenizer, tmp_path, texts).rendered]
+    limit = lengths[2]
+    found = read(tokenizer, tmp_path, texts, prompt_max_len=limit, num_workers=num_workers)
+    assert [(row.prompt_id, len(row.token_ids)) for row in found.rendered] == [
+        ("rows:0", lengths[0]),
+        ("rows:2", limit),
+    ]
+    assert found.left_out == (("rows:1", lengths[1]), ("rows:3", lengths[3]))
+
+
+def test_a_limit_that_leaves_no_prompt_is_refused_with_the_limit_that_keeps_all(
+    tokenizer: HfTokenizer, tmp_path: Path
+) -> None:
+    texts = ["x" * length for length in (3, 9, 4)]
+    longest = max(len(row.token_ids) for row in read(tokenizer, tmp_path, texts).rendered)
+    with pytest.raises(DataError) as caught:
+        read(tokenizer, tmp_path, texts, prompt_max_len=2)
+    problem = caught.value.problem
+    assert (problem.code, problem.where, problem.do) == (
+        "prompt.all_too_long",
+        "--prompt_max_len",
+        f"--prompt_max_len {longest}",
+    )
+    assert read(tokenizer, tmp_path, texts, prompt_max_len=longest).left_out == ()
+
+
+def test_a_demonstration_is_prompt_output_and_end_token_and_the_end_is_learned(
+    tokenizer: HfTokenizer, tmp_path: Path
+) -> None:
+    rendered = read(tokenizer, tmp_path).rendered
+    samples, left_out = demonstrations(rendered, tokenizer, max_len=50)
     assert left_out == []
     for sample, row in zip(samples, rendered, strict=True):
         assert row.output is not None
-        assert sample.token_ids == (*row.token_ids, *codec.encode(row.output), codec.eos_ids[0])
+        assert sample.token_ids == (*row.token_ids, *tokenizer.encode(row.output), tokenizer.eos_ids[0])
         batch = pack([sample])
         learned = batch.token_ids_T[batch.loss_mask_T].tolist()
-        assert learned == [*codec.encode(row.output), codec.eos_ids[0]]
+        assert learned == [*tokenizer.encode(row.output), tokenizer.eos_ids[0]]
 
 
 def test_a_demonstration_that_is_too_long_by_its_end_token_is_left_out_by_name(
-    codec: HfTokenizer, tmp_path: Path
+    tokenizer: HfTokenizer, tmp_path: Path
 ) -> None:
-    rendered = read(codec, tmp_path).rendered
-    samples, _ = demonstrations(rendered, codec, max_len=50)
+    rendered = read(tokenizer, tmp_path).rendered
+    samples, _ = demonstrations(rendered, tokenizer, max_len=50)
     length = len(samples[0].token_ids)
-    kept, left_out = demonstrations(rendered, codec, max_len=length)
+    kept, left_out = demonstrations(rendered, tokenizer, max_len=length)
     assert (len(kept), left_out) == (3, [])
-    longer = [*rendered[:1], rendered[1], read(codec, tmp_path, input_template="now {}").rendered[2]]
-    kept, left_out = demonstrations(longer, codec, max_len=length)
+    longer = [*rendered[:1], rendered[1], read(tokenizer, tmp_path, input_template="now {}").rendered[2]]
+    kept, left_out = demonstrations(longer, tokenizer, max_len=length)
     assert [sample.sample_id for sample in kept] == [row.prompt_id for row in rendered[:2]]
     assert [name for name, _ in left_out] == [rendered[2].prompt_id]

@@ -11,7 +11,7 @@ from rft_trainer.testing.bigram import BigramPolicy, MemoryWriter, OneRank
 
 
 class NoState:
-    def state_tensors(self) -> dict[str, torch.Tensor]:
+    def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
         return {}
 
 

@@ -7,8 +7,6 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -17,6 +15,8 @@ from rft.process import machine
 from rft.process.machine import bfloat16_arithmetic, open_machine, usable_cores
 from rft_core.errors import PeerError
 from rft_dist.launch import rendezvous
+from rft_dist.planning.parallel_dims import BatchShare, SourcedNumber
+from rft_dist.preflight.run_preflight import RequestedRun
 
 
 @pytest.fixture(autouse=True)
@@ -86,10 +86,20 @@ def test_a_rank_that_nobody_joins_says_so_and_leaves_it_in_the_log_of_its_run(
     monkeypatch.setattr(rendezvous, "_REPORT_EVERY_SECONDS", 0.3)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     (tmp_path / "logs").mkdir()
-    grid = SimpleNamespace(ranks_per_node=2)
-    preflight: Any = SimpleNamespace(run=tmp_path, grid=lambda *_, **__: grid, compare=None)
-    with pytest.raises(PeerError, match="present 0, missing 1") as caught, open_machine("cpu", preflight):
+    one = SourcedNumber(1, "default")
+    request = RequestedRun(
+        directory=tmp_path,
+        nproc=one,
+        share=BatchShare("train_batch_size", 2, 1),
+        sp_size=one,
+        tp_size=one,
+        values={},
+        models=dict,
+        files={},
+    )
+    with pytest.raises(PeerError, match="present 0, missing 1") as caught, open_machine("cpu", request):
         pass
+    assert caught.value.problem.code == "launch.rendezvous_incomplete"
     assert "export RFT_START_TIMEOUT=" in caught.value.problem.do
     log = (tmp_path / "logs" / "rank_0.log").read_text()
     for words in (f"waiting for 1 of 2 ranks at 127.0.0.1:{port}", "rendezvous incomplete after 1 s"):

@@ -24,6 +24,9 @@ from rft_core.errors import OptionsError
         (["--engine_tp_size", "2"], "engine.native_one_device"),
         (["--engine_mem_util", "0.5"], "engine.native_no_reserve"),
         (["--max_len", "512"], "length.no_room"),
+        (["--system_prompt", "add"], "prompt.system_without_chat"),
+        (["--zpg", "2", "--zero_stage", "2"], "strategy.zpg_stage"),
+        (["--overlap_comm", "--zero_stage", "1"], "strategy.overlap_stage"),
     ],
 )
 def test_a_combination_that_cannot_run_is_refused_with_values_and_origins(argv: list[str], code: str) -> None:
@@ -35,6 +38,15 @@ def test_a_combination_that_cannot_run_is_refused_with_values_and_origins(argv: 
     assert "command line" in problem.where
     fixed = [word for word in problem.do.split("(")[0].split() if word]
     resolve("rl", ["--pretrain", "m", *([] if code == "engine.native_no_reserve" else argv), *fixed])
+
+
+@pytest.mark.parametrize("command", ["rl", "sft", "eval", "generate"])
+def test_a_system_prompt_that_nothing_renders_is_refused_by_every_command(command: str) -> None:
+    words = ["--pretrain", "m", "--system_prompt", "add"]
+    with pytest.raises(SettingsError) as caught:
+        resolve(command, words)
+    assert caught.value.problem.code == "prompt.system_without_chat"
+    resolve(command, [*words, "--apply_chat_template"])
 
 
 def test_the_example_of_the_guides_batch_rule_is_accepted() -> None:
@@ -50,6 +62,7 @@ def test_the_example_of_the_guides_batch_rule_is_accepted() -> None:
         (["--wandb_org", "us"], "wandb_org"),
         (["--chunk_size", "64"], "chunk_size"),
         (["--ckpt_path", "runs/a"], "ckpt_path"),
+        (["--zpg", "2"], "zpg"),
         (["--no-save_trajectories", "--num_trajectories_to_save", "3"], "num_trajectories_to_save"),
     ],
 )
@@ -85,7 +98,7 @@ def test_greedy_decoding_is_fine_where_nothing_is_trained() -> None:
         (["--kl_target", "0.01", "--advantage_estimator", "dapo"], "kl.no_controller"),
         (["--entropy_target", "1"], "entropy.no_weight"),
         (["--advantage_estimator", "nowhere.py:Mine"], "algorithm.file_missing"),
-        (["--advantage_estimator", "grop"], "option.not_allowed"),
+        (["--advantage_estimator", "grop"], "algorithm.unknown"),
     ],
 )
 def test_flags_that_disagree_are_refused_with_the_reason(argv: list[str], code: str) -> None:

@@ -53,3 +53,36 @@ def test_what_nothing_reads_is_told(command: str, words: str, told: str) -> None
 def test_what_acts_is_not_called_idle(command: str, words: str) -> None:
     notes = resolve(command, ["--pretrain", "m", *words.split()]).notes
     assert not [note for note in notes if "pixels" in note or "image" in note]
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "names"),
+    [
+        ("generate", "--prompt a --images_key b --mixed_mm_data", "images_key mixed_mm_data"),
+        ("generate", "--prompt a --image b --mixed_mm_data --max_pixels 9", "mixed_mm_data"),
+        ("generate", "--prompt a --max_pixels 9 --min_pixels 4", "max_pixels min_pixels"),
+        ("generate", "--prompt_data a --images_key b --max_pixels 9", ""),
+        ("sft", "--limit_mm_image_per_prompt 3 --mixed_mm_data", "mixed_mm_data limit_mm_image_per_prompt"),
+        ("sft", "--images_key a --max_pixels 9", ""),
+        ("build", "--texts a --save_path b", ""),
+    ],
+)
+def test_every_idle_setting_is_told_once_and_in_order(command: str, words: str, names: str) -> None:
+    model = [] if command == "build" else ["--pretrain", "m"]
+    notes = resolve(command, [*model, *words.split()]).notes
+    assert [note.partition(" = ")[0] for note in notes] == names.split()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "rl --images_key image --engine_type hf",
+        "rl --engine_type sglang",
+        "sft --images_key image",
+        "generate --prompt a --image b.png",
+        "generate --prompt_data a --images_key b",
+    ],
+)
+def test_images_go_with_engines_that_take_them(words: str) -> None:
+    command, *rest = words.split()
+    assert resolve(command, ["--pretrain", "m", *rest]).notes == ()

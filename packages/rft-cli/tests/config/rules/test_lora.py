@@ -13,7 +13,8 @@ from rft.planning.lora_memory import adapter_weights
 from rft_cli.commands import plan
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
-from rft_dist.planning.memory_estimate import DecoderSizes, Sharding, TrainingMemoryConfig, estimate
+from rft_dist.planning.memory_estimate import DecoderSizes, TrainingMemoryConfig, estimate
+from rft_dist.strategies.registry import SHARDINGS, run_dims, run_layout
 from rft_models.lora.adapters import AdapterRules
 from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.load import load_policy
@@ -29,6 +30,7 @@ LORA = ["--lora_rank", "8"]
         ("rl", [*LORA, "--lora_dropout", "0.1"], "adapters.dropout_rl"),
         ("sft", [*LORA, "--lora_dropout", "0.1", "--fsdp"], "adapters.dropout_blocks"),
         ("sft", [*LORA, "--lora_dropout", "0.1", "--sp_size", "2"], "adapters.dropout_blocks"),
+        ("sft", [*LORA, "--lora_dropout", "0.1", "--images_key", "image"], "adapters.dropout_images"),
         ("rl", [*LORA, "--freeze_prefix", "model.layers.0"], "adapters.frozen_too"),
         ("sft", [*LORA, "--train_only_tokens_from", "4"], "adapters.frozen_too"),
         ("sft", [*LORA, "--lora_dropout", "0.1", "--zero_stage", "1"], "adapters.dropout_blocks"),
@@ -100,8 +102,10 @@ def test_the_plan_counts_moments_of_adapters_alone_and_no_reference(tmp_path: Pa
 def test_moments_and_averages_of_adapters_are_spread_as_the_strategy_says() -> None:
     sizes = DecoderSizes(vocab=100, hidden=16, layers=2, query_width=16, kv_width=8, ffn=40, tied=False)
 
-    def of(sharding: Sharding) -> dict[str, int]:
-        run = TrainingMemoryConfig(dp_size=2, sharding=sharding, adapter_weights=30, average=True)
+    def of(sharding: str) -> dict[str, int]:
+        settings = SHARDINGS[sharding]
+        layout = run_layout(settings, run_dims(settings, 2))
+        run = TrainingMemoryConfig(layout=layout, adapter_weights=30, average=True)
         return {term.name: term.num_bytes for term in estimate(sizes, run)}
 
     names = ("parameters", "adapters", "gradients", "Adam moments", "moving average")

@@ -238,14 +238,9 @@ def test_what_deepspeed_cannot_do_is_refused_with_the_nearest_that_it_can() -> N
     weights = [torch.zeros(2, dtype=torch.bfloat16)]
     fine = ZeroOptions(stage=3, max_norm=1.0, hpz_size=2, overlap_comm=True)
     assert verify_options(weights, fine, 4) == torch.bfloat16
-    for changes, code, do in (
-        ({"hpz_size": 3}, "zero.zpg_size", "--zpg 2"),
-        ({"stage": 2}, "zero.zpg_stage", "--zero_stage 3"),
-        ({"stage": 1, "hpz_size": 1}, "zero.overlap_comm", "--zero_stage 2"),
-    ):
-        with pytest.raises(OptionsError) as caught:
-            verify_options(weights, replace(fine, **changes), 4)
-        assert (caught.value.problem.code, caught.value.problem.do) == (code, do)
+    with pytest.raises(OptionsError) as caught:
+        verify_options(weights, replace(fine, hpz_size=3), 4)
+    assert (caught.value.problem.code, caught.value.problem.do) == ("zero.zpg_size", "--zpg 2")
     assert verify_options([torch.zeros(1)], fine, 4, frozen=weights) == torch.float32
     with pytest.raises(OptionsError) as caught:
         verify_options(weights, fine, 4, frozen=[torch.zeros(1)])

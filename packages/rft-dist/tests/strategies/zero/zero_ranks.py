@@ -108,7 +108,7 @@ def case_zero(ranks: Collectives, out: Path, name: str, num: int = 3, recompute:
 
 def save_shards(zero: ZeroModel, path: Path) -> None:
     """Every block with its place; file names of their own, as a checkpoint's writer does it."""
-    shards: list[Shard] = [*zero.weights.shards(), *zero.optimizer.shards()]
+    shards: list[Shard] = [*zero.weights.shards(), *zero.optimizer.checkpoint_tensors()]
     places = [{"name": s.name, "shape": s.global_shape, "start": s.start} for s in shards]
     path.with_suffix(".json").write_text(json.dumps(places))
     save_file({f"{i}": s.data.clone() for i, s in enumerate(shards)}, path.with_suffix(".safetensors"))
@@ -132,7 +132,7 @@ def case_resumed(ranks: Collectives, dtype: torch.dtype = torch.float32, **optio
     train_step(0, model, zero.optimizer, zero.compute, ranks, 2)
     weights = {name: tensor.clone() for name, tensor in zero.full_tensors()}
     state = copies(zero.optimizer.state_tensors())
-    blocks = {(s.name, s.start): s.data.clone() for s in zero.optimizer.shards()}
+    blocks = {(s.name, s.start): s.data.clone() for s in zero.optimizer.checkpoint_tensors()}
     steps = next(tensor for name, tensor in state.items() if name.startswith("step/"))
     blocks |= {(name, (0,)): tensor for name, tensor in state.items() if name == "loss_scale"}  # another rank's block
     train_step(1, model, zero.optimizer, zero.compute, ranks, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,7 +27,7 @@ def write(path: Path, content: bytes | str) -> Path:
     return path
 
 
-def fields(path: Path, **options: str) -> list[dict[str, object]]:
+def fields(path: Path, **options: Any) -> list[dict[str, object]]:
     return [row.fields for row in read_rows(path, **options)]
 
 
@@ -83,6 +84,7 @@ MALFORMED: list[tuple[str, bytes, str, str]] = [
     ("a.jsonl", b'{"a": 1} {"a": 2}\n', "data.bad_json", "a.jsonl:1:10"),
     ("a.jsonl", b'{"a": 1, "b": 2, "a": 3}\n', "data.refused_value", "a.jsonl:1:a"),
     ("a.jsonl", b'{"a": 1}\n{"a": {"b": 1, "b": 1}}\n', "data.refused_value", "a.jsonl:2:b"),
+    ("a.jsonl", b'{"a": 1, "b": 2, "b": 3}\n', "data.refused_value", "a.jsonl:1:b"),
     ("a.jsonl", b'{"a": NaN}\n', "data.refused_value", "a.jsonl:1"),
     ("a.jsonl", b'{"a": -Infinity}\n', "data.refused_value", "a.jsonl:1"),
     ("a.jsonl", b'{"a": 1e999}\n', "data.refused_value", "a.jsonl:1"),
@@ -96,6 +98,11 @@ MALFORMED: list[tuple[str, bytes, str, str]] = [
     ("a.json", b"", "data.empty", "a.json:1"),
     ("a.json", b"[]", "data.no_rows", "a.json:1"),
     ("a.json", b'{"data": []}', "data.no_rows", "a.json:1"),
+    ("a.json", b" [\n] \n", "data.no_rows", "a.json:1"),
+    ("a.json", b'{"data": [] }', "data.no_rows", "a.json:1"),
+    ("a.json", b'{"a": 1, }', "data.bad_json", "a.json:1:10"),
+    ("a.json", b'{"data": [{"a": 1}], }', "data.bad_json", "a.json:1:22"),
+    ("a.json", b"\n[3]", "data.not_an_object", "a.json:2"),
     ("a.json", b'{"rows": [{"a": 1}]}', "data.refused_value", "a.json:1:data"),
     ("a.json", b'{"data": {"a": 1}}', "data.refused_value", "a.json:1:data"),
     ("a.json", b"{}", "data.refused_value", "a.json:1:data"),
@@ -152,7 +159,13 @@ def test_the_byte_of_bad_utf8_is_told_from_the_start_of_the_file(tmp_path: Path)
 def test_a_line_that_is_too_long_is_refused_without_reading_it_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert json_rows.MAX_LINE_BYTES == 64 * 2**20
     monkeypatch.setattr(json_rows, "MAX_LINE_BYTES", 100)
+    longest = b'{"a": "' + b"x" * 90 + b'"}\n'
+    assert (len(longest), len(fields(write(tmp_path / "b.jsonl", longest)))) == (100, 1)
+    with pytest.raises(DataError) as caught:
+        read_rows(write(tmp_path / "b.jsonl", b" " + longest))
+    assert caught.value.problem.code == "data.line_too_long"
     file = write(tmp_path / "a.jsonl", b'{"a": 1}\n{"a": "' + b"x" * 200 + b'"}\n')
     with pytest.raises(DataError) as caught:
         read_rows(file)
@@ -163,7 +176,7 @@ def test_skips_pass_over_bad_rows_up_to_the_limit_and_name_them(tmp_path: Path) 
     file = write(tmp_path / "a.jsonl", '{"a": 1}\nbad\n{"a": 2}\n[]\n{"a": 3}\n')
     skips = SkipLog(limit=2)
     assert [row.fields["a"] for row in read_rows(file, skips=skips)] == [1, 2, 3]
-    assert [line.split(": ")[0] for line in skips.lines()] == [f"skipped {file}:2:1", f"skipped {file}:4"]
+    assert [error.problem.where for error in skips.problems] == [f"{file}:2:1", f"{file}:4"]
     with pytest.raises(DataError) as caught:
         read_rows(file, skips=SkipLog(limit=1))
     assert caught.value.problem.where == f"{file}:4"

@@ -1,0 +1,129 @@
+"""`rft-train check`: which command is resolved, what is looked at, and that nothing is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rft import check as check_of_a_run
+from rft.process import machine as machines
+from rft_cli.commands import check
+from rft_cli.pages import run_plan
+from rft_core.errors import OptionsError
+
+PROMPT = SimpleNamespace(prompt_id="p:0", label="2")
+SAMPLE = SimpleNamespace(sample_id="s:0", num_tokens=3)
+
+
+class Looked:
+    """What the command looked at, in order, on one of the ranks."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.is_first = True
+
+    @contextmanager
+    def open_machine(self, device: str) -> Iterator[Any]:
+        self.calls.append(("machine", device))
+        yield SimpleNamespace(is_first=self.is_first, ranks=SimpleNamespace(world_size=3))
+
+    def rl(self, settings: Any, world_size: int) -> Any:
+        self.calls.append(("rl", settings.model.pretrain, world_size))
+        return SimpleNamespace(
+            data=SimpleNamespace(prompts=[PROMPT]),
+            check_reward=lambda: self.calls.append(("reward",)),
+            first_prompt=lambda: ["1+", "1="],
+        )
+
+    def sft(self, settings: Any) -> Any:
+        self.calls.append(("sft", settings.model.pretrain))
+        data = SimpleNamespace(samples=[SAMPLE])
+        return SimpleNamespace(data=data, first_sample=lambda: (["1", "=", "1"], [False, True, False]))
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> Looked:
+    seen = Looked()
+    monkeypatch.setattr(machines, "open_machine", seen.open_machine)
+    monkeypatch.setattr(check_of_a_run.RlCheck, "of", seen.rl)
+    monkeypatch.setattr(check_of_a_run.SftCheck, "of", seen.sft)
+    for name in ("rl", "sft"):
+        monkeypatch.setattr(
+            run_plan, f"show_{name}", lambda resolved, data, machine: seen.calls.append(("plan", resolved.command))
+        )
+    return seen
+
+
+@pytest.mark.parametrize("words", [["--pretrain", "m"], ["rl", "--pretrain", "m"]])
+def test_a_run_is_read_planned_and_its_reward_is_tried(
+    words: list[str], looked: Looked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check.run([*words, "--device", "cpu"]) == 0
+    assert looked.calls == [("machine", "cpu"), ("rl", "m", 3), ("plan", "rl"), ("reward",)]
+    shown = capsys.readouterr().out
+    assert "pretrain: m" in shown
+    assert "1+1=<response>\n" in shown
+    assert "learned): 001\n" in shown
+
+
+def test_supervised_training_is_read_and_planned(looked: Looked, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.run(["sft", "--pretrain", "m", "--device", "cpu"]) == 0
+    assert looked.calls == [("machine", "cpu"), ("sft", "m"), ("plan", "sft")]
+    shown = capsys.readouterr().out
+    assert "1=1\n" in shown
+    assert "learned): 010\n" in shown
+
+
+@pytest.mark.parametrize("command", ["rl", "sft"])
+def test_other_ranks_look_at_nothing(command: str, looked: Looked) -> None:
+    looked.is_first = False
+    assert check.run([command, "--pretrain", "m", "--device", "cpu"]) == 0
+    assert looked.calls == [("machine", "cpu")]
+
+
+@pytest.mark.parametrize("command", ["eval", "generate"])
+def test_a_command_that_trains_nothing_shows_its_settings_and_notes(
+    command: str, looked: Looked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check.run([command, "--pretrain", "m", "--max_pixels", "9"]) == 0
+    assert looked.calls == []
+    shown = capsys.readouterr().out
+    assert f"command: {command}" in shown
+    assert shown.count("note: max_pixels = 9 ") == 1
+
+
+@pytest.mark.parametrize("command", ["rl", "sft"])
+def test_the_plan_alone_shows_the_notes_of_training(
+    command: str, looked: Looked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check.run([command, "--pretrain", "m", "--max_pixels", "9"]) == 0
+    assert "note:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["rl", "sft"])
+def test_a_directory_that_holds_a_run_is_refused(command: str, looked: Looked) -> None:
+    Path("old").mkdir()
+    words = [command, "--pretrain", "m", "--save_path", "old"]
+    assert check.run(words) == 0
+    Path("old/config.yaml").write_text("")
+    with pytest.raises(OptionsError) as caught:
+        check.run(words)
+    assert caught.value.problem.code == "run.exists"
+
+
+def test_another_word_is_no_command_that_can_be_checked(looked: Looked) -> None:
+    with pytest.raises(OptionsError) as caught:
+        check.run(["build", "--pretrain", "m"])
+    assert (caught.value.problem.code, caught.value.problem.do) == ("check.unknown_command", "rft-train check rl")
+
+
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help_resolves_nothing(word: str, looked: Looked, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.run([word, "--nothing"]) == 0
+    assert capsys.readouterr().out.startswith("usage: rft-train check")
+    assert looked.calls == []

@@ -1,0 +1,83 @@
+"""What `rft-train eval` prints and writes, with a double of the evaluation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rft_cli.commands import eval as eval_command
+
+ROWS = [{"prompt": "1+1=", "reward": 1.0}, {"prompt": "2+2=", "reward": 0.0}]
+RECORD = {"eval/accuracy": 0.5}
+Run = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command on one of the ranks; returns what was asked for."""
+
+    def start(*argv: str, is_first: bool = True, num_scored: int = 4) -> list[Any]:
+        asked: list[Any] = []
+        machine = SimpleNamespace(is_first=is_first, collectives="collectives")
+        result = SimpleNamespace(
+            rewards=[1.0, 0.0, 1.0, 0.0],
+            accuracy=0.5,
+            num_scored=num_scored,
+            mean_reward=0.25,
+            mean_tokens=3.5,
+            num_truncated=1,
+            as_record=lambda: RECORD,
+        )
+        evaluation = SimpleNamespace(
+            result=result,
+            num_right=2,
+            accuracy_interval=SimpleNamespace(low=0.1, high=0.9),
+            reward_interval=SimpleNamespace(low=0.2, high=0.3),
+            rows=lambda collectives: asked.append(collectives) or ROWS,
+        )
+
+        @contextmanager
+        def open_machine(device: str) -> Iterator[Any]:
+            asked.append(device)
+            yield machine
+
+        def evaluate(settings: Any, given: Any) -> Any:
+            asked.append((settings.model.pretrain, given is machine))
+            return evaluation
+
+        monkeypatch.setattr(eval_command, "open_machine", open_machine)
+        monkeypatch.setattr(eval_command, "evaluate", evaluate)
+        assert eval_command.run(["--pretrain", "m", "--eval_data", "d", "--device", "cpu", *argv]) == 0
+        return asked
+
+    return start
+
+
+def test_the_score_is_printed_for_a_person_and_as_one_line(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == ["cpu", ("m", True)]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == ["model", "data", "accuracy", "reward", "tokens"]
+    assert json.loads(lines[-1]) == RECORD
+
+
+def test_answers_without_a_reward_are_counted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run(num_scored=3)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("unscored")]
+    assert line.split()[1] == "1:"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_rows_are_gathered_on_every_rank_and_written_by_the_first(
+    is_first: bool, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--output", "rows.jsonl", is_first=is_first) == ["cpu", ("m", True), "collectives"]
+    assert bool(capsys.readouterr().out) is is_first
+    assert Path("rows.jsonl").exists() is is_first
+    if is_first:
+        assert [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()] == ROWS

@@ -1,0 +1,78 @@
+"""The words of `rft-train plan`: its own options wherever they stand, and those of the command that it plans."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rft.planning.run_plan import PlanRequest
+from rft_cli.commands import plan
+from rft_core.errors import OptionsError
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "numbers", "sharding", "as_json", "rest"),
+    [
+        ("", "rl", {}, "", False, ""),
+        ("rl", "rl", {}, "", False, ""),
+        ("sft --lr 1", "sft", {}, "", False, "--lr 1"),
+        ("--lr 1 sft", "rl", {}, "", False, "--lr 1 sft"),
+        ("--world_size 8 --nodes=2 --lr 1", "rl", {"world_size": 8, "nodes": 2}, "", False, "--lr 1"),
+        ("--lr 1 --gpus-per-node 4 a --json", "rl", {"gpus_per_node": 4}, "", True, "--lr 1 a"),
+        ("sft --gpu_memory 80 --sharding zero2", "sft", {"gpu_memory": 80}, "zero2", False, ""),
+        ("--sharding=fsdp --json --sharding zero1", "rl", {}, "zero1", True, ""),
+        ("world_size 8", "", {}, "", False, ""),
+        ("rl world_size 8 --json_errors", "rl", {}, "", False, "world_size 8 --json_errors"),
+    ],
+)
+def test_words_are_sorted_into_the_plan_and_the_command(
+    text: str, command: str, numbers: dict[str, int], sharding: str, as_json: bool, rest: str
+) -> None:
+    if not command:
+        with pytest.raises(OptionsError) as caught:
+            plan.sort_words(text.split())
+        assert caught.value.problem.code == "plan.unknown_command"
+        return
+    asked = plan.sort_words(text.split())
+    assert asked.request == PlanRequest(command, numbers, sharding)
+    assert (asked.as_json, asked.words) == (as_json, rest.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("eval", "plan.unknown_command"),
+        ("--world_size two", "option.bad_value"),
+        ("--world_size -2", "option.bad_value"),
+        ("--world_size", "option.bad_value"),
+        ("--nodes=", "option.bad_value"),
+        ("--sharding zero9", "option.bad_value"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(text: str, code: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        plan.sort_words(text.split())
+    assert (caught.value.problem.code, caught.value.problem.do) == (code, "rft-train plan --help")
+
+
+def test_a_plan_is_printed_as_lines_or_as_one_object(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(plan, "plan_run", lambda request, resolved: asked.append((request, resolved.values["seed"])))
+    monkeypatch.setattr(plan, "lines", lambda planned: ["one", "two"])
+    monkeypatch.setattr(plan, "as_object", lambda planned: {"a": 1})
+    words = ["sft", "--pretrain", "m", "--seed", "7", "--nodes", "2"]
+    assert plan.run(words) == 0
+    assert capsys.readouterr().out == "one\ntwo\n"
+    assert plan.run([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"a": 1}
+    assert asked == [(PlanRequest("sft", {"nodes": 2}, ""), 7)] * 2
+
+
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help"]])
+def test_help_plans_nothing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.run(words) == 0
+    assert capsys.readouterr().out.startswith("usage: rft-train plan")

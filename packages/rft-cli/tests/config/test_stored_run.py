@@ -1,0 +1,82 @@
+"""A run in place of the model: its stored settings become flags, its training and what is empty are left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rft import evaluate
+from rft.evaluate import TrainedModel
+from rft_cli.config.resolve import resolve
+from rft_cli.config.schema import schema
+from rft_cli.config.stored_run import as_words, names_run, read_values, with_run
+from rft_core.errors import DataError
+
+OF_TRAINING = ("temperature", "top_p", "top_k", "min_p", "prompt_data", "max_samples", "n_samples_per_prompt")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run whose newest checkpoint is found, and the settings that it trained with."""
+    path = tmp_path / "run"
+    path.mkdir()
+    words = ["--pretrain", "base", "--prompt_data", "train.jsonl", "--eval_data", "test.jsonl", "--seed", "5"]
+    words += ["--temperature", "0.7", "--top_p", "0.5", "--top_k", "3", "--min_p", "0.1", "--max_samples", "9"]
+    words += ["--n_samples_per_prompt", "2", "--bf16", "--reward", "exact", "--generate_max_len", "12"]
+    words += ["--no-apply_chat_template", "--input_template", "Q: {} A:", "--images_key", "image", "--shuffle_images"]
+    (path / "config.yaml").write_text(resolve("rl", words).config_yaml)
+
+    def trained_model(named: Path, *, asked_by: str) -> TrainedModel:
+        assert (named, asked_by) == (Path("some/checkpoint"), "rft-train eval")
+        return TrainedModel(path, path / "model")
+
+    monkeypatch.setattr(evaluate, "trained_model", trained_model)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("argv", "names"), [([], False), (["run"], True), (["--seed", "run"], False), (["run", "--seed"], True)]
+)
+def test_the_first_word_names_a_run_unless_it_is_a_flag(argv: list[str], names: bool) -> None:
+    assert names_run(argv) is names
+    if not names:
+        assert with_run(argv, "eval") == argv
+
+
+def test_an_evaluation_repeats_what_the_run_did_but_for_how_it_trained(run: Path) -> None:
+    resolved = resolve("eval", with_run(["some/checkpoint", "--seed", "8"], "eval"))
+    values = resolved.values
+    assert values["pretrain"] == str(run / "model")
+    assert (values["eval_data"], values["reward"], values["generate_max_len"]) == ("test.jsonl", "exact", 12)
+    assert (values["bf16"], values["apply_chat_template"], values["input_template"]) == (True, False, "Q: {} A:")
+    assert values["images_key"] == "image"
+    assert values["seed"] == 8, "flags that are given come last"
+    plain = resolve("eval", ["--pretrain", "m"]).values
+    for name in OF_TRAINING:
+        if name in plain:
+            assert values[name] == plain[name], name
+    assert not any(f"--{name}" in with_run(["some/checkpoint"], "eval") for name in (*OF_TRAINING, "shuffle_images"))
+
+
+def test_settings_are_flags_of_the_command_that_has_them() -> None:
+    values: dict[str, Any] = {"seed": 5, "bf16": True, "apply_chat_template": False, "reward": "", "max_len": None}
+    values |= {"temperature": 0.5, "no_setting": 1}
+    words = as_words(values, "eval")
+    pairs = dict(zip(words[::2], words[1::2], strict=True))
+    assert pairs == {"--seed": "5", "--bf16": "true", "--apply_chat_template": "false", "--temperature": "0.5"}
+    assert list(pairs) == [f"--{name}" for name in schema("eval") if f"--{name}" in pairs]
+    assert as_words({"adam_betas": [0.9, 0.95]}, "sft") == ["--adam_betas", "0.9", "0.95"]
+
+
+def test_a_configuration_is_its_settings_without_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("recipe: {command: rl}\nseed: 3\n")
+    assert read_values(path) == {"seed": 3}
+    path.write_text("- a list\n")
+    assert read_values(path) == {}
+    path.unlink()
+    with pytest.raises(DataError) as caught:
+        read_values(path)
+    assert (caught.value.problem.code, caught.value.problem.where) == ("run.no_config", str(tmp_path))

@@ -1,0 +1,39 @@
+"""What a strategy is given: the options of its optimizer, and the type of its forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rft_dist.collectives import SingleProcess
+from rft_dist.optim.loss_scaler import LossScaler
+from rft_dist.settings import AdamSettings, StrategySettings
+from rft_dist.strategies.protocols import StrategyContext, narrow_dtype
+
+
+def context_of(adam: AdamSettings | None, **settings: Any) -> StrategyContext:
+    chosen = StrategySettings(**settings)
+    return StrategyContext(settings=chosen, collectives=SingleProcess(), device=torch.device("cpu"), adam=adam)
+
+
+ADAM = AdamSettings(adam_betas=(0.5, 0.75), adam_epsilon=0.25, l2=0.125, max_norm=3.0)
+OPTIONS = {"betas": (0.5, 0.75), "epsilon": 0.25, "weight_decay": 0.125, "max_norm": 3.0}
+
+
+def test_options_of_the_optimizer_are_the_settings_of_the_update_and_of_the_strategy() -> None:
+    plain = {"ema_decay": None, "master": False, "offload": False, "scaler": None}
+    assert context_of(ADAM, ema_decay=0.75).adamw_options() == OPTIONS | plain
+    found = context_of(ADAM, enable_ema=True, ema_decay=0.75, adam_offload=True, fp16=True).adamw_options(master=True)
+    assert found == OPTIONS | {"ema_decay": 0.75, "master": True, "offload": True, "scaler": LossScaler()}
+    with pytest.raises(AssertionError):
+        context_of(None).adamw_options()
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype"),
+    [({}, None), ({"use_mp_opt": True}, torch.bfloat16), ({"fp16": True}, torch.float16)],
+)
+def test_the_forward_is_as_narrow_as_the_settings_ask_for(settings: dict[str, Any], dtype: torch.dtype | None) -> None:
+    assert narrow_dtype(StrategySettings(**settings)) == dtype

@@ -1,0 +1,56 @@
+"""Records of CSV files: lines, lengths of fields, and what is passed over."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from rft_core.errors import DataError
+from rft_trainer.data.readers.csv import read_csv
+from rft_trainer.data.readers.rows import SkipLog
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "a.csv"
+    file.write_text(text)
+    return file
+
+
+def test_records_keep_text_and_the_line_on_which_they_start(tmp_path: Path) -> None:
+    file = write(tmp_path, '\na,b\n1,"x\ny"\n\n 2 ,"""q"", r"\n')
+    rows = read_csv(file, SkipLog())
+    assert [(row.fields, row.line) for row in rows] == [
+        ({"a": "1", "b": "x\ny"}, 3),
+        ({"a": " 2 ", "b": '"q", r'}, 6),
+    ]
+    assert {row.file for row in rows} == {str(file)}
+
+
+def test_a_record_of_another_length_is_passed_over_up_to_the_limit(tmp_path: Path) -> None:
+    file = write(tmp_path, "a,b,c\n1,2\n1,2,3\n1,2,3,4\n")
+    skips = SkipLog(limit=2)
+    assert [row.line for row in read_csv(file, skips)] == [3]
+    assert [error.problem.where for error in skips.problems] == [f"{file}:2:c", f"{file}:4:4"]
+    with pytest.raises(DataError) as caught:
+        read_csv(file, SkipLog(limit=1))
+    assert caught.value.problem.where == f"{file}:4:4"
+
+
+def test_a_header_names_each_column_once(tmp_path: Path) -> None:
+    for header, place in (("a, ,b", "2"), ("a,b,a", "a"), ("a,b,c,b", "b")):
+        with pytest.raises(DataError) as caught:
+            read_csv(write(tmp_path, f"{header}\n1,2,3\n"), SkipLog())
+        assert caught.value.problem.code == "data.bad_header"
+        assert caught.value.problem.where == f"{tmp_path / 'a.csv'}:1:{place}"
+
+
+def test_a_field_may_be_longer_than_the_limit_of_the_csv_module_which_stays(tmp_path: Path) -> None:
+    before = csv.field_size_limit()
+    long = "x" * (before + 1)
+    assert [row.fields for row in read_csv(write(tmp_path, f"a\n{long}\n"), SkipLog())] == [{"a": long}]
+    assert csv.field_size_limit() == before
+    with pytest.raises(DataError):
+        read_csv(write(tmp_path, 'a\n"cut'), SkipLog())
+    assert csv.field_size_limit() == before

@@ -1,0 +1,287 @@
+"""One request over HTTP by doubles of connection, clock and timer: what is sent, what is tried again, what is late."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rft_core.errors import OptionsError
+from rft_trainer.records.scores import RewardStatus
+from rft_trainer.rewards import http_client
+from rft_trainer.rewards.http_client import TOKEN, Endpoint, RequestFailure, checked_url
+
+URL = "http://host:9/score"
+
+
+@dataclass(slots=True)
+class Response:
+    """An answer of so many bytes more than it has."""
+
+    content: bytes = b"[1]"
+    status: int = 200
+    length: int | None = 0
+    reason: str = "said"
+    asked: int = 0
+
+    def read(self, most: int) -> bytes:
+        self.asked = most
+        return self.content[:most]
+
+
+@dataclass(slots=True)
+class World:
+    """What the connections of a test do, and what they were asked."""
+
+    now: float = 1000.0
+    answers: list[Response | BaseException] = field(default_factory=list[Response | BaseException])
+    log: list[Any] = field(default_factory=list[Any])
+    timers: list[Any] = field(default_factory=list[Any])
+    takes: float = 0.0
+    """Seconds that an answer takes."""
+    refuses: BaseException | None = None
+    """What connecting raises."""
+
+    def sleep(self, seconds: float) -> None:
+        self.log.append(("sleep", seconds))
+        self.now += seconds
+
+    def endpoint(self, *options: Any, url: str = URL) -> Endpoint:
+        return Endpoint(url, *options, sleep=self.sleep)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+
+    class Connection:
+        scheme = "http"
+
+        def __init__(self, host: str, port: int | None, *, timeout: float) -> None:
+            made.log.append((self.scheme, host, port, timeout))
+            self.sock: Any = None
+
+        def connect(self) -> None:
+            if made.refuses is not None:
+                raise made.refuses
+            self.sock = "the socket"
+
+        def request(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> None:
+            made.log.append((method, path, json.loads(body), headers))
+
+        def getresponse(self) -> Response:
+            made.now += made.takes
+            answer = made.answers.pop(0)
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+
+        def close(self) -> None:
+            made.log.append("close")
+
+    class SecureConnection(Connection):
+        scheme = "https"
+
+    class Timer:
+        daemon = False
+
+        def __init__(self, seconds: float, function: Callable[..., None], arguments: list[Any]) -> None:
+            self.given, self.states = (seconds, function, arguments), list[Any]()
+            made.timers.append(self)
+
+        def start(self) -> None:
+            self.states.append(("started", self.daemon))
+
+        def cancel(self) -> None:
+            self.states.append("cancelled")
+
+    monkeypatch.setattr(http.client, "HTTPConnection", Connection)
+    monkeypatch.setattr(http.client, "HTTPSConnection", SecureConnection)
+    monkeypatch.setattr(http_client, "threading", SimpleNamespace(Timer=Timer))
+    monkeypatch.setattr(http_client, "time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.delenv(TOKEN, raising=False)
+    return made
+
+
+def failure(world: World, *options: Any) -> RequestFailure:
+    with pytest.raises(RequestFailure) as caught:
+        world.endpoint(*options).post({})
+    return caught.value
+
+
+HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
+
+
+def test_a_request_is_sent_with_its_time_and_the_answer_is_its_json(world: World) -> None:
+    world.answers = [response := Response(b'{"a": 1}')]
+    assert world.endpoint(30.0).post({"x": [1]}) == {"a": 1}
+    assert world.log == [("http", "host", 9, 30.0), ("POST", "/score", {"x": [1]}, HEADERS), "close"]
+    assert response.asked == 64 * 2**20 + 1
+    [timer] = world.timers
+    assert timer.given[0] == 30.0
+    assert timer.given[2] == ["the socket"]
+    assert timer.states == [("started", True), "cancelled"]
+
+
+def test_the_timer_shuts_the_connection_whatever_its_state(world: World) -> None:
+    world.answers = [Response()]
+    world.endpoint().post({})
+    cut = world.timers[0].given[1]
+    here, there = socket.socketpair()
+    cut(here)
+    assert there.recv(1) == b"", "the other end sees its end"
+    here.close()
+    there.close()
+    cut(here)
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "host", "port", "path"),
+    [
+        ("https://host", "https", "host", None, "/"),
+        ("http://host:80?a=1&b=2", "http", "host", 80, "/?a=1&b=2"),
+        ("http://host/x/y?q", "http", "host", None, "/x/y?q"),
+    ],
+)
+def test_scheme_host_port_path_and_query_are_those_of_the_url(
+    world: World, url: str, kind: str, host: str, port: int | None, path: str
+) -> None:
+    world.answers = [Response()]
+    world.endpoint(5.0, url=url).post(None)
+    assert world.log[:2] == [(kind, host, port, 5.0), ("POST", path, None, HEADERS)]
+
+
+def test_a_token_goes_along_where_it_is_set(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, sent in (("abc", {"Authorization": "Bearer abc"}), ("", {})):
+        monkeypatch.setenv(TOKEN, value)
+        world.log.clear()
+        world.answers = [Response()]
+        world.endpoint().post({})
+        assert world.log[1][-1] == HEADERS | sent
+
+
+def test_network_errors_are_tried_again_after_longer_and_longer_waits(world: World) -> None:
+    world.answers = [OSError("a"), http.client.IncompleteRead(b""), OSError("c"), OSError("d"), Response()]
+    failed = failure(world)
+    assert failed.status is RewardStatus.FAILED
+    assert [entry for entry in world.log if entry[0] == "sleep"] == [("sleep", 0.1), ("sleep", 0.2), ("sleep", 0.4)]
+    assert len(world.timers) == 4, "three retries where nothing else is said"
+    timeouts = [entry[3] for entry in world.log if entry[0] == "http"]
+    assert timeouts == pytest.approx([120.0, 119.9, 119.7, 119.3])
+    assert [timer.given[0] for timer in world.timers] == pytest.approx(timeouts)
+
+
+def test_the_answer_of_a_second_try_counts(world: World) -> None:
+    world.answers = [OSError("a"), Response(b"7")]
+    assert world.endpoint(9.0, 1).post({}) == 7
+    world.answers = [OSError("a"), Response(b"7")]
+    assert failure(world, 9.0, 0).status is RewardStatus.FAILED
+
+
+def test_no_wait_ends_behind_the_deadline(world: World) -> None:
+    world.now = 0.0
+    world.answers = [OSError("a"), OSError("b"), Response()]
+    assert failure(world, 0.1, 5).status is RewardStatus.FAILED
+    assert len(world.answers) == 2, "a wait that ends with the time is not begun"
+    world.log.clear()
+    world.now, world.answers = 0.0, [OSError("a"), OSError("b"), Response()]
+    assert failure(world, 0.25, 5).status is RewardStatus.FAILED
+    assert world.log.count(("sleep", 0.1)) == 1
+    assert ("sleep", 0.2) not in world.log
+
+
+def test_a_connection_has_a_millisecond_where_no_time_is_left(world: World) -> None:
+    world.answers = [TimeoutError()]
+    assert failure(world, 0.0).status is RewardStatus.TIMEOUT
+    assert world.log[0] == ("http", "host", 9, 0.001)
+
+
+@pytest.mark.parametrize(
+    ("answer", "takes", "status"),
+    [
+        (TimeoutError(), 0.0, RewardStatus.TIMEOUT),
+        (Response(), 7.0, RewardStatus.OK),
+        (Response(), 8.0, RewardStatus.TIMEOUT),
+        (OSError("cut"), 8.0, RewardStatus.TIMEOUT),
+        (http.client.BadStatusLine("x"), 8.0, RewardStatus.TIMEOUT),
+        (http.client.BadStatusLine("x"), 0.0, RewardStatus.FAILED),
+        (ssl.SSLCertVerificationError("x"), 0.0, RewardStatus.FAILED),
+        (UnicodeError("x"), 0.0, RewardStatus.FAILED),
+        (ValueError("x"), 0.0, RewardStatus.FAILED),
+    ],
+)
+def test_what_a_second_try_would_not_mend_is_final(
+    world: World, answer: Response | BaseException, takes: float, status: RewardStatus
+) -> None:
+    world.answers, world.takes = [answer, Response(b"2")], takes
+    if status is RewardStatus.OK:
+        assert world.endpoint(8.0, 3).post({}) == [1]
+    else:
+        assert failure(world, 8.0, 3).status is status
+    assert len(world.answers) == 1
+    assert world.log[-1] == "close"
+    assert world.timers[0].states[-1] == "cancelled"
+
+
+def test_a_connection_that_is_refused_is_closed_and_has_no_timer(world: World) -> None:
+    world.refuses = ConnectionRefusedError("x")
+    assert failure(world, 8.0, 0).status is RewardStatus.FAILED
+    assert (world.log[-1], world.timers) == ("close", [])
+
+
+def test_a_body_shorter_than_stated_is_a_network_error_and_one_of_unstated_length_is_whole(world: World) -> None:
+    world.answers = [Response(length=1), Response(b"3", length=None)]
+    assert world.endpoint(8.0, 1).post({}) == 3
+    assert world.answers == []
+
+
+@pytest.mark.parametrize(
+    "response", [Response(status=500), Response(status=201), Response(b"{"), Response(b"[" * 10**5)]
+)
+def test_another_code_than_200_and_what_is_no_json_are_failures(world: World, response: Response) -> None:
+    world.answers = [response]
+    assert failure(world, 8.0, 3).status is RewardStatus.FAILED
+
+
+def test_an_answer_may_be_as_large_as_the_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "_LARGEST", 4)
+    world.answers = [Response(b"[12]")]
+    assert world.endpoint().post({}) == [12]
+    for length in (0, 9, None):
+        world.answers = [Response(b"[123]", length=length), Response()]
+        assert failure(world, 8.0, 1).status is RewardStatus.FAILED
+        assert len(world.answers) == 1, "not a network error"
+
+
+def test_endpoints_are_the_same_whatever_way_they_wait() -> None:
+    assert Endpoint(URL, 3.0, 2, sleep=print) == Endpoint(URL, 3.0, 2)
+    assert Endpoint(URL, 3.0, 2) != Endpoint(URL, 3.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("url", "accepted"),
+    [
+        ("http://host:1/x", True),
+        ("https://host", True),
+        ("http://host:0/x", False),
+        ("http://host:99999/x", False),
+        ("http://me@host/x", False),
+        ("http://:secret@host/x", False),
+        ("file:///x", False),
+        ("ftp://host/x", False),
+    ],
+)
+def test_urls_have_a_scheme_of_http_a_host_a_port_and_no_password(url: str, accepted: bool) -> None:
+    if accepted:
+        assert checked_url(url, "--judge_url") == url
+        return
+    with pytest.raises(OptionsError) as caught:
+        checked_url(url, "--judge_url")
+    assert (caught.value.problem.code, caught.value.problem.where) == ("reward.url", "--judge_url")

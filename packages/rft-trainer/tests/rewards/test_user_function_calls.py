@@ -1,0 +1,116 @@
+"""Calls of a user's function by a double of its processes: what is sent, how long it may take, what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rft_core.errors import OptionsError
+from rft_trainer.records.scores import RewardItem, RewardStatus, Score
+from rft_trainer.rewards import registry, user_function
+from rft_trainer.rewards.registry import reward_by_name
+from rft_trainer.rewards.user_function import FileReward
+from rft_trainer.workers.pool import Job, Outcome
+
+MakeItem = Callable[..., RewardItem]
+WriteReward = Callable[[str], Path]
+
+
+class Pool:
+    """Notes its calls; the outcomes are those of the test."""
+
+    made: list[Pool]
+    outcomes: list[Outcome]
+
+    def __init__(self, name: str, **options: Any) -> None:
+        self.name, self.options, self.log = name, options, list[Any]()
+        self.made.append(self)
+
+    def start(self) -> None:
+        self.log.append("start")
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        self.log.append(list(jobs))
+        return [self.outcomes.pop(0) for _ in jobs]
+
+    def close(self) -> None:
+        self.log.append("close")
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> list[Pool]:
+    Pool.made, Pool.outcomes = [], []
+    monkeypatch.setattr(user_function, "WorkerPool", Pool)
+    return Pool.made
+
+
+def test_a_prompt_is_one_call_with_time_for_each_of_its_responses(pools: list[Pool], make_item: MakeItem) -> None:
+    items = [
+        RewardItem("a", "1+1", "2", "2", "stop", 1),
+        RewardItem("a", "1+1", "3", "2", "length", 4),
+        RewardItem("b", "2+2", "4", None, "stop", 2),
+    ]
+    Pool.outcomes = [
+        Outcome(RewardStatus.OK, [0.5, {"reward": 1.0, "parts": {"form": 0.25}, "steps": [[1, 0.5], [3, 2]]}]),
+        Outcome(RewardStatus.TIMEOUT, detail="late"),
+    ]
+    reward = FileReward("my.py", "f", timeout=2.5)
+    assert reward(items) == [
+        Score(0.5),
+        Score(1.0, breakdown={"form": 0.25}, steps=((1, 0.5), (3, 2.0))),
+        Score(None, RewardStatus.TIMEOUT, detail="late"),
+    ]
+    [pool] = pools
+    assert pool.log[0] == "start", "a file that cannot be used is refused before the run"
+    first, second = pool.log[1]
+    assert (first.seconds, second.seconds) == (5.0, 2.5)
+    assert first.payload == {
+        "responses": ["2", "3"],
+        "labels": ["2", "2"],
+        "prompts": ["1+1", "1+1"],
+        "prompt_ids": ["a", "a"],
+        "finish_reasons": ["stop", "length"],
+        "num_tokens": [1, 4],
+        "images": [],
+    }
+    assert second.payload["responses"] == ["4"]
+    reward.close()
+    assert pool.log[2:] == ["close"]
+
+
+def test_a_text_in_place_of_a_number_is_why_there_is_none(pools: list[Pool], make_item: MakeItem) -> None:
+    Pool.outcomes = [Outcome(RewardStatus.OK, ["no number", 2.0])]
+    scores = FileReward("my.py", "f")([make_item("a"), make_item("b")])
+    assert scores == [Score(None, RewardStatus.FAILED, detail="no number"), Score(2.0)]
+
+
+def test_a_file_has_one_process_and_ten_seconds_where_nothing_is_said(pools: list[Pool], make_item: MakeItem) -> None:
+    Pool.outcomes = [Outcome(RewardStatus.OK, [1.0])] * 3
+    rewards = [FileReward("my.py", "f"), reward_by_name("a:b.py:f"), reward_by_name("m.py:f", num_workers=3, timeout=4)]
+    for reward in rewards:
+        reward([make_item("a")])
+    assert [pool.options for pool in pools] == [{"num_workers": 1}, {"num_workers": 1}, {"num_workers": 3}]
+    assert [pool.log[1][0].seconds for pool in pools] == [10.0, 10.0, 4.0]
+    assert len({pool.name for pool in pools}) == 3
+
+
+@pytest.mark.parametrize("name", ["math", "gsm8k"])
+def test_processes_and_seconds_reach_the_rewards_that_use_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    for kind in ("MathReward", "Gsm8kReward"):
+        monkeypatch.setattr(registry, kind, lambda kind=kind, **options: made.append((kind, options)))
+    reward_by_name(name)
+    reward_by_name(name, num_workers=3, timeout=4.0)
+    kind = {"math": "MathReward", "gsm8k": "Gsm8kReward"}[name]
+    assert made == [(kind, {"num_workers": 1, "timeout": 10.0}), (kind, {"num_workers": 3, "timeout": 4.0})]
+
+
+@pytest.mark.parametrize("name", [":f", "my.py:", "my.py", ":", "in-process:f"])
+def test_a_name_without_a_file_or_without_a_function_is_refused(name: str, pools: list[Pool]) -> None:
+    with pytest.raises(OptionsError) as caught:
+        reward_by_name(name)
+    assert caught.value.problem.code == ("reward.in_process" if name.startswith("in-") else "reward.unknown")
+    assert pools == []

@@ -1,0 +1,53 @@
+"""Signals that ask a run to stop, and the vote of the ranks about it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rft_trainer.runs.stop_signals import StopSignals, agree
+from rft_trainer.testing.bigram import OneRank
+
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("number", ASKING)
+def test_a_signal_is_noted_by_its_name_and_the_handlers_of_before_come_back(number: signal.Signals) -> None:
+    before = [signal.getsignal(each) for each in ASKING]
+    with StopSignals() as signals:
+        assert signals.received is None
+        os.kill(os.getpid(), number)
+        assert signals.received == number.name
+    assert [signal.getsignal(each) for each in ASKING] == before
+
+
+def test_a_second_interrupt_stops_at_once_and_no_other_signal_does() -> None:
+    with StopSignals() as signals:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+        assert signals.received == "SIGUSR1"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signals.received == "SIGINT"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_vote_counts_where_any_rank_votes_for_it() -> None:
+    assert agree(OneRank(), True, False) == (True, False)
+    seen: list[list[float]] = []
+
+    def largest(own: torch.Tensor) -> torch.Tensor:
+        seen.append(own.tolist())
+        return torch.maximum(own, torch.tensor([0.0, 1.0, 0.0]))
+
+    ranks: Any = SimpleNamespace(world_size=2, max=largest)
+    assert agree(ranks, True, False, False) == (True, True, False)
+    assert seen == [[1.0, 0.0, 0.0]], "all votes in one exchange"

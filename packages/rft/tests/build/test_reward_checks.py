@@ -1,0 +1,71 @@
+"""Rewards beside images: a model that does not see is refused, one that sees or says nothing of itself is not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rft.build.reward_checks import has_images, require_image_rewards
+from rft.settings import RlSettings
+from rft_core.errors import DataError, OptionsError
+from rft_models.settings import ModelSettings
+from rft_trainer.settings.images import ControlledImageSettings
+from rft_trainer.settings.rewards import JudgeSettings, RewardModelSettings
+
+PLAIN = RlSettings(model=ModelSettings(pretrain="m", device="cpu"))
+SEEING = replace(PLAIN, images=ControlledImageSettings(images_key="image"))
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Path:
+    """Three models: one of text, one that sees, one without a config.json."""
+    for name, model_type in (("text", "llama"), ("seeing", "qwen2_vl"), ("silent", "")):
+        (tmp_path / name).mkdir()
+        if model_type:
+            (tmp_path / name / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (tmp_path / "nameless").mkdir()
+    (tmp_path / "nameless" / "config.json").write_text("{}")
+    return tmp_path
+
+
+def models(*names: Path | str) -> RewardModelSettings:
+    return RewardModelSettings(reward_pretrain=",".join(map(str, names)))
+
+
+def test_images_are_there_where_a_column_is_named() -> None:
+    assert has_images(SEEING)
+    assert not has_images(PLAIN)
+
+
+def test_models_that_see_and_those_that_say_nothing_are_taken(places: Path) -> None:
+    chosen = models(places / "seeing", f"b={places / 'silent'}", f"c={places / 'nameless'}")
+    require_image_rewards(replace(SEEING, reward_models=chosen))
+    require_image_rewards(replace(SEEING, judge=JudgeSettings(judge_pretrain=str(places / "seeing"))))
+    # without images nothing is read
+    require_image_rewards(replace(PLAIN, reward_models=models(places / "none")))
+
+
+def test_a_model_of_text_alone_is_refused_by_its_flag(places: Path) -> None:
+    text = places / "text"
+    for settings, flag in (
+        (replace(SEEING, reward_models=models(places / "seeing", f"b={text}")), "--reward_pretrain"),
+        (replace(SEEING, judge=JudgeSettings(judge_pretrain=str(text))), "--judge_pretrain"),
+    ):
+        with pytest.raises(OptionsError) as caught:
+            require_image_rewards(settings)
+        problem = caught.value.problem
+        assert (problem.code, problem.where) == ("reward.no_images", flag)
+        assert str(text) in problem.what
+
+
+def test_a_directory_that_is_not_there_is_an_error(places: Path) -> None:
+    with pytest.raises(DataError):
+        require_image_rewards(replace(SEEING, reward_models=models(places / "none")))
+    # the directories of a judge are not joined by commas
+    with pytest.raises(DataError):
+        require_image_rewards(
+            replace(SEEING, judge=JudgeSettings(judge_pretrain=f"{places / 'seeing'},{places / 'seeing'}"))
+        )

@@ -1,0 +1,283 @@
+"""A run's reward from its settings: which parts, with which numbers, where their models stay, and who closes them."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rft.build import rewards
+from rft.reward_names import NamedPlace
+from rft_core.errors import OptionsError
+from rft_trainer.rewards.combined import RewardComponent
+from rft_trainer.settings.rewards import RewardModelSettings, RewardSettings
+
+
+class Part:
+    """A reward that notes when it is closed."""
+
+    def __init__(self, name: str, closed: list[str]) -> None:
+        self.name, self._closed = name, closed
+
+    def close(self) -> None:
+        self._closed.append(self.name)
+
+
+class Setup:
+    """Kinds of reward as doubles; `function` is the name that the settings give, "" for none."""
+
+    def __init__(self, calls: Any, *names: str, function: str = "", weights: Any = None) -> None:
+        self.closed: list[str] = []
+        parts = [RewardComponent(name, Part(name, self.closed)) for name in names]  # type: ignore[arg-type]
+        kinds = [
+            calls.double(f"kind{number}", build=calls.double(f"kind{number}.build", returns=[part]))
+            for number, part in enumerate(parts)
+        ]
+        self.parts = parts
+        calls.put(
+            rewards,
+            "require_image_rewards CombinedReward",
+            weights_of=weights,
+            function_name=function,
+            build_order=kinds,
+            reward_by_name=Part("function", self.closed),
+        )
+        self.settings = calls.double("settings")
+        self.machine = calls.double("machine")
+
+
+def test_the_only_part_is_the_reward_itself(calls: Any) -> None:
+    setup = Setup(calls, "judge")
+    assert rewards.build_reward(setup.settings, setup.machine) is setup.parts[0].reward
+    assert calls.taken() == [
+        "require_image_rewards(settings)",
+        "weights_of(settings.reward)",
+        "function_name(settings)",
+        "build_order()",
+        "kind0.build(settings, machine)",
+    ]
+    assert setup.closed == []
+
+
+@pytest.mark.parametrize(("names", "weights"), [(("judge",), {"judge": 0.5}), (("judge", "server"), None)])
+def test_several_parts_and_one_with_a_weight_are_combined(calls: Any, names: tuple[str, ...], weights: Any) -> None:
+    setup = Setup(calls, *names, weights=weights)
+    assert rewards.build_reward(setup.settings, setup.machine) == "CombinedReward()"
+    assert calls.taken()[-1] == f"CombinedReward({setup.parts!r}, {weights!r})"
+    assert setup.closed == []
+
+
+def test_the_function_is_the_first_part_and_one_that_is_given_takes_its_place(calls: Any) -> None:
+    setup = Setup(calls, "judge", function="own.py:score")
+    rewards.build_reward(setup.settings, setup.machine)
+    made = calls.taken()
+    assert (
+        "reward_by_name('own.py:score', num_workers=settings.reward.reward_workers, "
+        "timeout=settings.reward.reward_timeout)"
+    ) in made
+    assert made[-1].startswith("CombinedReward([RewardComponent(name='score', ")
+    for name, part in (
+        ("mine", Part("mine", [])),
+        ("reward_fn", SimpleNamespace(close=lambda: None)),
+    ):
+        calls.put(rewards, build_order=[], weights_of=None)
+        given: Any = part
+        assert rewards.build_reward(setup.settings, setup.machine, function=given) is given
+        calls.put(rewards, weights_of={"a": 1.0})
+        rewards.build_reward(setup.settings, setup.machine, function=given)
+        assert f"name='{name}'" in calls.taken()[-1]
+        assert not [call for call in calls.taken() if call.startswith("reward_by_name")]
+
+
+def test_parts_that_were_built_are_closed_where_another_cannot_be(calls: Any) -> None:
+    setup = Setup(calls, "judge", "judge", function="exact")
+    with pytest.raises(OptionsError) as caught:
+        rewards.build_reward(setup.settings, setup.machine)
+    assert caught.value.problem.code == "reward.two_of_a_name"
+    assert setup.closed == ["judge", "judge", "function"]
+
+
+@pytest.mark.parametrize("function", ["", "math"])
+def test_a_check_makes_the_function_and_closes_it_and_tries_every_kind(calls: Any, function: str) -> None:
+    setup = Setup(calls, "a", "b", function=function)
+    rewards.check_reward(setup.settings)
+    made = calls.taken()
+    assert made[0] == "require_image_rewards(settings)"
+    assert made[-2:] == ["kind0.check(settings)", "kind1.check(settings)"]
+    assert setup.closed == (["function"] if function else [])
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_every_server_gets_the_numbers_of_its_settings_and_is_tried(calls: Any, images: bool) -> None:
+    calls.put(
+        rewards,
+        "RemoteReward Endpoint",
+        has_images=images,
+        server_places=[NamedPlace("a", "http://a"), NamedPlace("b", "http://b")],
+    )
+    parts = rewards.server_components(calls.double("settings"))
+    tried: list[str] = []
+    for name in "ab":
+        tried += [
+            f"Endpoint('http://{name}', settings.reward_models.remote_rm_timeout, "
+            "settings.reward_models.remote_rm_retries)",
+            f"RemoteReward('{name}', Endpoint(), batch_size=settings.reward_models.remote_rm_batch_size, "
+            "concurrency=settings.reward_models.remote_rm_concurrency)",
+            "has_images(settings)",
+            f"RemoteReward().start(with_image={images})",
+        ]
+    assert calls.taken() == ["server_places(settings.reward_models)", *tried]
+    assert [(part.name, part.reward, part.waits) for part in parts] == [
+        ("a", "RemoteReward()", True),
+        ("b", "RemoteReward()", True),
+    ]
+
+
+def two_models(calls: Any, device: str, **models: Any) -> tuple[Any, Any, list[Any]]:
+    """Settings, a machine and the doubles of two reward models that are loaded one after another."""
+    loaded = [calls.double("first"), calls.double("second")]
+    turns = iter(loaded)
+
+    def load(*places: Any, **options: Any) -> Any:
+        calls.made.append(f"load {places} {sorted(options.items())}")
+        return next(turns)
+
+    calls.put(
+        rewards,
+        "RewardTextScorer ModelReward",
+        weights_of={"a": 2.0},
+        heads_of={"score": 1.0},
+        model_places=[NamedPlace("a", "dir_a"), NamedPlace("b", "dir_b")],
+        model_sizes=(SimpleNamespace(parameters=25), []),
+    )
+    calls.replace(rewards, load_reward_model=load)
+    settings = calls.double(
+        "settings",
+        reward_models=RewardModelSettings(**models),
+        model=SimpleNamespace(bf16=models.get("bf16", False), flash_attn=True),
+    )
+    return settings, SimpleNamespace(device=device), loaded
+
+
+def test_every_reward_model_is_loaded_frozen_and_stays_on_a_cpu(calls: Any) -> None:
+    settings, machine, _ = two_models(calls, "cpu", reward_batch_tokens=77)
+    parts = rewards.model_components(settings, machine)
+    expected = ["weights_of(settings.reward)", f"model_places({settings.reward_models!r})"]
+    for name, model in (("a", "first"), ("b", "second")):
+        place = NamedPlace(name, f"dir_{name}")
+        expected += [
+            f"heads_of({place!r}, {{'a': 2.0}})",
+            f"load ('dir_{name}',) [('device', 'cpu'), ('dtype', torch.float32), ('flash_attn', True)]",
+            f"{model}.model.requires_grad_(False)",
+            f"{model}.head.requires_grad_(False)",
+            f"RewardTextScorer({model}, max_tokens=77)",
+            f"ModelReward('{name}', RewardTextScorer(), {{'score': 1.0}}, phase={nullcontext!r})",
+        ]
+    assert calls.taken() == expected
+    assert [(part.name, part.reward, part.waits) for part in parts] == [
+        ("a", "ModelReward()", False),
+        ("b", "ModelReward()", False),
+    ]
+
+
+def test_a_model_that_visits_leaves_before_the_next_is_loaded_and_after_every_phase(
+    calls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases: list[Any] = []
+    settings, machine, _ = two_models(calls, "meta", reward_offload="phase")
+    settings.model = SimpleNamespace(bf16=True)
+    calls.replace(rewards, ModelReward=lambda *given, phase: phases.append(phase))
+    rewards.model_components(settings, machine)
+    made = [call for call in calls.taken() if call.startswith(("load", "first.to", "second.to"))]
+    options = "[('device', 'meta'), ('dtype', torch.bfloat16), ('flash_attn', False)]"
+    assert made == [f"load ('dir_a',) {options}", "first.to('cpu')", f"load ('dir_b',) {options}", "second.to('cpu')"]
+    emptied: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    with phases[1]():
+        assert calls.taken() == ["second.to('meta')"]
+    assert calls.taken() == ["second.to('cpu')"]
+    assert emptied == []
+    with rewards._visit(calls.double("model"), "cuda:0"):  # pyright: ignore[reportPrivateUsage]
+        pass
+    assert calls.taken() == ["model.to('cuda:0')", "model.to('cpu')"]
+    assert emptied == [1]
+
+
+@pytest.mark.parametrize(
+    ("device", "offload", "bf16", "memory", "stay"),
+    [
+        ("cpu", "phase", False, 0, True),
+        ("cuda:0", "held", False, 0, True),
+        ("cuda:0", "phase", False, 10**9, False),
+        # two models of 25 weights: 200 bytes in float32
+        ("cuda:0", "auto", False, 2000, True),
+        ("cuda:0", "auto", False, 1999, False),
+        ("cuda:0", "auto", True, 1000, True),
+        ("cuda:0", "auto", True, 999, False),
+    ],
+)
+def test_models_stay_where_a_tenth_of_the_device_holds_them_all(
+    calls: Any, monkeypatch: pytest.MonkeyPatch, device: str, offload: str, bf16: bool, memory: int, stay: bool
+) -> None:
+    settings, machine, _ = two_models(calls, device, reward_offload=offload)
+    settings.model.bf16 = bf16
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda place: (0, memory))
+    rewards.model_components(settings, machine)
+    assert any(call.startswith(("first.to", "second.to")) for call in calls.taken()) is not stay
+
+
+def facts_of(calls: Any, *, device: str = "cpu", places: bool = True, **models: Any) -> Any:
+    """Figures of a reward with two models and a function of one's own."""
+    settings, _, _ = two_models(calls, device, **models)
+    kinds = [
+        calls.double("kind0", names=lambda given: ["a", "b"], values=lambda given: {"flag": "x"}, settings_type=""),
+        calls.double("kind1", names=lambda given: ["own"], values=lambda given: {"f": 1, "g": 2}, settings_type="m:C"),
+        calls.double("kind2", names=lambda given: [], values=lambda given: {}, settings_type="m:D"),
+    ]
+    kinds[1].name = "other"
+    calls.put(
+        rewards,
+        "require_image_rewards",
+        function_name="own.py:score",
+        build_order=kinds,
+        choose_device=device,
+        server_places=[NamedPlace("s", "http://s")],
+        judge_facts="judge",
+    )
+    if not places:
+        calls.put(rewards, model_places=[])
+    calls.replace(rewards, REWARD_KINDS=kinds)
+    settings.model.device = "wanted"
+    return rewards.reward_facts(settings)
+
+
+def test_the_figures_of_a_reward_are_read_without_a_model(calls: Any) -> None:
+    facts = facts_of(calls)
+    assert "choose_device('wanted', 0)" in calls.taken()
+    assert [(model.name, model.directory, model.num_bytes, model.heads) for model in facts.models] == [
+        ("a", "dir_a", 100, {"score": 1.0}),
+        ("b", "dir_b", 100, {"score": 1.0}),
+    ]
+    assert (facts.function, facts.models_stay, facts.device) == ("own.py:score", True, "cpu")
+    assert (facts.servers, facts.judge, facts.weights) == ((NamedPlace("s", "http://s"),), "judge", {"a": 2.0})
+    assert facts.others == ("other: f = 1, g = 2",)
+    assert facts.num_parts == 4
+
+
+def test_where_there_is_no_model_none_is_said_to_leave(calls: Any) -> None:
+    assert facts_of(calls, device="meta", reward_offload="phase").models_stay is False
+    assert facts_of(calls, device="meta", places=False, reward_offload="phase").models_stay is True
+
+
+def test_two_parts_of_a_name_are_refused_before_anything_is_read(calls: Any) -> None:
+    settings = calls.double("settings", reward=RewardSettings())
+    kind = calls.double("kind", names=lambda given: ["score"])
+    calls.put(rewards, "require_image_rewards", function_name="own.py:score", build_order=[kind])
+    with pytest.raises(OptionsError) as caught:
+        rewards.reward_facts(settings)
+    assert caught.value.problem.code == "reward.two_of_a_name"
+    assert "score" in caught.value.problem.do
+    assert not [call for call in calls.taken() if call.startswith("require")]

@@ -1,0 +1,89 @@
+"""Parts that commands build alike: what savers, evaluators and routers' losses are given."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rft.build import shared_parts
+from rft_algos.schedules import learning_rate
+from rft_dist.settings import AdamSettings
+from rft_trainer.update.optimizer_step import MicroBatching
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_a_saver_syncs_before_it_saves_and_restores_where_a_run_continues(calls: Any, continues: bool) -> None:
+    calls.put(shared_parts, "make_writer save_schedule", Saver=calls.double("saver"))
+    names = ("directory", "settings", "metadata", "policy", "optimizer", "parts", "machine")
+    given = [calls.double(name) for name in names]
+    restored = calls.double("restored") if continues else None
+    found = shared_parts.make_saver(*given, restored, {"best": "tensors"})  # type: ignore[dict-item]
+    assert found == "saver"
+    assert calls.taken() == [
+        f"make_writer(directory, settings, metadata, machine.collectives, {restored!r})",
+        "save_schedule(settings)",
+        "Saver(make_writer(), policy, optimizer, parts, machine.collectives, before_save=directory.sync, "
+        "resume_command='rft-train resume directory.path', schedule=save_schedule(), "
+        "tensor_parts={'best': 'tensors'})",
+        *(["restored.records()", "saver.restore(restored.step, restored.records())"] if continues else []),
+    ]
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.5])
+def test_routers_have_a_loss_where_it_has_a_weight(calls: Any, coefficient: float) -> None:
+    calls.put(shared_parts, "MoeAuxLoss")
+    settings: Any = SimpleNamespace(aux_loss_coef=coefficient)
+    found = shared_parts.balanced_forward(settings, calls.double("policy"), calls.double("machine"))
+    assert (found is not None) is bool(coefficient)
+    made = ["MoeAuxLoss(policy, coefficient=0.5, collectives=machine.collectives)"]
+    assert calls.taken() == (made if coefficient else [])
+
+
+def test_samples_are_cut_by_tokens_where_they_are_packed() -> None:
+    for packing in (True, False):
+        expected = MicroBatching(max_sequences=3, max_tokens=70, by_tokens=packing)
+        assert shared_parts.micro_batching(3, 70, packing) == expected
+
+
+@pytest.mark.parametrize("prompts", [["a"], []])
+def test_held_out_prompts_are_answered_greedily_where_there_are_any(calls: Any, prompts: list[Any]) -> None:
+    calls.put(shared_parts, "Evaluator")
+    engine, reward, machine = (calls.double(name) for name in ("engine", "reward", "machine"))
+    tokenizer, conversations = calls.double("tokenizer", eos_ids=(3,)), calls.double("conversations")
+    found = shared_parts.make_evaluator(engine, tokenizer, reward, machine, prompts, 20, conversations)
+    assert (found is not None) is bool(prompts)
+    greedy = shared_parts.SamplingOptions(temperature=0.0, max_new_tokens=20, stop_token_ids=(3,))
+    made = [
+        f"Evaluator(engine, tokenizer, reward, machine.collectives, ['a'], conversations=conversations, "
+        f"sampling={greedy!r})"
+    ]
+    assert calls.taken() == (made if prompts else [])
+
+
+def test_a_ledger_is_of_its_data_and_seed(calls: Any) -> None:
+    calls.put(shared_parts, "Ledger")
+    orders: list[Any] = []
+    mixture: Any = SimpleNamespace(order=lambda *given: (orders.append(given), (2.0, 1.0))[1])
+    given: list[Any] = []
+    calls.replace(shared_parts, Ledger=lambda *parts, **more: given.append((parts, more)))
+    shared_parts.make_ledger(mixture, "hash", 12, 3, 5)
+    [((rows, epochs, order), more)] = given
+    assert (rows, epochs, more) == (12, 3, {"data_hash": "hash", "seed": 5})
+    assert (order(1), orders) == ([2, 1], [(5, 1)])
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "more"),
+    [
+        ("constant", "constant", {}),
+        ("cosine", "warmup_cosine", {"num_steps": 30, "floor_ratio": 0.25}),
+        ("linear", "warmup_linear", {"num_steps": 30, "floor_ratio": 0.25}),
+    ],
+)
+def test_a_schedule_has_the_numbers_of_its_settings(shape: Any, name: str, more: dict[str, Any]) -> None:
+    settings = AdamSettings(lr_schedule=shape, lr_warmup_ratio=0.1, min_lr_ratio=0.25)
+    schedule: Any = shared_parts.learning_rate_schedule(settings, 2.0, 30)
+    assert schedule.func is getattr(learning_rate, name)
+    assert schedule.keywords == {"peak": 2.0, "warmup_steps": 3} | more

@@ -1,0 +1,116 @@
+"""Rewards by name: functions, directories, servers, the weights of heads, and the memory of models."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rft import reward_names
+from rft.reward_names import NamedPlace
+from rft_core.errors import OptionsError
+from rft_dist.planning.memory_estimate import GIB
+from rft_models.files import directories
+from rft_models.reward_model import loading
+from rft_trainer.settings.rewards import JudgeSettings, RewardModelSettings, RewardSettings
+
+
+def settings(reward: str = "", judge: str = "", **models: str) -> Any:
+    return SimpleNamespace(
+        reward=RewardSettings(reward=reward),
+        reward_models=RewardModelSettings(**models),  # type: ignore[arg-type]
+        judge=JudgeSettings(judge_pretrain=judge),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({}, "exact"),
+        ({"reward": "math"}, "math"),
+        ({"reward_pretrain": "rm"}, ""),
+        ({"remote_rm_url": "http://h"}, ""),
+        ({"judge": "m"}, ""),
+        ({"reward": "math", "judge": "m"}, "math"),
+    ],
+)
+def test_there_is_an_exact_reward_where_no_other_is_named(given: dict[str, str], name: str) -> None:
+    assert reward_names.function_name(settings(**given)) == name
+
+
+def test_places_have_the_name_that_is_given_or_their_own() -> None:
+    given = settings(
+        reward_pretrain="models/my rm/, good=/data/a=b,/a/..x..",
+        remote_rm_url="http://s.example:9/x?a=1,two=https://o/y",
+    )
+    assert reward_names.model_places(given.reward_models) == [
+        NamedPlace("my_rm", "models/my rm/"),
+        NamedPlace("good", "/data/a=b"),
+        NamedPlace("x", "/a/..x.."),
+    ]
+    assert reward_names.server_places(given.reward_models) == [
+        NamedPlace("s.example", "http://s.example:9/x?a=1"),
+        NamedPlace("two", "https://o/y"),
+    ]
+    assert reward_names.model_names(given) == ["my_rm", "good", "x"]
+    assert reward_names.server_names(given) == ["s.example", "two"]
+    assert reward_names.named_models("/a/--")[0].name == "model"
+    for flag in ("reward_pretrain", "remote_rm_url"):
+        with pytest.raises(OptionsError) as caught:
+            (reward_names.model_names if flag == "reward_pretrain" else reward_names.server_names)(
+                settings(**{flag: " , "})
+            )
+        assert (caught.value.problem.code, caught.value.problem.where) == ("option.not_allowed", f"--{flag}")
+    assert reward_names.model_names(settings()) == []
+
+
+def test_weights_are_numbers_by_name() -> None:
+    assert reward_names.weights_of(RewardSettings(reward_weights="rm/a=0.5, b=-1")) == {"rm/a": 0.5, "b": -1.0}
+    assert reward_names.weights_of(RewardSettings()) is None
+    with pytest.raises(OptionsError) as caught:
+        reward_names.weights_of(RewardSettings(reward_weights="rm"))
+    assert (caught.value.problem.code, caught.value.problem.where) == ("option.not_allowed", "--reward_weights")
+
+
+@pytest.mark.parametrize(
+    ("stated", "given", "heads"),
+    [
+        ((2.0, 3.0), None, {"a": 2.0, "b": 3.0}),
+        ((2.0, 3.0), {"rm/a": 9.0}, {"a": 2.0, "b": 3.0}),
+        (None, {"rm/b": 4.0, "a": 1.0}, {"a": 0.0, "b": 4.0}),
+    ],
+)
+def test_the_weight_of_a_head_is_that_of_its_files_or_of_the_settings(
+    monkeypatch: pytest.MonkeyPatch, stated: Any, given: Any, heads: dict[str, float]
+) -> None:
+    spec = SimpleNamespace(weights=stated, heads=("a", "b"))
+    monkeypatch.setattr(directories, "checked_model_directory", lambda place: (place, "config"))
+    monkeypatch.setattr(
+        loading, "spec_in_files", lambda place, config: spec if (place, config) == ("d", "config") else 0
+    )
+    assert reward_names.heads_of(NamedPlace("rm", "d"), given) == heads
+    if stated is None:
+        with pytest.raises(OptionsError) as caught:
+            reward_names.heads_of(NamedPlace("rm", "d"), None)
+        assert caught.value.problem.code == "reward.heads_without_weights"
+        assert caught.value.problem.do == "--reward_weights rm/a=1,rm/b=1"
+
+
+@pytest.mark.parametrize(
+    ("bf16", "offload", "gib", "when"),
+    [(False, "auto", 4, "where a tenth"), (True, "held", 2, "all the time"), (False, "phase", 4, "for its phase")],
+)
+def test_models_of_this_process_are_noted_with_their_memory(
+    monkeypatch: pytest.MonkeyPatch, bf16: bool, offload: str, gib: int, when: str
+) -> None:
+    monkeypatch.setattr(reward_names, "model_sizes", lambda place: (SimpleNamespace(parameters=GIB), []))
+    values = {"bf16": bf16, "reward_offload": offload, "reward_pretrain": "a,b=c", "judge_pretrain": ""}
+    notes = reward_names.memory_notes(values)
+    assert [note.partition(",")[0] for note in notes] == [
+        f"reward model {name}: {gib:.3f} GiB more on every rank" for name in "ab"
+    ]
+    assert all(when in note for note in notes)
+    [judge] = reward_names.memory_notes(values | {"reward_pretrain": "", "judge_pretrain": "j"})
+    assert judge.startswith(f"the judge: {gib:.3f} GiB more")
+    assert reward_names.memory_notes(values | {"reward_pretrain": ""}) == []

@@ -1,0 +1,107 @@
+"""Start and end of an RL run: what is read before what is built, and what closes what."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rft import rl
+
+
+@pytest.fixture
+def start(calls: Any) -> Any:
+    """The parts of a start as doubles."""
+    calls.put(
+        rl,
+        requested_run="request",
+        open_machine=calls.double("machine", is_first=True),
+        tokenizer_with_images="tokenizer",
+        enter_environment="environment",
+        rl_data="rows",
+        opened_data=calls.double("data"),
+        start="started",
+        build_reward=calls.double("reward"),
+        build_rl=calls.double("training"),
+        ExitStack=calls.double("stack"),
+        StopSignals=calls.double("signals"),
+    )
+    calls.put(rl, "execute")
+    resolved = calls.double("resolved", settings=calls.double("settings"))
+    return SimpleNamespace(resolved=resolved, front=calls.double("front"))
+
+
+BEGINS = [
+    "open_machine(settings.model.device, 'request', settings.watch, command=['rft-train'], debug=settings.run.debug, "
+    "show_error=front.show_error)",
+    "machine begins",
+    "ExitStack()",
+    "stack begins",
+    "tokenizer_with_images(settings.model, settings.images)",
+    "enter_environment(settings.conversation, 'tokenizer', stack)",
+    "rl_data(settings, 'tokenizer', machine.ranks.world_size)",
+    "opened_data('rows', 'environment')",
+    "front.show_plan(resolved, data, machine)",
+]
+ENDS = ["training.rollouts.close()", "reward.close()", "stack ends", "machine ends"]
+
+
+def test_a_run_is_planned_before_its_reward_and_model_are_built_and_closed_in_turn(calls: Any, start: Any) -> None:
+    with rl.prepared(
+        start.resolved,
+        ["rft-train"],
+        reward="own reward",  # type: ignore[arg-type]
+        compute_advantages="own advantages",  # type: ignore[arg-type]
+        script="train.py",
+        front=start.front,
+    ) as ready:
+        assert calls.taken() == [
+            "requested_run(resolved, None)",
+            *BEGINS,
+            "start(resolved, ['rft-train'], machine, data.num_steps, front=front, in_place=None, script='train.py')",
+            "build_reward(settings, machine, function='own reward')",
+            "build_rl(settings, 'started', 'tokenizer', data, reward, compute_advantages='own advantages', "
+            "environment='environment')",
+        ]
+        parts = (ready.machine, ready.tokenizer, ready.data, ready.started, ready.training)
+        assert parts == ("machine", "tokenizer", "data", "started", "training")
+    assert calls.taken() == ENDS
+
+
+def test_an_error_closes_rollouts_and_then_the_reward(calls: Any, start: Any) -> None:
+    with pytest.raises(ZeroDivisionError), rl.prepared(start.resolved, [], front=start.front):
+        raise ZeroDivisionError
+    assert calls.taken()[-len(ENDS) :] == ENDS
+
+    def fails(*parts: Any, **more: Any) -> Any:
+        raise MemoryError
+
+    calls.replace(rl, build_rl=fails)
+    with pytest.raises(MemoryError), rl.prepared(start.resolved, [], front=start.front):
+        pass
+    assert calls.taken()[-3:] == ENDS[1:]
+
+
+def test_other_ranks_show_no_plan(calls: Any, start: Any) -> None:
+    calls.put(rl, open_machine=calls.double("machine", is_first=False))
+    with rl.prepared(start.resolved, [], front=start.front):
+        assert not [call for call in calls.taken() if "show_plan" in call]
+
+
+def test_a_run_is_executed_while_signals_are_watched(calls: Any, start: Any) -> None:
+    place = calls.double("place")
+    ended: Any = rl.train(start.resolved, ["rft-train"], in_place=place, front=start.front)
+    assert ended == "execute()"
+    assert calls.taken() == [
+        "StopSignals()",
+        "signals begins",
+        "requested_run(resolved, place)",
+        *BEGINS,
+        "start(resolved, ['rft-train'], machine, data.num_steps, front=front, in_place=place, script='')",
+        "build_reward(settings, machine, function=None)",
+        "build_rl(settings, 'started', 'tokenizer', data, reward, compute_advantages=None, environment='environment')",
+        "execute(training, 'started', signals)",
+        *ENDS,
+        "signals ends",
+    ]
