@@ -10,11 +10,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "${1:-}" = "--mutants" ]; then
+    reach="$(mktemp -d)"  # which test reaches which line: found once, used for every package
     for package in rft-algos rft-trainer rft-models rft-dist rft-engine rft rft-cli; do
         echo "== $package"
-        required=0.95
-        [ "$package" = rft-algos ] || required="${RFT_REQUIRED:-0.80}"
-        uv run python ci/mutate.py --package "$package" --jobs "${RFT_TEST_PROCESSES:-2}" --required "$required" \
+        required=0.95 whole=""
+        [ "$package" = rft-algos ] || { required="${RFT_REQUIRED:-0.80}" whole="--whole_runs --reach $reach/kept"; }
+        # shellcheck disable=SC2086
+        uv run python ci/mutate.py --package "$package" --jobs "${RFT_TEST_PROCESSES:-2}" --required "$required" $whole \
             ${RFT_MUTANTS:+--sample "$RFT_MUTANTS" --seed 7}
     done
 elif [ "${1:-}" = "--all" ]; then

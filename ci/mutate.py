@@ -5,6 +5,7 @@
     python ci/mutate.py --module surrogates.ppo      those of one module
     python ci/mutate.py --jobs 2                     all, two at a time
     python ci/mutate.py --package rft-trainer --sample 40 --seed 7     of another package
+    python ci/mutate.py --package rft --sample 20 --whole_runs         what survives meets all that reaches it
 
 Ends with 1 if fewer are noticed than --required says, and with 2 if the run says nothing: tests of the
 equations that fail without a mutant, or an entry of ci/mutation_equivalents.json that is no mutant.
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -37,7 +38,9 @@ import torch
 from mutation import running, tree
 from mutation.operators import Mutant
 from mutation.running import Change, Job, Report
+from mutation.whole_runs import WholeRuns
 
+REPOSITORY = Path(__file__).parents[1]
 REQUIRED = 0.95
 """Share of mutants that must be killed; those proved equivalent are not counted."""
 MOST_EQUIVALENT = 0.02
@@ -67,6 +70,8 @@ def words() -> argparse.Namespace:
     parser.add_argument("--sample", type=int, help="how many mutants, drawn by the seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="children at a time")
+    parser.add_argument("--whole_runs", action="store_true", help="survivors meet every test that reaches their line")
+    parser.add_argument("--reach", type=Path, help="folder that keeps which test reaches which line (an empty one)")
     parser.add_argument("--lenient", action="store_true", help="leave out tests that fail without a mutant")
     parser.add_argument("--required", type=float, default=REQUIRED, help="share that must be noticed, from 0 to 1")
     parser.add_argument("--list", action="store_true", help="run nothing")
@@ -122,9 +127,11 @@ def groups_of(module: str) -> list[list[Path]]:
 def in_stages(mutants: list[Mutant], arguments: argparse.Namespace, tell: Callable[[Outcome], None]) -> list[Outcome]:
     """Outside of the equations: every mutant against the file of its module, then what survives against the others.
 
-    Those others are run without a mutant only where there is a survivor, since they take minutes.
+    Those others are run without a mutant only where there is a survivor, since they take minutes. With --whole_runs
+    what survives them too meets the tests that cross packages.
     """
     outcomes: list[Outcome] = []
+    by_id = {mutant.id: mutant for mutant in mutants}
     for number in range(2):
         groups = {module: _stage(module, number) for module in {mutant.module for mutant in mutants}}
         durations = unmutated((path for files in groups.values() for path in files), lenient=True)
@@ -133,12 +140,39 @@ def in_stages(mutants: list[Mutant], arguments: argparse.Namespace, tell: Callab
         again = {mutant.id for mutant in mutants if mutant.id in survivors and _stage(mutant.module, 1)}
         final = [outcome for outcome in told if number or outcome.id not in again]
         for outcome in final:
-            tell(outcome)
+            if outcome.verdict != "survived" or not arguments.whole_runs:
+                tell(outcome)
         outcomes += final
         mutants = [mutant for mutant in mutants if not number and mutant.id in again]
         if not mutants:
             break
-    return outcomes
+    return in_whole_runs(outcomes, by_id, arguments, tell) if arguments.whole_runs else outcomes
+
+
+def in_whole_runs(
+    outcomes: list[Outcome], mutants: dict[str, Mutant], arguments: argparse.Namespace, tell: Callable[[Outcome], None]
+) -> list[Outcome]:
+    """Every survivor against every test of tier 1 that reaches its line; one that they notice is no survivor."""
+    if not any(outcome.verdict == "survived" for outcome in outcomes):
+        return outcomes
+    final: list[Outcome] = []
+    with tempfile.TemporaryDirectory(prefix="rft-whole-runs-") as folder:
+        runs = WholeRuns(REPOSITORY, arguments.reach or Path(folder) / "reach", arguments.jobs)
+        if runs.reach.failing:
+            print("left out, because they fail without a mutant:", *runs.reach.failing, sep="\n  ")
+        for outcome in outcomes:
+            if outcome.verdict == "survived":
+                begin = time.monotonic()
+                mutant = mutants[outcome.id]
+                path = tree.mutated_modules()[mutant.module]
+                killer = runs.killer(path.relative_to(tree.ROOT), mutant.line, mutant.applied(path.read_bytes()))
+                if killer is not None:
+                    verdict = "timeout" if killer == "timeout" else "killed"
+                    outcome = replace(outcome, verdict=verdict, killer=killer)
+                outcome = replace(outcome, seconds=round(outcome.seconds + time.monotonic() - begin, 2))
+                tell(outcome)
+            final.append(outcome)
+    return final
 
 
 def _group_of(groups: dict[str, list[Path]], module: str) -> list[list[Path]]:

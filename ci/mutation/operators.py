@@ -23,8 +23,10 @@ and, outside of the equations ("wider"), where order and effects count as much a
     keyword             f(a, name=b) -> f(a), in calls with no other change of a keyword
     order               f(a, b) -> f(b, a), where the first two arguments are names or attributes
 
-What is written to logs or printed, and what an error says, is left alone. Annotations, docstrings, f-strings, messages
-of assertions, what is raised, and unions of types are left alone everywhere.
+What is written to logs or printed, and what an error says, is left alone, functions that only make an error included;
+so are methods of protocols, the places where tests plant faults, and the value of a limit of time
+(`_STORE_SECONDS = 1.0`), but not that it is handed on. Annotations, docstrings, f-strings, messages of assertions, what
+is raised, and unions of types are left alone everywhere.
 """
 
 from __future__ import annotations
@@ -42,12 +44,17 @@ PAIRS = (("min", "max"), ("amin", "amax"), ("minimum", "maximum"), ("argmin", "a
 EXTREMA = dict(PAIRS) | {right: left for left, right in PAIRS}
 CLAMPS = ("clamp", "clamp_", "clamp_min", "clamp_max")
 COMMENT = re.compile(rb"#[^\n]*")
-SILENT = ("print", "debug", "info", "warning", "error", "exception", "declare", "__init__")
-"""Calls that a removal would not change for a program: what they say is for people, or is needed to begin at all."""
+SILENT = ("print", "debug", "info", "warning", "error", "exception", "declare", "fault_point", "__init__")
+"""Calls that a removal would not change for a program: what they say is for people, they are places where tests plant
+faults, or are needed to begin at all."""
 DEFENCES = {"strict", "exist_ok", "missing_ok", "parents", "daemon", "non_blocking"}
 """Keywords that refuse or allow what does not come about."""
 OF_ERRORS = {"code", "what", "why", "where"}
 """Keywords of what an error says."""
+FOR_PEOPLE = ("nearest_names", "sleep")
+"""Calls whose arguments choose what a message proposes, or how often something is looked at."""
+PATIENCE = re.compile(r"(^|_)(seconds|timeout|patience|wait)$", re.IGNORECASE)
+"""Names of limits of time: a tenth more of one is no fault, where it is not obeyed is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,8 +330,30 @@ class _WiderFinder(_Finder):
         super().visit_Constant(node)
 
     def visit_keyword(self, node: ast.keyword) -> None:
-        if node.arg not in DEFENCES:
+        if node.arg not in DEFENCES and not (_is_patience(node.arg) and _is_number(node.value)):
             self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        if (isinstance(node.returns, ast.Name) and node.returns.id.endswith("Error")) or _is_declared(node):
+            return
+        pairs: list[tuple[ast.arg, ast.expr | None]] = []
+        pairs += zip(reversed(node.args.args), reversed(node.args.defaults), strict=False)
+        pairs += zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+        self.operator_of_constants = "default"
+        for argument, value in pairs:
+            if value is not None and not (_is_patience(argument.arg) and _is_number(value)):
+                self.visit(value)
+        self.operator_of_constants = "constant"
+        self.inside(node.body)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        [target, *_] = node.targets
+        if not (isinstance(target, ast.Name) and _is_patience(target.id) and _is_number(node.value)):
+            self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if not (isinstance(node.target, ast.Name) and _is_patience(node.target.id) and _is_number(node.value)):
+            super().visit_AnnAssign(node)
 
     def visit_Expr(self, node: ast.Expr) -> None:
         if isinstance(node.value, ast.Call):
@@ -341,6 +370,8 @@ class _WiderFinder(_Finder):
     def visit_Call(self, node: ast.Call) -> None:
         if OF_ERRORS & {keyword.arg for keyword in node.keywords} or _name_of(node.func).endswith("Error"):
             return
+        if _name_of(node.func) in FOR_PEOPLE:
+            return
         self.keywords(node)
         if len(node.args) >= 2 and all(isinstance(part, ast.Name | ast.Attribute) for part in node.args[:2]):
             first, second = (self.span(part) for part in node.args[:2])
@@ -354,7 +385,8 @@ class _WiderFinder(_Finder):
         """A keyword and the comma before it go; of a call with keywords alone the first one stays."""
         dropped = node.keywords if node.args else node.keywords[1:]
         for before, keyword in zip([*node.args[-1:], *node.keywords], dropped, strict=False):
-            if keyword.arg not in {None, *DEFENCES} and self.span(before)[1] < self.span(keyword)[0]:
+            kept = {None, *DEFENCES, *(["name"] if _name_of(node.func) == "Thread" else [])}
+            if keyword.arg not in kept and self.span(before)[1] < self.span(keyword)[0]:
                 start, end = self.span(before)[1], self.span(keyword)[1]
                 self.add("keyword", self.span(keyword)[0], (start, end), "")
 
@@ -366,7 +398,17 @@ def _name_of(function: ast.expr) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
-def _is_number(node: ast.expr) -> bool:
+def _is_declared(node: ast.FunctionDef) -> bool:
+    """Whether a function has no body: a method of a protocol, whose defaults belong to those that fulfil it."""
+    last = node.body[-1]
+    return isinstance(last, ast.Expr) and isinstance(last.value, ast.Constant) and last.value.value is ...
+
+
+def _is_patience(name: str | None) -> bool:
+    return name is not None and PATIENCE.search(name) is not None
+
+
+def _is_number(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
 
 

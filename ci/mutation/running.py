@@ -31,16 +31,17 @@ from mutation import tree
 MEMORY = 4 << 30
 """Bytes that a child may take beyond what the parent has: a mutated size must not fill the machine."""
 OPTIONS = ("-q", "-c", os.devnull, "--import-mode=importlib", "--tb=no", "--assert=plain")
-WITHOUT = ("cacheprovider", "warnings", "logging", "junitxml", "doctest", "unraisableexception", "threadexception")
+WITHOUT = ("cacheprovider", "warnings", "junitxml", "doctest", "unraisableexception", "threadexception")
 """Plugins that tell nothing here; the last two collect all garbage when they end, which takes longer than the tests."""
 
 
-PATIENCE = 10
-"""Outside of the equations a test is given up, without a mutant too, after so many seconds by the clock."""
+PATIENCE, CLOCK = 30, 90
+"""Outside of the equations a test is given up, without a mutant too, after so many seconds of processor time, and after
+so many by the clock: it may wait for ever. A busy machine stretches the second alone."""
 
 
 class TooSlow(BaseException):
-    """A test took longer than `PATIENCE`; no test catches it."""
+    """A test took longer than `PATIENCE` or `CLOCK`; no test catches it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,10 @@ class _Watch:
 
     def __init__(self, first: dict[str, float]) -> None:
         self.first = first
+        self.items: list[pytest.Item] = []
+        self.setting_up: list[str] = []
+        self.launching: set[str] = set()
+        """Tests and fixtures that run a program of the tests in a process of its own, which does not see a fault."""
         self.failures: list[str] = []
         self.durations: dict[str, float] = {}
 
@@ -112,6 +117,7 @@ class _Watch:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self.items = items
         if self.first:
             items[:] = sorted((item for item in items if item.nodeid in self.first), key=lambda i: self.first[i.nodeid])
 
@@ -119,13 +125,42 @@ class _Watch:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         if not tree.is_wider():
             return (yield)
-        signal.signal(signal.SIGALRM, _give_up)
-        # again and again: what takes a test long may catch the first, or hold the fixtures of a whole file
-        signal.setitimer(signal.ITIMER_REAL, PATIENCE, PATIENCE)
+        limits = ((signal.SIGPROF, signal.ITIMER_PROF, PATIENCE), (signal.SIGALRM, signal.ITIMER_REAL, CLOCK))
+        for number, timer, seconds in limits:
+            signal.signal(number, _give_up)
+            # again and again: what takes a test long may catch the first, or hold the fixtures of a whole file
+            signal.setitimer(timer, seconds, seconds)
         try:
             return (yield)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            for _, timer, _ in limits:
+                signal.setitimer(timer, 0)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+        self.setting_up.append(f"{fixturedef.baseid}::{fixturedef.argname}")
+        try:
+            return (yield)
+        finally:
+            self.setting_up.pop()
+
+    def audit(self, event: str, arguments: tuple[object, ...]) -> None:
+        """Note who starts a Python program that lies below the tests."""
+        if event != "subprocess.Popen" or not isinstance(arguments[1], list | tuple):
+            return
+        words = [str(word) for word in arguments[1]]
+        if words[:1] == [sys.executable] and words[1:2] and words[1].startswith(str(tree.ROOT)):
+            self.launching.add(self.setting_up[-1] if self.setting_up else os.environ["PYTEST_CURRENT_TEST"].split()[0])
+
+    def outside(self) -> set[str]:
+        """The tests whose work such a program does."""
+        found = {name for name in self.launching if "::test_" in name}
+        for item in self.items:
+            info: Any = getattr(item, "_fixtureinfo", None)
+            used = info.name2fixturedefs.values() if info else ()
+            if any(f"{each.baseid}::{each.argname}" in self.launching for each in (d for ds in used for d in ds)):
+                found.add(item.nodeid)
+        return found
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -147,6 +182,8 @@ def _in_child(job: Job) -> Report:
     if job.change is not None:
         sys.meta_path.insert(0, _Stand(job.change))
     watch, begin = _Watch(job.first), time.monotonic()
+    if job.change is None and tree.is_wider():
+        sys.addaudithook(watch.audit)
     stop = () if job.change is None else ("-x",)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     plugins = [word for name in WITHOUT for word in ("-p", f"no:{name}")]
@@ -156,7 +193,8 @@ def _in_child(job: Job) -> Report:
     if job.change is not None:
         return Report(code == 0, failure, seconds)
     foreign = [name for name in sys.modules if name.partition(".")[0] not in (own, "tests", "packages")]
-    passed = {name: duration for name, duration in watch.durations.items() if name not in watch.failures}
+    left_out = {*watch.failures, *watch.outside()}
+    passed = {name: duration for name, duration in watch.durations.items() if name not in left_out}
     return Report(code == 0, failure, seconds, passed, watch.failures, foreign)
 
 
