@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest  # noqa: E402
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from support.durable_disk import DurableDisk
 
 ROOT = Path(__file__).parent
@@ -101,6 +104,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
         items[:] = [item for item in items if item not in gone]
+    # What crosses packages takes longest: begun last, one worker would wait for the other at the end.
+    items.sort(key=lambda item: not item.path.is_relative_to(ROOT / "tests"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Leave the library's logger as it was: a command run in this process shows notices by a handler of its own."""
+    logger = logging.getLogger("rft")
+    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
+    try:
+        return (yield)
+    finally:
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -1,44 +1,27 @@
 """A strategy that the product does not have: rank 0 alone keeps moments and steps, and sends the weights to the others.
 
-It is all that a strategy needs: `parallelize`, an optimizer, and a row of the registry.
+The file is all that a strategy needs beside a setting and a row of the registry: `parallelize` and an optimizer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rft_dist.checkpoint_format.shards import StoredComponent
 from rft_dist.optim.adamw import LocalAdamW, StepOutcome, clip, total_norm, trained_parameters
-from rft_dist.settings import StrategySettings
-from rft_dist.strategies import registry
 from rft_dist.strategies.dtensor_shards import ShardedWeights
 from rft_dist.strategies.protocols import DistributedModel, ShardableModel, StrategyContext
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServedSettings(StrategySettings):
-    """The settings of a run, and the one that chooses the new strategy."""
-
-    parameter_server: bool = False
-
-
-ROW = registry.ParallelStrategy(
-    name="parameter_server",
-    module="additions.parameter_server",
-    chosen=lambda settings: getattr(settings, "parameter_server", False),
-    sharding=lambda settings: "replicated",
-)
 
 
 def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedModel:
     """Leave the weights on every rank, and the moments on rank 0."""
     weights = ShardedWeights(model.named_parameters, context.collectives.rank)
-    return DistributedModel(data=context.collectives, weights=weights, optimizer=ServerOptimizer(model, context))
+    optimizer = None if context.adam is None else ServerOptimizer(model, context)
+    return DistributedModel(data=context.collectives, weights=weights, optimizer=optimizer)
 
 
 class ServerOptimizer:
@@ -76,6 +59,9 @@ class ServerOptimizer:
 
     def state_tensors(self) -> dict[str, Tensor]:
         return self._adamw.state_tensors() if self._ranks.rank == 0 else {}
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        return self.state_tensors()
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         if self._ranks.rank == 0:

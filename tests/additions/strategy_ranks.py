@@ -1,4 +1,4 @@
-"""The program of one rank: two steps of a small model under the strategy that its second argument names."""
+"""The program of one rank: two steps of a small model under the strategy that a setting chooses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from additions.parameter_server import ROW, ServedSettings
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -18,15 +17,9 @@ from rft.parallel.parallelize import parallelize
 from rft.process.machine import Machine
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings
-from rft_dist.strategies import registry
 from rft_dist.strategies.protocols import ComputeWrapper
 
 NUM_ROWS = 4
-STRATEGIES = {
-    "data_parallel": StrategySettings(),
-    "fsdp": StrategySettings(fsdp=True),
-    "parameter_server": ServedSettings(parameter_server=True),
-}
 
 
 class SmallModel:
@@ -71,11 +64,12 @@ class SmallModel:
         return self._compute(lambda: self.module(row).square().sum() / NUM_ROWS)
 
 
-def trained(name: str, num_steps: int = 2) -> tuple[list[float], dict[str, Tensor]]:
-    """Gradient norms and weights of steps on rows that are divided among the ranks."""
+def trained(setting: str = "", num_steps: int = 2) -> tuple[list[float], dict[str, Tensor]]:
+    """Gradient norms and weights of steps on rows that are divided among the ranks; `setting` chooses the strategy."""
     ranks = ranks_from_environment()
     machine = Machine("cpu", ranks, start_process_group(ranks, torch.device("cpu")))
-    parallel = parallelize(SmallModel(), STRATEGIES[name], replace(AdamSettings(), max_norm=0.5), machine)
+    settings = StrategySettings(**({setting: True} if setting else {}))
+    parallel = parallelize(SmallModel(), settings, replace(AdamSettings(), max_norm=0.5), machine)
     norms: list[float] = []
     for step in range(num_steps):
         for number in range(parallel.data.rank, NUM_ROWS, parallel.data.world_size):
@@ -85,9 +79,8 @@ def trained(name: str, num_steps: int = 2) -> tuple[list[float], dict[str, Tenso
 
 
 def main() -> None:
-    out, name = Path(sys.argv[1]), sys.argv[2]
-    registry.STRATEGIES = (ROW, *registry.STRATEGIES)
-    norms, weights = trained(name)
+    out, setting = Path(sys.argv[1]), sys.argv[2]
+    norms, weights = trained(setting)
     rank = ranks_from_environment().rank
     save_file(weights, out / f"weights_{rank}.safetensors")
     (out / f"norms_{rank}.json").write_text(json.dumps(norms))

@@ -93,10 +93,12 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineKind:
 def test_an_engine_of_one_file_and_one_row_generates_as_those_of_a_run_do(added: EngineKind, tmp_path: Path) -> None:
     torch.manual_seed(0)
     policy = load_policy(build_character_model(tmp_path / "m", hidden=32, heads=4, ffn=48)).eval()
-    codec: Any = policy.codec
+    tokenizer: Any = policy.tokenizer
     machine = Machine("cpu", ranks_from_environment({}), SingleProcess())
-    prompts = [Prompt(f"p{i}", tuple(codec.encode(text)), text, None, "t") for i, text in enumerate(("1+1=", "12+3="))]
-    options = SamplingOptions(temperature=0.0, max_new_tokens=6, stop_token_ids=codec.eos_ids)
+    prompts = [
+        Prompt(f"p{i}", tuple(tokenizer.encode(text)), text, None, "t") for i, text in enumerate(("1+1=", "12+3="))
+    ]
+    options = SamplingOptions(temperature=0.0, max_new_tokens=6, stop_token_ids=tokenizer.eos_ids)
     drawn = []
     for name in (added.name, "native"):
         settings = DecodingEngineSettings(engine_type=name)
@@ -104,7 +106,7 @@ def test_an_engine_of_one_file_and_one_row_generates_as_those_of_a_run_do(added:
         engine = make_engine(settings, machine, policy, policy.where, 32)
         engine.load_weights(1)
         assert engine_check(settings, machine, policy, engine) is None, "it shares the weights"
-        drawn.append(sample_responses(engine, codec, prompts, [[0], [0, 1]], options))
+        drawn.append(sample_responses(engine, tokenizer, prompts, [[0], [0, 1]], options))
     ours, native = drawn
     assert [[one.completion_ids for one in group] for group in ours] == [
         [one.completion_ids for one in group] for group in native

@@ -50,8 +50,8 @@ def own_logits(policy: CausalPolicy, token_ids: Tensor) -> Tensor:
 
 
 def check(policy: CausalPolicy) -> None:
-    assert policy.codec is not None
-    segments = [torch.tensor(policy.codec.encode(text)) for text in TEXTS]
+    assert policy.tokenizer is not None
+    segments = [torch.tensor(policy.tokenizer.encode(text)) for text in TEXTS]
     tokens = PackedTokens.of_segments(segments)
     logprobs_T, entropy_T = policy.token_logprobs(tokens, with_entropy=True)
     rows = [own_logits(policy, segment)[:-1].log_softmax(-1) for segment in segments]

@@ -44,14 +44,14 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CausalPolicy:
 
 
 def prompts_of(policy: CausalPolicy) -> list[tuple[list[int], Media | None]]:
-    codec = policy.codec
-    assert isinstance(codec, HfProcessor)
+    tokenizer = policy.tokenizer
+    assert isinstance(tokenizer, HfProcessor)
     pixels = torch.randint(0, 256, (2, 8, 8, 3), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     images = [Image.fromarray(one.numpy()) for one in pixels]
     return [
-        codec.encode_media("what is <image>? ", images[:1]),
-        (codec.encode("only text here "), None),
-        codec.encode_media("<image> or <image>", images),
+        tokenizer.encode_media("what is <image>? ", images[:1]),
+        (tokenizer.encode("only text here "), None),
+        tokenizer.encode_media("<image> or <image>", images),
     ]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder `architecture`, as for pytest
 
-from architecture import test_docstrings, test_errors, test_literals, test_names, test_signatures
+from architecture import test_docstrings, test_literals, test_names, test_signatures
 from architecture.source_tree import Violation, per_module, per_package, real_sources
 
 COUNTED = {
@@ -30,7 +30,6 @@ NAMED = {
     # rules whose tables count the modules that share a name
     "test_names.SHARED_CLASSES": test_names.shared_class_names,
     "test_names.SHARED_STEMS": test_names.shared_stems,
-    "test_errors.SHARED_CODES": test_errors.shared_codes,
 }
 
 

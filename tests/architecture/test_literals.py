@@ -23,11 +23,7 @@ OWNERS = {
 """Which package may write a name as a string."""
 
 CEILINGS: dict[str, int] = {
-    "rft.planning.run_plan": 4,
-    "rft.planning.vision_memory": 1,
-    "rft_cli.config.rules.contradictions": 2,
-    "rft_cli.config.rules.lora": 1,
-    "rft_cli.config.rules.strategy": 5,
+    "rft_cli.config.rules.strategy": 2,
     "rft_dist.preflight.rank_facts": 1,
     "rft_models.loading.transformers_loading": 2,
 }

@@ -41,6 +41,7 @@ ROOT_MODULES = {
     "rft_algos": {"statistics"},
     "rft_cli": {"main"},
     "rft_core": {
+        "child_process",
         "durable_files",
         "errors",
         "fault_points",

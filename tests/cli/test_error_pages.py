@@ -85,6 +85,7 @@ def test_the_mended_command_starts_in_the_same_place(
     again = rft_train(*words, "--json_errors")
     assert (again.code, again.problem["code"]) == (2, "run.exists")
     assert again.problem["do"] == "rft-train resume run"
+    assert rft_train("check", *words, "--json_errors").problem == again.problem
 
 
 def test_a_run_that_is_over_is_not_resumed(base_words: dict[str, list[str]], rft_train: Callable[..., Any]) -> None:
@@ -106,7 +107,7 @@ def test_a_run_that_is_over_is_not_resumed(base_words: dict[str, list[str]], rft
     [
         ("resume nowhere", 5, "run.not_found"),
         ("eval nowhere", 5, "checkpoint.nothing_to_resume"),
-        ("runs show nowhere", 4, "run.not_found"),
+        ("runs show nowhere", 4, "run.unknown_name"),
         ("recipes show nowhere", 4, "recipe.not_found"),
         ("quickstart --step 3", 2, "option.quickstart"),
         ("doctor", 2, "command.unknown"),

@@ -443,7 +443,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     watch(NativeEngine, "_take_cache", lambda self, rows, length: spies.keep("decoded rows", rows))
     watch(BackgroundSaves, "begin", lambda *_, **__: spies.counts.update(["saves beside"]))
     watch(prefetch, "ThreadPoolExecutor", lambda count, **_: spies.counts.update(threads=count))
-    watch(prefetch.Prefetcher, "_fill", lambda self, pool: spies.keep("chunks ahead", self._ahead))
+    watch(prefetch.Prefetcher, "_fill", lambda self, pool: spies.keep("chunks ahead", self._max_pending))
     install_trackers(spies.keep, patch)
 
 

@@ -49,6 +49,6 @@ def test_the_exit_code_is_that_of_the_ranks_and_the_cause_is_shown(words: list[s
     assert ended.returncode == 4
     assert "none.jsonl" in ended.stderr
     # a rank that hears of the other's failure before it looks for the file itself ends as one that misses a peer
-    told = re.search(r"rank \d ended with exit code 4; of all ranks: \((\d+), (\d+)\)", ended.stderr)
+    told = re.search(r"rank \d ended with exit code 4; exit codes of all ranks: \((\d+), (\d+)\)", ended.stderr)
     assert told is not None, ended.stderr
     assert set(map(int, told.groups())) <= {4, int(ExitCode.PEER)}

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.runs import ForkServer
+
+FILES = ("one.jsonl", "two.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +71,20 @@ def test_generate_answers_with_the_weights_of_a_run(
     model = runs_of("") / "checkpoints" / "step_000003" / "model"
     assert rft_train("generate", "--pretrain", model, *words, "--generate_max_len", "12").code == 0
     assert json.loads(Path("one.jsonl").read_text())["response"] == answer
+
+
+@pytest.mark.parametrize("command", ["eval", "generate"])
+def test_two_ranks_write_the_rows_of_one(
+    command: str, runs_of: Callable[[str], Path], rft_train: Callable[..., Any], server: ForkServer
+) -> None:
+    Path("prompts.jsonl").write_text("".join(json.dumps({"input": f"{n}+1="}) + "\n" for n in range(3)))
+    prompts = ["--prompt_data", str(Path("prompts.jsonl").absolute())] if command == "generate" else []
+    words = [command, str(runs_of("")), *prompts, "--temperature", "1"]
+    assert rft_train(*words, "--output", "one.jsonl").code == 0
+    server.must_finish(*words, "--output", str(Path("two.jsonl").absolute()), num_ranks=2)
+    one, two = ([json.loads(line) for line in Path(name).read_text().splitlines()] for name in FILES)
+    assert len(one) >= 3
+    assert [row["response"] for row in two] == [row["response"] for row in one]
 
 
 def test_a_run_is_listed_and_shown(runs_of: Callable[[str], Path], rft_train: Callable[..., Any]) -> None:

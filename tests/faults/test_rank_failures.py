@@ -105,7 +105,7 @@ def test_a_rank_that_waits_for_ever_is_named_with_its_phase(
     assert (ended.code, *ended.other_codes) == (PEER, PEER), ended.output[-3000:]
     page = (run / "logs/stopped.txt").read_text()
     assert page.startswith("the run ends: rank 1 (")
-    assert "is still in phase" in page.splitlines()[0]
+    assert "has been in phase" in page.splitlines()[0]
     assert "preludes.py" in page.partition("rank 1 was last at")[2]
     assert page.splitlines()[0] in log(run, 0)
 

@@ -146,8 +146,9 @@ def test_an_engine_left_behind_is_caught_in_the_same_step(fault: Callable[[Stale
         assert len(named) + int(told[7] or 0) == num_differing <= num_tensors
         assert num_differing == len(stale), "an optimizer step moves every tensor"
         assert float(told[8]) > LIMIT
-        with pytest.raises(ServiceError, match="trainer is at"):
+        with pytest.raises(ServiceError) as caught:
             run.replicas.engines[replica].generate([[3]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=1))
+        assert caught.value.problem.code == "engine.logprob_parity"
 
 
 def test_engines_in_step_are_not_suspected(tmp_path: Path) -> None:

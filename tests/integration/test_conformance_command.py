@@ -133,7 +133,7 @@ def planted(kind: type[NativeEngine], stale: bool = False) -> Any:
     [
         (TwoTokensOff, False, "the others agree"),
         (OwnTemperature, False, "only at temperature 0.7"),
-        (WithoutTopP, False, "what top-p keeps does not"),
+        (WithoutTopP, False, "the mass kept by top-p does not"),
         (NativeEngine, True, "tokens"),
     ],
     ids=["shifted", "temperature", "top-p", "stale"],

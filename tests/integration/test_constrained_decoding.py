@@ -141,5 +141,6 @@ def test_all_samples_are_items(make: Callable[[], Tokenizer]) -> None:
 
 
 def test_items_that_a_tokenizer_cannot_tell_apart_are_refused() -> None:
-    with pytest.raises(OptionsError, match="sequences 0 and 1 are equal"):
+    with pytest.raises(OptionsError, match="sequences 0 and 1 are equal") as caught:
         TokenTrie.of(sequences_of(characters(), ["é", "ü"]))
+    assert caught.value.problem.code == "trie.sequences"

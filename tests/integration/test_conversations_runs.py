@@ -21,7 +21,7 @@ from rft_core import fault_points
 from rft_core.errors import DataError
 from rft_engine.replicas.process import ProcessReplica
 
-pytestmark = [pytest.mark.xdist_group("multi_turn"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("multi_turn")]
 
 AHEAD = ("--engine_replicas", 2, "--max_staleness", 1)
 EXACT = (*AHEAD, "--async_deterministic")

@@ -110,7 +110,7 @@ def test_a_run_of_the_algorithm_is_continued_to_the_bit(run: Callable[..., Path]
     ("place", "code", "told"),
     [
         ("absent.py:TanhClip", "algorithm.file_missing", "absent.py is not a Python file"),
-        (f"{EXAMPLE}:TanhShoulder", "algorithm.class_missing", "it has: TanhShoulder, TanhClip"),
+        (f"{EXAMPLE}:TanhShoulder", "algorithm.class_missing", "it has: TanhClip"),
         (f"{EXAMPLE}:Absent", "algorithm.class_missing", "no subclass of PolicyAlgorithm called Absent"),
     ],
 )

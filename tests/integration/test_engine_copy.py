@@ -102,8 +102,11 @@ def test_the_check_of_a_run_knows_version_and_rank() -> None:
     engine.load_weights(5)
     assert check(5)["engine/probe_gap"][0] < 1e-4
     change(policy)
-    with pytest.raises(ServiceError, match="engine replica 1 serves weights v5, trainer is at v5; 20 of 20 tensors"):
+    with pytest.raises(
+        ServiceError, match="engine replica 1 serves weights v5, trainer is at v5; 20 of 20 tensors"
+    ) as caught:
         check(5)
+    assert caught.value.problem.code == "engine.logprob_parity"
 
 
 @pytest.mark.usefixtures("always_copied")
@@ -127,8 +130,9 @@ def test_sleep_of_level_2_frees_the_copy_between_rollouts(tmp_path: Path) -> Non
     run.replicas.sleep(2)
     assert run.copy.num_bytes == 0
     run.replicas.wake()
-    with pytest.raises(ServiceError, match="given up"):
+    with pytest.raises(ServiceError) as caught:
         run.replicas.generate([[VOCAB - 1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=1))
+    assert caught.value.problem.code == "engine.state"
     run.engine.refresh()
     assert run.copy.num_bytes == whole
     run.step()

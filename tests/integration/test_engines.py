@@ -103,10 +103,11 @@ def test_budgets_mean_the_same(model_type: str, stops: tuple[int, ...]) -> None:
     assert_equal(hf.generate(PROMPTS, KEYS, options, budgets=BUDGETS), wanted)
     lengths = [[len(completion.token_ids) for completion in row] for row in wanted]
     assert stops or lengths == BUDGETS
-    with pytest.raises(OptionsError, match="a budget of 10 tokens"):
+    with pytest.raises(OptionsError, match="a budget of 10 tokens") as caught:
         HfEngine(HfGenerator(policy), max_rows=3, max_len=32).generate(
             PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=9), budgets=[[1, 9], [4], [10, 2, 6], [5]]
         )
+    assert caught.value.problem.code == "engine.budgets"
 
 
 @pytest.mark.parametrize("options", CONSTRAINED, ids=lambda options: "-".join(options))
@@ -120,8 +121,9 @@ def test_a_constraint_means_the_same(model_type: str, options: dict[str, Any]) -
     assert_equal(hf.generate(PROMPTS, KEYS, SamplingOptions(max_new_tokens=7, **options), constraint=TREE), wanted)
     assert all(completion.finish_reason == "stop" for row in wanted for completion in row)
     assert hf.stats().num_decode_steps <= 5 * 2  # two batches of rows, the longest sequence has five tokens
-    with pytest.raises(OptionsError, match="the longest sequence of the constraint has 5"):
+    with pytest.raises(OptionsError, match="the longest sequence of the constraint has 5") as caught:
         hf.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=4), constraint=TREE)
+    assert caught.value.problem.code == "engine.constraint.budget"
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "gpt2"])
@@ -139,8 +141,9 @@ def test_with_little_memory_fewer_rows_draw_the_same(model_type: str) -> None:
     assert_equal(tight.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=7)), wanted)
     assert 1 <= tight.stats().rows < 5 < tight.stats().rows_asked
     tighter = NativeEngine(decoder, max_rows=7, max_len=32, free_memory=lambda device: bytes_of_five // 10)
-    with pytest.raises(PreflightError, match="1 sequence of 32 tokens needs"):
+    with pytest.raises(PreflightError, match="1 sequence of 32 tokens needs") as caught:
         tighter.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=20))
+    assert caught.value.problem.code == "engine.memory"
 
 
 def test_training_continues_after_a_rollout_as_before() -> None:
@@ -160,8 +163,9 @@ def packed(tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor,
 
 def test_states_are_those_of_every_engine() -> None:
     engine = HfEngine(HfGenerator(tiny_policy("gpt2")), max_rows=4, max_len=100)
-    with pytest.raises(OptionsError, match="prompt 0 has 63 tokens"):
+    with pytest.raises(OptionsError, match="prompt 0 has 63 tokens") as caught:
         engine.generate([[1] * 63], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=2))  # the model places 64
+    assert caught.value.problem.code == "engine.prompt_too_long"
     engine.sleep()
     with pytest.raises(ServiceError):
         engine.generate([[1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=2))

@@ -42,18 +42,18 @@ def policy_of(path: Path, model_type: str) -> CausalPolicy:
 
 
 def prompts_of(policy: CausalPolicy) -> tuple[list[list[int]], list[Media | None]]:
-    codec = policy.codec
-    assert isinstance(codec, HfProcessor)
+    tokenizer = policy.tokenizer
+    assert isinstance(tokenizer, HfProcessor)
     generator = torch.Generator().manual_seed(7)
     images = [
         Image.fromarray(torch.randint(0, 256, (h, w, 3), generator=generator, dtype=torch.uint8).numpy())
         for h, w in ((16, 24), (32, 16))
     ]
     pairs = [
-        codec.encode_media("<image>what is it? ", images[:1]),
-        (codec.encode("no image "), None),
-        codec.encode_media("is <image> like <image>", images),
-        codec.encode_media("<image>what is it? ", images[1:]),
+        tokenizer.encode_media("<image>what is it? ", images[:1]),
+        (tokenizer.encode("no image "), None),
+        tokenizer.encode_media("is <image> like <image>", images),
+        tokenizer.encode_media("<image>what is it? ", images[1:]),
     ]
     return [ids for ids, _ in pairs], [media for _, media in pairs]
 

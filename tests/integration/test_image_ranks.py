@@ -15,8 +15,6 @@ from rft_models.tiny_models.vision import VisionSizes, build_vision_model
 
 PROGRAM = Path(__file__).parents[1] / "support" / "image_ranks.py"
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:

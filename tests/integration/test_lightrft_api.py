@@ -148,8 +148,9 @@ def test_responses_without_a_score_are_left_out_and_counted(fit: Callable[..., P
     run = fit(reward_fn=sometimes, max_unscored_share=0.5)
     assert [row["drop/unscored"] for row in read_rows(run / "metrics.jsonl")] == [2, 2, 2]
     assert not same_model(run, plain)
-    with pytest.raises(ServiceError, match="2 of 8 rollouts of step 1 have no reward"):
+    with pytest.raises(ServiceError, match="2 of 8 rollouts of step 1 have no reward") as caught:
         fit(reward_fn=sometimes)
+    assert caught.value.problem.code == "reward.too_many_failed"
 
 
 def test_a_tensor_of_rewards_is_as_good_as_a_list(fit: Callable[..., Path], plain: Path) -> None:

@@ -59,8 +59,9 @@ def test_a_run_with_code_is_continued_by_its_script_to_the_bit(
     assert [a | b for a, b in zip(read_rows(run / "metrics.jsonl"), planned, strict=True)] == read_rows(
         plain / "metrics.jsonl"
     )
-    with pytest.raises(CheckpointError, match="nothing is left to do"):
+    with pytest.raises(CheckpointError) as caught:
         SPMDPPOTrainer(**trainer_task.settings, **own, load_checkpoint=True).fit()
+    assert caught.value.problem.code == "run.finished"
 
 
 def test_an_evaluation_by_the_command_asks_for_a_reward_that_it_can_call(
@@ -74,8 +75,9 @@ def test_an_evaluation_by_the_command_asks_for_a_reward_that_it_can_call(
 
 def test_an_existing_run_is_never_written_over(plain: Path, trainer_task: TrainerTask) -> None:
     trainer = SPMDPPOTrainer(**trainer_task.settings, save_path=plain, reward_fn=custom_reward_fn)
-    with pytest.raises(OptionsError, match="already"):
+    with pytest.raises(OptionsError) as caught:
         trainer.fit()
+    assert caught.value.problem.code == "run.exists"
 
 
 def test_a_signal_saves_and_ends_the_run(trainer_task: TrainerTask, plain: Path, tmp_path: Path) -> None:
@@ -105,8 +107,9 @@ def test_steps_by_hand_are_those_of_fit(trainer_task: TrainerTask, plain: Path, 
     assert same_model(plain, tmp_path / "run")
     assert read_rows(plain / "evals.jsonl") == read_rows(tmp_path / "run" / "evals.jsonl")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["outcome"] == "finished"
-    with pytest.raises(OptionsError, match="nothing is left to train"):
+    with pytest.raises(OptionsError) as caught:
         trainer.ppo_train()
+    assert caught.value.problem.code == "lightrft.ended"
 
 
 def test_a_step_by_hand_and_then_the_rest(trainer_task: TrainerTask, plain: Path, tmp_path: Path) -> None:
@@ -122,8 +125,9 @@ def test_a_trainer_that_is_closed_early_leaves_an_interrupted_run(trainer_task: 
     summary = RunDirectory(tmp_path / "run").read_summary()
     assert summary is not None
     assert (summary["outcome"], summary["steps"]) == ("interrupted", 1)
-    with pytest.raises(OptionsError, match="has ended"):
+    with pytest.raises(OptionsError) as caught:
         trainer.fit()
+    assert caught.value.problem.code == "lightrft.ended"
 
 
 def test_a_trainer_that_was_looked_at_and_closed_does_not_begin(trainer_task: TrainerTask, tmp_path: Path) -> None:
@@ -131,8 +135,9 @@ def test_a_trainer_that_was_looked_at_and_closed_does_not_begin(trainer_task: Tr
         assert trainer.actor.num_parameters > 0
         assert trainer.run_directory == tmp_path / "run"
     assert not (tmp_path / "run").exists()
-    with pytest.raises(OptionsError, match="has ended"):
+    with pytest.raises(OptionsError) as caught:
         trainer.fit()
+    assert caught.value.problem.code == "lightrft.ended"
 
 
 class Idle(SPMDPPOTrainer):
@@ -144,8 +149,9 @@ class Idle(SPMDPPOTrainer):
 
 def test_a_ppo_train_without_a_step_ends_instead_of_turning_forever(trainer_task: TrainerTask, tmp_path: Path) -> None:
     trainer = Idle(**trainer_task.settings, save_path=tmp_path / "run", reward_fn=custom_reward_fn)
-    with pytest.raises(OptionsError, match="ppo_train returned without a training step"):
+    with pytest.raises(OptionsError) as caught:
         trainer.fit()
+    assert caught.value.problem.code == "lightrft.no_step"
 
 
 # several ranks

@@ -31,12 +31,12 @@ def test_generation_handles_sleep_by_itself(trainer: SPMDPPOTrainer) -> None:
     prompts = ["1+1=", "12+3="]
     first = strategy.gather_and_generate(prompts, sampling_params=GREEDY, sleep_engine=True)
     awake = strategy.gather_and_generate(all_prompts=prompts, sampling_params=GREEDY, sleep_engine=False)
-    ids = [trainer.actor.codec.encode(prompt, add_special_tokens=True) for prompt in prompts]  # type: ignore[union-attr]
+    ids = [trainer.actor.tokenizer.encode(prompt, add_special_tokens=True) for prompt in prompts]  # type: ignore[union-attr]
     by_ids = strategy.gather_and_generate(all_prompt_token_ids=ids, sampling_params=GREEDY, sleep_engine=True)
     assert first == awake == by_ids
     assert [list(one.prompt_token_ids) for one in first] == ids
     assert all(0 < len(one.output_token_ids) == len(one.logprobs) <= 5 for one in first)
-    assert first[0].text == trainer.actor.codec.decode(first[0].output_token_ids, skip_special_tokens=True)  # type: ignore[union-attr]
+    assert first[0].text == trainer.actor.tokenizer.decode(first[0].output_token_ids, skip_special_tokens=True)  # type: ignore[union-attr]
 
 
 def test_samples_differ_between_calls_and_repeat_between_scripts(
@@ -94,14 +94,16 @@ def test_weights_changed_outside_of_a_step_reach_the_engine_when_it_is_told(trai
 def test_a_prompt_longer_than_those_of_the_run_gets_the_room_that_is_left(trainer: SPMDPPOTrainer) -> None:
     with pytest.raises(OptionsError, match="5 tokens \\+ a response of 6 = 11, the engine holds 10") as caught:
         trainer.strategy.gather_and_generate(["1", "1+1=2"])
+    assert caught.value.problem.code == "lightrft.prompt_too_long"
     assert caught.value.problem.do == 'sampling_params={"max_tokens": 5}'
     found = trainer.strategy.gather_and_generate(["1", "1+1=2"], sampling_params={"max_tokens": 5})
     assert max(len(one.output_token_ids) for one in found) <= 5
 
 
 def test_another_actor_is_refused(trainer: SPMDPPOTrainer) -> None:
-    with pytest.raises(OptionsError, match="is not the trainer's actor"):
+    with pytest.raises(OptionsError) as caught:
         trainer.strategy.update_engine_weights(torch.nn.Linear(1, 1))
+    assert caught.value.problem.code == "lightrft.other_actor"
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,8 @@ def test_an_environment_of_ones_own_trains_in_a_process(run: Callable[..., Path]
 
 
 def test_contexts_are_the_rendered_conversations(run: Callable[..., Path], folder: Path) -> None:
-    codec = load_tokenizer(folder / "model")
-    text = ChatTurnTemplate(codec)
+    tokenizer = load_tokenizer(folder / "model")
+    text = ChatTurnTemplate(tokenizer)
     path = run("--environment", f"{folder}/own.py:Echo", "--max_steps", 1, "--num_trajectories_to_save", 12)
     rows = [json.loads(line) for line in (path / "rollouts" / "step_000001.jsonl").read_text().splitlines()]
     for row in rows:
@@ -137,10 +137,10 @@ def test_the_calculator_is_evaluated_as_it_is_trained(
 def test_a_template_that_rewrites_history_is_refused_before_anything_starts(
     run: Callable[..., Path], folder: Path, tmp_path: Path
 ) -> None:
-    codec = load_tokenizer(folder / "model")
+    tokenizer = load_tokenizer(folder / "model")
     shutil.copytree(folder / "model", tmp_path / "rewriting")
-    codec.tokenizer.chat_template = "{{ messages|length }}" + TEMPLATE
-    codec.save_pretrained(tmp_path / "rewriting")
+    tokenizer.hf_tokenizer.chat_template = "{{ messages|length }}" + TEMPLATE
+    tokenizer.save_pretrained(tmp_path / "rewriting")
     with pytest.raises(DataError) as caught:
         run("--environment", "calculator", "--pretrain", tmp_path / "rewriting")
     assert caught.value.problem.code == "text.chat_turns"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.vision_task import VisionTask, make_vision_task, write_rows
 
-from rft.build.images import codec_with_images, row_images
+from rft.build.images import row_images, tokenizer_with_images
 from rft.build.prompt_data import as_prompts, read_held_out
 from rft_cli.main import main
 from rft_models.policy.load import load_policy
@@ -108,9 +108,9 @@ def test_the_run_is_the_same_with_packing_and_with_any_cut(task: VisionTask) -> 
 
 def prompts_of(task: VisionTask, file: Path) -> list[Prompt]:
     images = ControlledImageSettings(images_key="image", mixed_mm_data=True)
-    codec = codec_with_images(WeightsSettings(pretrain=str(task.model)), images)
+    tokenizer = tokenizer_with_images(WeightsSettings(pretrain=str(task.model)), images)
     rendered = read_held_out(
-        str(file), "", 0, EvalDataSettings(), codec,
+        str(file), "", 0, EvalDataSettings(), tokenizer,
         label_key="label", output_key=None, prompt_max_len=40, images=row_images(images, 0),
     )  # fmt: skip
     return as_prompts(rendered)

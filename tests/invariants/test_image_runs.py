@@ -18,7 +18,7 @@ from rft_cli.main import main
 from rft_core.errors import OptionsError
 from rft_dist.settings import StrategySettings
 from rft_models.settings import ModelSettings
-from rft_models.vision.processor import load_vision_codec
+from rft_models.vision.processor import load_vision_processor
 from rft_trainer.settings.images import ImageSettings
 
 pytestmark = pytest.mark.xdist_group("image_runs")
@@ -180,7 +180,7 @@ def test_what_cannot_be_done_says_why_before_anything_is_written(
 def test_matrices_in_parts_beside_images_are_refused(images: VisionTask) -> None:
     given = (ImageSettings(images_key="image"), StrategySettings(tp_size=2), ModelSettings(pretrain=str(images.model)))
     with pytest.raises(OptionsError) as caught:
-        refuse_beside_images(*given, load_vision_codec(images.model))
+        refuse_beside_images(*given, load_vision_processor(images.model))
     assert caught.value.problem.code == "images.parts"
     assert caught.value.problem.do == "--tp_size 1 --fsdp"
 

@@ -107,8 +107,10 @@ def test_files_whose_tensors_are_not_those_of_the_model_are_refused_by_name(tmp_
     weights = load_file(folder / "model.safetensors")
     name = "model.norm.weight"
     save_file(weights | {name: torch.ones(3)}, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(OptionsError, match=r"the first is model\.norm\.weight \[32\] \(\[3\]\)"):
+    with pytest.raises(OptionsError, match=r"the first is model\.norm\.weight \[32\] \(\[3\]\)") as caught:
         load_on_meta(folder)
+    assert caught.value.problem.code == "models.meta_names"
     (folder / "model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(DataError, match="do not load"):
+    with pytest.raises(DataError) as caught:
         load_on_meta(folder)
+    assert caught.value.problem.code == "models.damaged_weights"

@@ -120,6 +120,22 @@ WIDER = {
     "y = isinstance(a, b)": [],
     "raise OptionsError(code='a', what=f(1 + 1))": [],
     "y = refused(code='a', what=f(1 + 1))": [],
+    "def refused(a: int = 1) -> OptionsError:\n    if a: b()\n    return c": [],
+    "y = nearest_names(a, b, count=2, cutoff=0.5)": [],
+    "def f(a: int = 1) -> int: ...": [],
+    "fault_point(A)": [],
+    "_STORE_SECONDS = 1.0": [],
+    "time.sleep(0.05)": [("statement", "pass")],
+    "y = Thread(target=f, name='a')": [],
+    "def f(a: int = 2, *, timeout: float = 600.0) -> int: g(a)": [
+        ("default", "def f(a: int = 3, *, timeout: float = 600.0) -> int: g(a)"),
+        ("statement", "def f(a: int = 2, *, timeout: float = 600.0) -> int: pass"),
+    ],
+    "y = f(a, timeout=2.0)": [("keyword", "y = f(a)")],
+    "_MOST_SECONDS = 1.0 + a": [
+        ("constant", "_MOST_SECONDS = 1.1 + a"),
+        ("sign", "_MOST_SECONDS = 1.0 - a"),
+    ],
 }
 
 
@@ -197,8 +213,8 @@ def test_a_module_meets_its_own_file_of_tests_or_that_of_its_line(selected: Call
     ]
     assert tests / "loops/test_rl.py" in tree.tests_of("update.optimizer_step").others
     assert "settings.batches" not in tree.mutated_modules()
-    selected("rft")
-    assert "rl" not in tree.mutated_modules(), "whole runs alone cover it"
+    selected("rft-models")
+    assert "policy.load_on_meta" not in tree.mutated_modules(), "whole runs alone cover it"
 
 
 @pytest.fixture

@@ -85,10 +85,11 @@ def _child(request: dict[str, Any], log: str, environment: dict[str, str]) -> No
         os.environ.update(environment)
         # After a fork torch makes its pool anew at the first use; two threads of autograd at once abort the process.
         torch.set_num_threads(torch.get_num_threads())
+        sys.argv = ["rft-train", *request["argv"]]
         preludes = importlib.import_module("support.preludes")
         for name, arguments in request["preludes"]:
             getattr(preludes, name)(*arguments)
-        code = importlib.import_module("rft_cli.main").main(request["argv"])
+        code = importlib.import_module("rft_cli.main").main()
     except BaseException as error:  # noqa: BLE001 - as the interpreter does: show it, and end with 1
         sys.excepthook(type(error), error, error.__traceback__)
     finally:

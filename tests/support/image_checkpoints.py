@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft.build.shared_parts import trainable_policy
 from rft.checkpoints.writer import ResumePoint, StoreWriter
-from rft.parallel.parallelize import ParallelModel, parallelize
+from rft.parallel.parallelize import ParallelModel, parallelize, trainable_policy
 from rft.parallel.policy_weights import checkpoint_parts
 from rft.parallel.shardable import ShardablePolicy
 from rft.process.machine import Machine
@@ -27,7 +26,7 @@ from rft_dist.launch.process_group import ranks_from_environment, start_process_
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.settings import AdapterSettings, ModelSettings
-from rft_models.vision.processor import load_vision_codec
+from rft_models.vision.processor import load_vision_processor
 from support.image_ranks import loss_of, segments_of
 from support.meta_ranks import equal, held
 
@@ -51,7 +50,7 @@ def open_spread(
     """The policy of a directory, or of a checkpoint with its optimizer, laid out."""
     settings, chosen = ModelSettings(pretrain=str(source)), StrategySettings(enable_ema=True, **strategy)
     place = source if restored is None else restored.model_directory
-    policy = trainable_policy(settings, chosen, place, machine, load_vision_codec(source), AdapterSettings())
+    policy = trainable_policy(settings, chosen, place, machine, load_vision_processor(source), AdapterSettings())
     return parallelize(ShardablePolicy(policy), chosen, AdamSettings(), machine, restored)
 
 
@@ -63,15 +62,17 @@ def take_a_step(spread: ParallelModel[CausalPolicy]) -> None:
 
 def save(spread: ParallelModel[CausalPolicy], machine: Machine, folder: Path) -> Path:
     """A checkpoint of what is held now; all ranks call it."""
-    optimizer: Any = spread.optimizer
-    parts = optimizer.shards() if hasattr(optimizer, "shards") else optimizer.state_tensors()
     writer = StoreWriter(
         lambda exchange: CheckpointStore(folder, keep_last=None, keep_bytes=None, run_id="images", exchange=exchange),
         {},
         machine.collectives,
     )
     writer.save(
-        1, tensors={"optimizer": parts}, records={}, policy=checkpoint_parts(spread, machine.collectives), metadata={}
+        1,
+        tensors={"optimizer": spread.optimizer.checkpoint_tensors()},
+        records={},
+        policy=checkpoint_parts(spread, machine.collectives),
+        metadata={},
     )
     return folder / "step_000001"
 

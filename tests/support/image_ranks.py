@@ -31,14 +31,14 @@ Segments = list[tuple[list[int], int, Media | None]]
 
 def segments_of(policy: CausalPolicy, rank: int) -> Segments:
     """Rank 0: two samples with one image and a row of text; rank 1: text alone."""
-    codec = policy.codec
-    assert isinstance(codec, HfProcessor)
+    tokenizer = policy.tokenizer
+    assert isinstance(tokenizer, HfProcessor)
     pixels = torch.arange(16 * 24 * 3, dtype=torch.int64).mul(7).remainder(251).to(torch.uint8).view(16, 24, 3)
-    seen, media = codec.encode_media("<image>what is it? ", [Image.fromarray(pixels.numpy())])
-    text = codec.encode("without one ")
+    seen, media = tokenizer.encode_media("<image>what is it? ", [Image.fromarray(pixels.numpy())])
+    text = tokenizer.encode("without one ")
     rows = [(seen, "a cat", media), (seen, "two dogs", media), (text, "fine", None)]
     rows = rows if rank == 0 else [(text, "as it is", None), (text, "good", None)]
-    return [(prompt + codec.encode(answer), len(prompt), images) for prompt, answer, images in rows]
+    return [(prompt + tokenizer.encode(answer), len(prompt), images) for prompt, answer, images in rows]
 
 
 def loss_of(policy: CausalPolicy, segments: Segments) -> Tensor:

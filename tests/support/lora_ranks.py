@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rft.build.lora import adapt
-from rft.build.shared_parts import trainable_policy
-from rft.parallel.parallelize import ParallelModel, parallelize
+from rft.parallel.parallelize import ParallelModel, parallelize, trainable_policy
 from rft.parallel.policy_weights import engine_adapters, engine_weights
 from rft.parallel.shardable import ShardablePolicy
 from rft.process.machine import Machine
@@ -67,9 +66,9 @@ def lay_out(source: Path, machine: Machine, case: Case, saved: Path | None = Non
     """A policy with adapters on the ranks; `saved`: their values."""
     model, strategy = ModelSettings(pretrain=str(source), **case.model), StrategySettings(**case.strategy)
     settings = AdapterSettings(lora_rank=3, lora_type=case.kind)
-    codec: Any = object()
-    policy = trainable_policy(model, strategy, source, machine, codec, settings)
-    adapt(policy, settings, model, None, base=source, seed=SEED)
+    tokenizer: Any = object()
+    policy = trainable_policy(model, strategy, source, machine, tokenizer, settings)
+    adapt(policy, settings, None, base=source, seed=SEED)
     if saved is not None:
         assert policy.adapters is not None
         files.load(policy.adapters, saved)
@@ -139,9 +138,12 @@ def main() -> None:
     info = ranks_from_environment()
     machine = Machine("cpu", info, start_process_group(info, torch.device("cpu")))
     results = {name: run(source, machine, CASES[name], out, name.replace(" ", "_")) for name in names}
-    codec: Any = object()
+    tokenizer: Any = object()
     with torch.no_grad():
-        plain = {"": load_policy(source, codec=codec), " bf16": load_policy(source, codec=codec, dtype=torch.bfloat16)}
+        plain = {
+            "": load_policy(source, tokenizer=tokenizer),
+            " bf16": load_policy(source, tokenizer=tokenizer, dtype=torch.bfloat16),
+        }
         expected = {
             f"loaded{end}": policy.token_logprobs(PackedTokens(*row(99)))[0].tolist() for end, policy in plain.items()
         }

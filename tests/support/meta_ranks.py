@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft.build.shared_parts import trainable_policy
-from rft.parallel.parallelize import ParallelModel, parallelize
+from rft.parallel.parallelize import ParallelModel, parallelize, trainable_policy
 from rft.parallel.shardable import ShardablePolicy
 from rft.process.machine import Machine
 from rft_core.packed_tokens import PackedTokens
@@ -35,9 +34,9 @@ CASES: dict[str, dict[str, Any]] = {
 def lay_out(source: Path, machine: Machine, **strategy: Any) -> tuple[ParallelModel[CausalPolicy], int]:
     """A policy on the ranks, and the most bytes that were alive on the way there."""
     settings, chosen = ModelSettings(pretrain=str(source)), StrategySettings(fsdp=True, **strategy)
-    codec: Any = object()
-    with LiveBytes(whole=True) as live:
-        policy = trainable_policy(settings, chosen, source, machine, codec, AdapterSettings())
+    tokenizer: Any = object()
+    with LiveBytes(full=True) as live:
+        policy = trainable_policy(settings, chosen, source, machine, tokenizer, AdapterSettings())
         spread = parallelize(ShardablePolicy(policy), chosen, AdamSettings(), machine, None)
         del policy
     return spread, live.peak

@@ -25,7 +25,9 @@ from rft_core import fault_points
 from rft_models.tiny_models.text import build_character_model
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 from rft_trainer.runs.checkpointing import Saver
+from support import terminal_preludes
 from support.rank_preludes import differ_at as differ_at
+from support.terminal_preludes import close_output as close_output
 
 PHASE_BYTES = 64
 _hooks: list[Callable[[str], None]] = []
@@ -51,6 +53,17 @@ def _at(point: str, nth: int, action: Callable[[], object]) -> None:
 def build_model(directory: str, alphabet: str) -> None:
     """An untrained model of hidden size 32."""
     build_character_model(directory, alphabet=alphabet, hidden=32, layers=2, heads=2, ffn=64, max_positions=64, seed=1)
+
+
+def hang_up_at(point: str, nth: int) -> None:
+    """Run in a terminal that hangs up at the nth pass of a point."""
+    other_end = terminal_preludes.terminal()
+    _at(point, nth, lambda: terminal_preludes.hang_up(other_end))
+
+
+def storm_at(point: str, nth: int, seconds: float) -> None:
+    """Receive SIGTERM again and again from the nth pass of a point on."""
+    _at(point, nth, lambda: terminal_preludes.storm(seconds))
 
 
 def list_points(path: str) -> None:

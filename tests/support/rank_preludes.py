@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import rft_cli.main
-from rft.process import launching
-from rft_dist.preflight import process_checks, rank_facts
+from rft_dist.preflight import process_checks, rank_facts, run_preflight
 
 
 def differ_at(rank: int, changes: Mapping[str, Any]) -> None:
@@ -22,7 +21,7 @@ def differ_at(rank: int, changes: Mapping[str, Any]) -> None:
     if changes.get("two_nodes"):
         os.environ |= {"LOCAL_RANK": "0", "NODE_RANK": str(own), "NUM_NODES": "2", "GPUS_PER_NODE": "1"}
         process_checks.refuse_contradictions = _nothing  # two machines would not meet at 127.0.0.1
-        launching.gloo_problem = _nothing
+        run_preflight.gloo_problem = _nothing
     if changes.get("start"):
         os.chdir(changes["start"])
     if own != rank:
@@ -31,8 +30,7 @@ def differ_at(rank: int, changes: Mapping[str, Any]) -> None:
         os.chdir(changes["directory"])
     _patch("_version", dict(changes.get("versions", {})))
     _patch("code_hash", dict.fromkeys(changes.get("code", ()), "0123456789ab"))
-    words, main = list(changes.get("words", ())), rft_cli.main.main
-    rft_cli.main.main = lambda argv: main([*argv, *words])
+    sys.argv += changes.get("words", ())
 
 
 def _nothing(*_: object) -> None:

@@ -124,7 +124,7 @@ class ForkServer:
         request = {
             "argv": list(argv),
             "logs": list(map(str, logs)),
-            "environments": [dict(environment or {}) | ranks for ranks in _rank_variables(num_ranks)],
+            "environments": [_own_test() | dict(environment or {}) | ranks for ranks in _rank_variables(num_ranks)],
             "preludes": [list(prelude) for prelude in preludes],
             "directory": str(self._folder),
         }
@@ -155,6 +155,11 @@ class ForkServer:
         self._process.wait(timeout=60)
         self._process.stdout.close()
         self._errors.close()
+
+
+def _own_test() -> dict[str, str]:
+    """The test that asks, as a process of its own would inherit it: the server was begun by another test."""
+    return {name: os.environ[name] for name in ("PYTEST_CURRENT_TEST",) if name in os.environ}
 
 
 def _rank_variables(num_ranks: int) -> list[dict[str, str]]:

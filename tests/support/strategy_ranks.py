@@ -180,7 +180,7 @@ def gradients_of(policy: CausalPolicy, optimizer: Any) -> dict[str, Tensor]:
 
 def run(case: Case, model: Path, ranks: Collectives, out: Path) -> dict[str, Any]:
     """One step; gradients (by way of a moment) and weights into files."""
-    policy = load_policy(model, codec=object()).train()  # type: ignore[arg-type]
+    policy = load_policy(model, tokenizer=object()).train()  # type: ignore[arg-type]
     optimizer, weights, data = distributed(policy, case, ranks)
     collective_forward = case.fsdp or case.zero_stage > 0
     annotator = LogprobScorer(
@@ -218,7 +218,7 @@ def held_bytes(model: Path, ranks: Collectives) -> dict[str, int]:
     found: dict[str, int] = {}
     modes: tuple[SequenceMode, ...] = ("ulysses", "ring")
     for mode in modes:
-        policy = load_policy(model, codec=object()).train()  # type: ignore[arg-type]
+        policy = load_policy(model, tokenizer=object()).train()  # type: ignore[arg-type]
         policy.enable_sequence_parallel(SequenceGroup(ranks, ranks.world_size), mode)
         known = [*policy.model.parameters(), *policy.model.buffers(), *given]
         loss, found[mode] = held_for_backward(

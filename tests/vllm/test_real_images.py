@@ -39,13 +39,13 @@ def test_prompts_with_images_are_continued_as_by_the_native_engine(tmp_path: Pat
     tokenizer = build_character_tokenizer("abcdefghijklmnopqrstuvwxyz ?")
     path = build_vision_model(tmp_path / "model", tokenizer, sizes=sizes, seed=4, init_std=0.1)
     policy = load_policy(path)
-    assert isinstance(policy.codec, HfProcessor)
+    assert isinstance(policy.tokenizer, HfProcessor)
     images = drawn_images(generator)
     pairs = [
-        policy.codec.encode_media("<image>what is it? ", images[:1]),
-        (policy.codec.encode("no image "), None),
-        policy.codec.encode_media("is <image> like <image>", images),
-        policy.codec.encode_media("<image>what is it? ", images[1:]),
+        policy.tokenizer.encode_media("<image>what is it? ", images[:1]),
+        (policy.tokenizer.encode("no image "), None),
+        policy.tokenizer.encode_media("is <image> like <image>", images),
+        policy.tokenizer.encode_media("<image>what is it? ", images[1:]),
     ]
     prompts, media = [ids for ids, _ in pairs], [one for _, one in pairs]
     native = NativeEngine(decoder_for(policy), max_rows=8, max_len=200)

@@ -49,22 +49,24 @@ class Replicas:
         with ThreadPoolExecutor(2) as pool:
             started = list(pool.map(lambda number: self._started(folder, number), range(2)))
         weight_store = SharedWeightStore(
-            to_checkpoint_names(self.policy.model, self.policy.named_parameters), torch.float32
+            to_checkpoint_names(self.policy.model, self.policy.named_parameters),
+            torch.float32,
+            num_bytes=4 * self.policy.num_parameters,
         )
         self.pool = ReplicaEngine(started, weight_store, max_len=MAX_LEN)
         self.native = NativeEngine(decoder_for(self.policy), max_rows=8, max_len=MAX_LEN)
-        codec = self.policy.codec
-        assert isinstance(codec, HfProcessor)
+        tokenizer = self.policy.tokenizer
+        assert isinstance(tokenizer, HfProcessor)
         generator = torch.Generator().manual_seed(7)
         images = [
             Image.fromarray(torch.randint(0, 256, (56, side, 3), generator=generator, dtype=torch.uint8).numpy())
             for side in (56, 84)
         ]
         pairs = [
-            codec.encode_media("<image>what is it? ", images[:1]),
-            (codec.encode("no image "), None),
-            codec.encode_media("is <image> like <image>", images),
-            codec.encode_media("<image>what is it? ", images[1:]),
+            tokenizer.encode_media("<image>what is it? ", images[:1]),
+            (tokenizer.encode("no image "), None),
+            tokenizer.encode_media("is <image> like <image>", images),
+            tokenizer.encode_media("<image>what is it? ", images[1:]),
         ]
         self.prompts, self.media = [ids for ids, _ in pairs], [one for _, one in pairs]
 
