@@ -26,7 +26,7 @@ format:
 test PKG="":
     uv run pytest {{ if PKG == "" { "-n 2 --dist loadgroup" } else if PKG == "rft-kernels" { "kernels/tests" } else { "packages/" + PKG + "/tests" } }}
 
-# tier 2: the long matrices, then each package alone
+# tier 2: the long matrices
 full:
     ci/full.sh
 

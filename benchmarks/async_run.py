@@ -129,7 +129,8 @@ def replicas(model: Path, policy: CausalPolicy, work: Workload, logs: Path, *, i
     ]  # fmt: skip
     for replica in started:
         replica.ready()
-    engine = GivenLengths(started, SharedWeightStore(policy.named_parameters, torch.float32), max_len=room)
+    store = SharedWeightStore(policy.named_parameters, torch.float32, num_bytes=4 * policy.num_parameters)
+    engine = GivenLengths(started, store, max_len=room)
     engine.length = cache(work.length)
     engine.refresh()
     return engine

@@ -24,7 +24,8 @@ from torch import Tensor
 from rft_algos.advantages import group_norm
 from rft_core.keyed_random import uniforms
 from rft_dist.collectives import SingleProcess
-from rft_dist.strategies.data_parallel import DataParallelOptimizer, StepOutcome
+from rft_dist.optim.adamw import StepOutcome
+from rft_dist.strategies.data_parallel import DataParallelOptimizer
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_trainer.batches.packing import pack
@@ -67,7 +68,7 @@ class GradientKeeper(DataParallelOptimizer):
 def check(case: Case, directory: Path) -> Agreement:
     """Run both sides on one batch and compare."""
     policy = load_policy(directory).train()
-    assert policy.codec is not None
+    assert policy.tokenizer is not None
     samples, rewards = _samples(case, policy)
     groups_N = torch.arange(_NUM_SEQUENCES) // GROUP_SIZE
     rewards_N = torch.tensor(rewards, dtype=torch.float64)
@@ -88,7 +89,7 @@ def check(case: Case, directory: Path) -> Agreement:
 
 def _samples(case: Case, policy: CausalPolicy) -> tuple[list[TrainingSample], list[float]]:
     """Random completions of 1/2 to all of the allowed length, and the rewards of their texts."""
-    assert policy.codec is not None
+    assert policy.tokenizer is not None
     generator = torch.Generator().manual_seed(11)
     prompts: list[Prompt] = our_prompts(case, policy, PROMPTS_PER_STEP)
     samples: list[TrainingSample] = []
@@ -99,7 +100,7 @@ def _samples(case: Case, policy: CausalPolicy) -> tuple[list[TrainingSample], li
         samples.append(
             TrainingSample(str(number), prompt.token_ids + tuple(completion), len(prompt.token_ids), advantage=0.0)
         )
-    texts = policy.codec.decode_batch([s.token_ids[s.prompt_length :] for s in samples])
+    texts = policy.tokenizer.decode_batch([s.token_ids[s.prompt_length :] for s in samples])
     return _with_old_logprobs(policy, samples), [text_reward(text) for text in texts]
 
 

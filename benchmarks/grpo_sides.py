@@ -34,7 +34,8 @@ from rft_algos.algorithms.components import GroupNorm, PpoClip
 from rft_algos.algorithms.published import Grpo
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_dist.collectives import SingleProcess
-from rft_dist.strategies.data_parallel import DataParallelOptimizer, StepOutcome
+from rft_dist.optim.adamw import StepOutcome
+from rft_dist.strategies.data_parallel import DataParallelOptimizer
 from rft_engine.native.engine import NativeEngine
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.causal_policy import CausalPolicy
@@ -183,9 +184,9 @@ def make_updater(policy: CausalPolicy, optimizer: DataParallelOptimizer, micro_b
 
 
 def our_prompts(case: Case, policy: CausalPolicy, num_prompts: int) -> list[Prompt]:
-    assert policy.codec is not None
+    assert policy.tokenizer is not None
     return [
-        Prompt(f"prompt:{number}", tuple(policy.codec.encode(text)), text, None, "benchmark")
+        Prompt(f"prompt:{number}", tuple(policy.tokenizer.encode(text)), text, None, "benchmark")
         for number, text in enumerate(prompt_texts(case, num_prompts))
     ]
 
@@ -193,7 +194,7 @@ def our_prompts(case: Case, policy: CausalPolicy, num_prompts: int) -> list[Prom
 def our_run(case: Case, directory: Path, num_steps: int, gate: Gate) -> RlLoop:
     """The loop of `rft-train rl` with the collaborators that its composition makes."""
     policy = load_policy(directory).train()
-    assert policy.codec is not None
+    assert policy.tokenizer is not None
     collectives = SingleProcess()
     engine = NativeEngine(decoder_for(policy), max_rows=256, max_len=case.prompt_tokens + NEW_TOKENS)
     optimizer = make_optimizer(policy, GatedOptimizer)
@@ -205,14 +206,14 @@ def our_run(case: Case, directory: Path, num_steps: int, gate: Gate) -> RlLoop:
     ledger = Ledger(len(prompts), 1, lambda epoch: range(len(prompts)), data_hash="benchmark", seed=0)
     collector = RolloutCollector(
         engine,
-        policy.codec,
+        policy.tokenizer,
         TextReward(),
         collectives,
         sampling=SamplingOptions(
             temperature=1.0,
             max_new_tokens=NEW_TOKENS,
             min_new_tokens=NEW_TOKENS,
-            stop_token_ids=policy.codec.eos_ids,
+            stop_token_ids=policy.tokenizer.eos_ids,
         ),
         group_size=GROUP_SIZE,
         seed=0,

@@ -15,8 +15,7 @@ import torch
 from strategies_cases import CASES, Case
 from torch import Tensor
 
-from rft.build.shared_parts import trainable_policy
-from rft.parallel.parallelize import ParallelModel, parallelize
+from rft.parallel.parallelize import ParallelModel, parallelize, trainable_policy
 from rft.parallel.shardable import ShardablePolicy
 from rft.process.machine import Machine
 from rft_core.packed_tokens import PackedTokens
@@ -80,7 +79,7 @@ def _make_model(path: Path) -> None:
 def _measure(case: Case, source: Path, machine: Machine, steps: int) -> dict[str, float]:
     """Bytes in the second step, of which the first has made the moments, and the median time of later ones."""
     torch.manual_seed(0)
-    with LiveBytes(torch.device(machine.device).type, whole=True) as live:
+    with LiveBytes(torch.device(machine.device).type, full=True) as live:
         spread = _spread(case, source, machine)
         loading = live.peak
         batches = _own_batches(spread, machine.device)
