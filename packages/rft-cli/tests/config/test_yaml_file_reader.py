@@ -88,7 +88,7 @@ def test_an_empty_file_has_nothing(text: str) -> None:
         ("size: 'a\n", "yaml", ":2", "write one `name: value` a line"),
         ("a: \x00\n", "yaml", "", "write one `name: value` a line"),
         (b"size: \xff\n", "encoding", "", "save it as UTF-8"),
-        ("[" * 3000, "nested", "", "flatten it"),
+        pytest.param("[" * 3000, "nested", "", "flatten it", id="3000 brackets"),
         ("#" * (LARGEST + 1), "large", "", "check the path"),
     ],
 )
