@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 
 from rft_algos.algorithms.published import Aggregation
 from rft_core.keyed_random import integers, uniforms
+from rft_core.packed_tokens import PackedTokens
 from rft_trainer.batches.packing import pack
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.protocols import Critic
@@ -344,3 +346,92 @@ def test_every_response_token_gets_the_value_before_it() -> None:
         for rollout in group.rollouts
     ]
     assert found == expected
+
+
+def test_explained_variance_is_computed_in_float64() -> None:
+    # in float32 the returns would be equal, and nothing left to explain
+    total, number = explained_variance([sample_of((1e9, 1e9), (1e9, 1e9 + 2))])
+    assert (float(total), float(number)) == (0.0, 2.0)
+
+
+def test_a_loss_of_one_token_has_a_count_of_one() -> None:
+    _, metrics = step_of(ALL_IN_ONE, ValueObjective(None), chosen=[sample_of((0.0,), (1.0,))])
+    value = float(a_critic().table.detach()[1])
+    assert metrics["critic/loss"] == pytest.approx((value - 1.0) ** 2 / 2)
+
+
+def test_values_of_bfloat16_have_a_loss_in_float32() -> None:
+    batch = pack([sample_of((0.0, 0.0), (1.0, 1.0))])
+    values_T = torch.tensor([0.0, 1 / 3, 1 / 3], dtype=torch.bfloat16).requires_grad_()
+    output = ValueObjective(None)(batch, values_T, Counts(3, 1))
+    assert output.loss.dtype == torch.float32
+    near = float(values_T[1].detach())
+    assert float(output.loss) == pytest.approx(2 * (near - 1) ** 2 / 2 / 3, rel=1e-6)
+    prompts = pack([TrainingSample("p", (1, 2, 3), 3, 0.0)])
+    assert ValueObjective(0.2)(prompts, values_T, Counts(3, 1)).loss.dtype == torch.float32
+
+
+def test_values_before_a_sequence_without_prompt_are_0_in_the_loss_and_the_metrics() -> None:
+    batch = pack([sample_of((5.0, 0.5), (7.0, 1.0), prompt_length=0)])
+    output = ValueObjective(0.2)(batch, torch.tensor([3.0, 0.5], dtype=torch.float64), Counts(1, 1))
+    assert float(output.loss) == pytest.approx(0.125)
+    assert [float(part) for part in output.metrics["critic/return_mean"]] == [1.0, 1.0]
+    assert [float(part) for part in output.metrics["critic/value_mean"]] == [0.5, 1.0]
+
+
+class NotingCritic(TokenCritic):
+    """Notes the number of sequences and of tokens of every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB)
+        self.noted: list[tuple[int, int]] = []
+
+    def values(self, tokens: PackedTokens) -> torch.Tensor:
+        self.noted.append((int(tokens.segment_ids_T.max()) + 1, len(tokens.token_ids_T)))
+        return super().values(tokens)
+
+
+def test_values_are_computed_within_both_limits() -> None:
+    critic = NotingCritic()
+    ValueAnnotator(critic, OneRank(), max_sequences=2, max_tokens=0)(groups())
+    assert [number for number, _ in critic.noted] == [2] * 6
+    critic.noted.clear()
+    ValueAnnotator(critic, OneRank(), max_sequences=5, max_tokens=14)(groups())
+    assert max(number for number, _ in critic.noted) > 1
+    assert max(length for _, length in critic.noted) <= 14
+    assert sum(length for _, length in critic.noted) == sum(
+        len(g.prompt.token_ids) + len(r.completion_ids) for g in groups() for r in g.rollouts
+    )
+
+
+@pytest.mark.parametrize("collective", [False, True])
+def test_ranks_compute_equally_many_values_where_passes_are_collective(collective: bool) -> None:
+    long = groups()[0].rollouts[0]
+    prompt = groups()[0].prompt
+    uneven = [
+        RolloutGroup(
+            prompt,
+            0,
+            0,
+            tuple(
+                replace(
+                    long,
+                    sample_index=index,
+                    completion_ids=(1,) * length,
+                    behaviour_logprobs=(0.0,) * length,
+                    log_kept_mass=(0.0,) * length,
+                )
+                for index, length in enumerate((9, 1, 1, 1))
+            ),
+        )
+    ]
+
+    class First(RankOf):
+        def gather_bytes(self, data: bytes) -> list[bytes]:
+            return [data, b"\0" * 12]
+
+    critic = NotingCritic()
+    options: dict[str, Any] = {"collective_forward": True} if collective else {}
+    ValueAnnotator(critic, First(0, 2), max_sequences=1, max_tokens=0, **options)(uneven)
+    # the others have three short ones; its fillers are the shortest
+    assert [length for _, length in critic.noted] == [11] + [3, 3] * collective
