@@ -366,7 +366,7 @@ def test_values_of_bfloat16_have_a_loss_in_float32() -> None:
     output = ValueObjective(None)(batch, values_T, Counts(3, 1))
     assert output.loss.dtype == torch.float32
     near = float(values_T[1].detach())
-    assert float(output.loss) == pytest.approx(2 * (near - 1) ** 2 / 2 / 3, rel=1e-6)
+    assert float(output.loss.detach()) == pytest.approx(2 * (near - 1) ** 2 / 2 / 3, rel=1e-6)
     prompts = pack([TrainingSample("p", (1, 2, 3), 3, 0.0)])
     assert ValueObjective(0.2)(prompts, values_T, Counts(3, 1)).loss.dtype == torch.float32
 
@@ -435,3 +435,10 @@ def test_ranks_compute_equally_many_values_where_passes_are_collective(collectiv
     ValueAnnotator(critic, First(0, 2), max_sequences=1, max_tokens=0, **options)(uneven)
     # the others have three short ones; its fillers are the shortest
     assert [length for _, length in critic.noted] == [11] + [3, 3] * collective
+
+
+def test_metrics_keep_no_graph() -> None:
+    batch = pack([sample_of((0.0, 0.5), (1.0, 1.0))])
+    output = ValueObjective(0.2)(batch, a_critic().values(batch.tokens), Counts(2, 1))
+    assert output.loss.requires_grad
+    assert not any(part.requires_grad for pair in output.metrics.values() for part in pair)

@@ -93,7 +93,7 @@ class ValueObjective:
         )
         loss = reductions.weighted_sum(weights_T, clipped_value_loss(values_T, old_values_T, returns_T, self.clip))
         num_here = mask_T.sum(dtype=torch.float64)
-        clipped_T = value_clipped(values_T.detach(), old_values_T, returns_T, self.clip)
+        clipped_T = value_clipped(values_T, old_values_T, returns_T, self.clip)
         metrics = {
             "critic/loss": (loss.detach().double(), num_here / max(counts.num_loss_tokens, 1)),
             "critic/clip_fraction": (clipped_T.sum(dtype=torch.float64), num_here),
