@@ -62,3 +62,10 @@ def test_noise_never_raises() -> None:
     )
     for _ in range(3_000):
         ToolCallFormat().parse("".join(draw.choice(pieces) for _ in range(draw.randint(0, 12))))
+
+
+def test_sixteen_calls_of_a_turn_are_made_and_of_one_more_none() -> None:
+    found = ToolCallFormat().parse(CALL * 16)
+    assert (len(found.calls), found.problems) == (16, ())
+    found = ToolCallFormat().parse(CALL * 17)
+    assert (found.calls, len(found.problems)) == ((), 1)
