@@ -76,8 +76,9 @@ def test_what_is_returned_must_be_as_many_numbers() -> None:
     assert called(lambda r, w: (True, 2)) == [1.0, 2.0]
     assert called(lambda r, w: torch.tensor([0.5, 1.5])) == [0.5, 1.5]
     assert called(lambda r, w: [torch.tensor(0.5), torch.tensor(1)]) == [0.5, 1.0]
-    with pytest.raises(TypeError):
-        called(lambda r, w: 1.0)
+    for value in (1.0, "10", {"a": 1.0, "b": 0.0}, None):
+        with pytest.raises(TypeError):
+            called(lambda r, w, value=value: value)
     for number in (1, 3):
         with pytest.raises(ValueError, match=f"{number} values for 2"):
             called(lambda r, w, number=number: [0.0] * number)

@@ -113,7 +113,7 @@ class EarlyStop:
     @property
     def stopped(self) -> bool:
         """Return whether patience is used up, or the target is reached."""
-        return 0 < self.patience <= self.waited or self.best <= self.target
+        return 0 < self.patience <= self.waited or (self.target > 0 and self.best <= self.target)
 
     def observe(self, loss: float, step: int) -> bool:
         """Record the validation loss of `step` and return whether to stop."""

@@ -160,6 +160,6 @@ def _with_parts(value: dict[str, Any]) -> str | dict[str, object]:
 def _as_number(value: object) -> float | str:
     item = getattr(value, "item", None)  # a number of numpy or torch
     number = item() if callable(item) else value
-    if isinstance(number, bool | int | float) and math.isfinite(number):
+    if isinstance(number, int | float) and math.isfinite(number):
         return float(number)
     return f"the reward function returned {str(value)[:100]!r}"
