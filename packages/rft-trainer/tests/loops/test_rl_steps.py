@@ -255,6 +255,12 @@ def test_a_run_ends_with_its_last_episode_where_no_number_of_steps_is_given() ->
     assert parts.steps_of("due")[-1] == "due 6 2"
 
 
+def test_a_step_may_have_a_single_prompt() -> None:
+    parts = Parts()
+    loop_of(parts, replace(RULES, prompts_per_rollout=1, max_steps=0), episodes=1).run(parts.signals)
+    assert parts.steps_of("due") == [*(f"due {step} None" for step in range(1, 6)), "due 6 1"]
+
+
 def test_a_step_of_two_rollouts_samples_them_one_after_the_other_and_trains_them_in_batches() -> None:
     parts = Parts()
     loop = loop_of(parts, replace(RULES, rollouts_per_step=2, train_batch_size=3, epochs_per_step=2))

@@ -317,6 +317,8 @@ def test_the_loss_by_token_is_that_of_the_whole_batch() -> None:
     assert places_N.tolist() == [2, 3, 5, 6]
     assert shares_N.tolist() == pytest.approx([n / 5 for n in (3, 4, 6, 7)])
     assert shares_N.dtype is torch.float32
+    exact_N = objective.token_losses(batch, counts)(logprobs_T[places_N].double(), torch.zeros(4), places_N)
+    assert exact_N.tolist() == pytest.approx([n / 5 for n in (3, 4, 6, 7)], rel=1e-14)
     assert float(whole.loss) == pytest.approx(20 / 5)
     assert (objective.needs_entropy, objective.logs_entropy, objective.by_token) == (False, False, True)
 
@@ -345,15 +347,21 @@ class CountingPolicy(BigramPolicy):
 
 def test_the_mean_loss_is_over_the_tokens_of_all_ranks() -> None:
     samples = [TrainingSample(f"s:{number}", (1, 2, 0), 1, 0.0) for number in range(3)]
-    for together in (False, True):
+    for options in ({}, {"collective_forward": True}):
         policies = [CountingPolicy(6), CountingPolicy(6)]
         losses = [
-            mean_loss(policy, samples, TwoRanks(rank), max_sequences=1, max_tokens=0, collective_forward=together)
+            mean_loss(policy, samples, TwoRanks(rank), max_sequences=1, max_tokens=0, **options)
             for rank, policy in enumerate(policies)
         ]
         expected = [(own * math.log(6) + 5) / (own + 2) for own in (4, 2)]
         assert sorted(losses) == pytest.approx(sorted(expected))
-        assert sorted(policy.forwards for policy in policies) == ([2, 2] if together else [1, 2])
+        assert sorted(policy.forwards for policy in policies) == ([2, 2] if options else [1, 2])
+
+
+def test_the_mean_loss_is_summed_in_double_precision() -> None:
+    policy = BigramPolicy(6, dtype=torch.float64)
+    loss = mean_loss(policy, SAMPLES, OneRank(), max_sequences=1, max_tokens=0)
+    assert loss == pytest.approx(math.log(6), rel=1e-14)
 
 
 def test_without_a_token_to_predict_there_is_no_loss() -> None:
