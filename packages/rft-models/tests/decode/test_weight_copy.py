@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import PreflightError, ServiceError
-from rft_models.decode.fast_decoder import decoder_for
+from rft_models.decode.fast_decoder import FastDecoder, decoder_for
+from rft_models.decode.hf_decoder import HfDecoder
 from rft_models.decode.weight_copy import GenerationCopy, is_sharded, needs_copy
 from rft_models.families import patches
 from rft_models.families.registry import fast_decode_families, packed_families
@@ -230,3 +231,37 @@ def test_the_fast_path_is_taken_where_the_policy_takes_it(tiny_model: Build) -> 
         kind = type(decoder_for(policy).new_cache(1, 8))
         assert type(twin.new_cache(1, 8)) is kind, model_type
         assert (kind.__name__ == "StaticCache") == (model_type in fast_decode_families())
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "gpt2"])
+def test_memory_of_keys_and_values_is_that_of_the_policy_s_own_decoder(tiny_model: Build, model_type: str) -> None:
+    policy = policy_of(tiny_model, model_type)
+    twin, decoder = GenerationCopy(policy), decoder_for(policy)
+    assert isinstance(decoder, FastDecoder | HfDecoder)
+    expected = decoder.cache_bytes(3, 50, num_prompts=2, prompt_len=7)
+    assert twin.cache_bytes(3, 50, num_prompts=2, prompt_len=7) == expected
+    assert twin.max_positions == decoder.max_positions == 96
+    assert twin.vocab_size == decoder.vocab_size == 61
+    fill(twin, policy)
+    cache = twin.new_cache(1, 5)
+    twin.prefill(cache, torch.tensor([[3, 5]]), torch.tensor([2]), [1])
+    with pytest.raises(ValueError, match="1 rows of 5 tokens"):
+        twin.prefill(cache, torch.tensor([[3, 5]]), torch.tensor([2]), [1])
+
+
+def test_what_has_two_names_in_one_module_is_still_one_tensor(tiny_model: Build) -> None:
+    def give_a_second_name(model: Any) -> None:
+        model.model.norm.gain = model.model.norm.weight
+
+    patches.register_patch("qwen2", give_a_second_name)
+    try:
+        policy = make_policy(patches.apply(tiny_model("qwen2")), None, packed=True)
+        twin = GenerationCopy(policy)
+    finally:
+        patches.unregister_patch("qwen2", give_a_second_name)
+    fill(twin, policy)
+    assert twin.own_name("model.norm.gain") == "model.norm.weight"
+    assert torch.equal(logits(twin), own_logits(policy))
+    twin.begin()
+    assert twin.write("model.norm.gain", torch.ones(32))[0] == "model.norm.weight"
+    assert dict(twin.named_tensors())["model.norm.weight"].tolist() == [1.0] * 32

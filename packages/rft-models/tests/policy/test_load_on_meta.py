@@ -13,16 +13,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rft_core.errors import DataError, OptionsError
+from rft_models.attention.kernels import choose_attention
 from rft_models.families import patches
 from rft_models.families.registry import packed_families
 from rft_models.files.safetensors_reader import WeightFiles
 from rft_models.layers.gradient_checkpointing import Checkpointing
-from rft_models.policy import load_on_meta as subject
+from rft_models.loading.transformers_loading import prepare
+from rft_models.policy import load_on_meta as load_on_meta_module
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import FreezeRules
 from rft_models.policy.load import load_policy
 from rft_models.policy.load_on_meta import MetaParameters, load_on_meta, load_reference_on_meta
-from rft_models.tokenization.tokenizer import load_tokenizer
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 JOINED = {"qwen2_moe", "qwen3_moe", "mixtral"}
@@ -92,13 +93,12 @@ def test_values_that_a_softcapped_attention_needs_are_computed_without_fusion(
     tiny_model: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[str] = []
-    prepare = subject.prepare
 
     def noted(model: Any, **options: Any) -> None:
         kept.append(model.config._attn_implementation)
         prepare(model, **options)
 
-    monkeypatch.setattr(subject, "prepare", noted)
+    monkeypatch.setattr(load_on_meta_module, "prepare", noted)
     tokenizer: Any = object()
     for model_type in ("gemma2", "qwen3"):
         tiny_model(model_type).save_pretrained(tmp_path / model_type)
@@ -112,7 +112,9 @@ def test_gradient_checkpointing_is_switched_on_where_it_is_asked_for(character_d
 
     every_second = Checkpointing(every=2)
     expected = load_policy(character_directory, gradient_checkpointing=every_second)
-    assert checkpointed(load_on_meta(character_directory, gradient_checkpointing=every_second)) == checkpointed(expected)
+    assert checkpointed(load_on_meta(character_directory, gradient_checkpointing=every_second)) == checkpointed(
+        expected
+    )
     assert checkpointed(load_on_meta(character_directory)) == [False, False]
     assert checkpointed(load_on_meta(character_directory, gradient_checkpointing=True)) == [True, True]
 
@@ -120,7 +122,9 @@ def test_gradient_checkpointing_is_switched_on_where_it_is_asked_for(character_d
 def test_frozen_parts_are_frozen_before_the_weights_come(character_directory: Path) -> None:
     policy = load_on_meta(character_directory, freeze=FreezeRules(prefixes=("model.layers.0",)))
     trained = {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
-    assert {name.startswith("model.layers.0.") for name, _ in policy.named_parameters() if name not in trained} == {True}
+    assert {name.startswith("model.layers.0.") for name, _ in policy.named_parameters() if name not in trained} == {
+        True
+    }
     assert not any(name.startswith("model.layers.0.") for name in trained)
     assert len(trained) > 4
     for freeze in (None, FreezeRules()):
@@ -143,13 +147,12 @@ def test_the_kernel_of_attention_is_chosen_for_the_device_and_type_of_the_weight
     load: Callable[..., CausalPolicy], character_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[Any, ...]] = []
-    choose, placed = subject.choose_attention, list[torch.device]()
 
     def noted(device: Any, dtype: torch.dtype, *, flash_attn: bool = False) -> Any:
         asked.append((device, dtype, flash_attn))
-        return choose("cpu", dtype)
+        return choose_attention("cpu", dtype)
 
-    monkeypatch.setattr(subject, "choose_attention", noted)
+    monkeypatch.setattr(load_on_meta_module, "choose_attention", noted)
     policy = load(character_directory, device="meta", dtype=torch.bfloat16, flash_attn=True)
     placed = [buffer.device for _, buffer in policy.model.named_buffers()]
     assert set(placed) == {torch.device("meta")}, "buffers are where the weights will be"

@@ -138,9 +138,9 @@ class GenerationCopy:
             )
         # no provider sends buffers: they come from the policy, which is in this process
         source = dict(self._source.named_buffers())
-        for path, module in self._twin.model.named_modules():
-            for name, _ in list(module.named_buffers(recurse=False)):
-                setattr(module, name, source[f"{path}.{name}".lstrip(".")].detach().clone())
+        for name, _ in list(self._twin.model.named_buffers()):
+            path, _, last = name.rpartition(".")
+            setattr(self._twin.model.get_submodule(path), last, source[name].detach().clone())
         self.refresh()
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
