@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from tokenizers.normalizers import Lowercase
 
 from rft_core.errors import DataError
@@ -82,6 +83,8 @@ def test_a_batch_is_decoded_without_special_tokens() -> None:
     tokenizer = HfTokenizer(build_character_tokenizer(ALPHABET))
     ids = tokenizer.encode("1+1=")
     assert tokenizer.decode_batch([[*ids, *tokenizer.eos_ids], []]) == ["1+1=", ""]
+    assert tokenizer.decode([*ids, *tokenizer.eos_ids]) == "1+1=<eos>"
+    assert tokenizer.decode([*ids, *tokenizer.eos_ids], skip_special_tokens=True) == "1+1="
 
 
 @pytest.mark.parametrize("tools", [[], [{"name": "add"}]])
@@ -187,3 +190,45 @@ def test_a_directory_without_a_tokenizer_names_the_model_of_a_run(tmp_path: Path
     with pytest.raises(DataError) as caught:
         load_tokenizer(tmp_path)
     assert caught.value.problem.do == f"--pretrain {tmp_path}/checkpoints/step_000010/model"
+
+
+def test_a_tokenizer_of_a_family_s_class_is_loaded_as_that_class(directory: Path) -> None:
+    build_bpe_tokenizer(["Some Text"] * 4, 270).save_pretrained(str(directory))
+    edit(directory / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
+    assert type(load_tokenizer(directory).hf_tokenizer).__name__.startswith("Qwen2Tokenizer")
+    edit(directory / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    assert not type(load_tokenizer(directory).hf_tokenizer).__name__.startswith("Qwen2Tokenizer")
+
+
+@pytest.mark.parametrize("loader", ["AutoTokenizer", "PreTrainedTokenizerFast"])
+def test_nothing_is_fetched_and_no_code_is_run_whichever_class_loads_it(
+    loader: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def from_pretrained(path: str, **options: Any) -> Plain:
+        asked.append((path, options))
+        return Plain()
+
+    edit(directory / "tokenizer_config.json", tokenizer_class=loader)
+    monkeypatch.setattr(getattr(transformers, loader), "from_pretrained", from_pretrained)
+    load_tokenizer(directory)
+    assert asked == [(str(directory), {"local_files_only": True, "trust_remote_code": False})]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(ValueError("\nthe first\nand more"), "load: the first"), (ImportError(), "load: ImportError")],
+)
+def test_why_a_tokenizer_does_not_load_is_said_in_one_line(
+    error: Exception, said: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str, **options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "from_pretrained", refuse)
+    with pytest.raises(DataError) as caught:
+        load_tokenizer(directory)
+    assert caught.value.problem.code == "models.tokenizer_damaged"
+    assert caught.value.problem.what.endswith(said)
+    assert caught.value.__cause__ is error
