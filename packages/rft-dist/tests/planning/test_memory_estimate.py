@@ -10,6 +10,7 @@ import pytest
 
 from rft_dist.planning.memory_estimate import (
     BUCKET_BYTES,
+    GIB,
     DecoderSizes,
     MemoryTerm,
     TrainingMemoryConfig,
@@ -51,6 +52,11 @@ def terms(sizes: DecoderSizes = SMALL, **options: Any) -> dict[str, MemoryTerm]:
 
 def sizes_of(sizes: DecoderSizes = SMALL, **options: Any) -> dict[str, int]:
     return {name: term.num_bytes for name, term in terms(sizes, **options).items()}
+
+
+def test_sizes_are_told_in_binary_units() -> None:
+    assert GIB == 1024**3
+    assert 16 * BUCKET_BYTES == GIB
 
 
 def test_parameters_of_a_dense_decoder() -> None:

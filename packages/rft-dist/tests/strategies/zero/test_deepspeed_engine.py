@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +48,41 @@ def test_a_package_that_cannot_be_told_where_a_step_ends_is_refused(package: Any
     with pytest.raises(PreflightError) as caught:
         engine.load_deepspeed(CUDA)
     assert caught.value.problem.code == "zero.too_old"
+
+
+def test_a_package_that_is_not_there_is_refused_before_anything_is_set(
+    package: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PreflightError) as caught:
+        engine.load_deepspeed(CPU)
+    assert caught.value.problem.code == "zero.not_installed"
+    assert "DS_ACCELERATOR" not in os.environ
+
+
+@pytest.mark.usefixtures("package")
+def test_a_device_that_the_environment_names_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "xpu")
+    engine.load_deepspeed(CPU)
+    assert os.environ["DS_ACCELERATOR"] == "xpu"
+
+
+@pytest.mark.usefixtures("package")
+def test_the_package_s_calls_of_old_names_of_torch_are_not_warned_of_and_others_are() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine.load_deepspeed(CUDA)
+        warnings.warn("`torch.distributed.reduce_op` is deprecated", FutureWarning, stacklevel=1)
+        with pytest.raises(FutureWarning):
+            warnings.warn("`torch.jit.script` is deprecated", FutureWarning, stacklevel=1)
+
+
+def test_the_local_rank_is_taken_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(OSError, match="refused"), local_rank(CUDA):  # noqa: PT012 - the body is what fails
+        assert os.environ["LOCAL_RANK"] == "3"
+        raise OSError("refused")
+    assert "LOCAL_RANK" not in os.environ
 
 
 def test_the_local_rank_is_set_while_it_is_missing_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
