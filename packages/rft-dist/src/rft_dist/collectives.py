@@ -158,15 +158,15 @@ class TorchCollectives:
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """The bytes of every rank in rank order: lengths first, then one padded uint8 tensor each."""
-        length = torch.tensor([len(data)], dtype=torch.int64, device=self._device)
-        lengths = [int(entry) for entry in torch.cat(self._all_gather(length)).tolist()]
+        lengths = [int(entry) for entry in torch.cat(self._all_gather(self._length_of(data))).tolist()]
         longest = max(lengths)
         # every rank has the same lengths, so that all of them leave here or none
         if longest == 0:
             return [b""] * self.world_size
         # all_gather takes tensors of one shape only
         padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(data)] = _bytes_to_tensor(data)
+        if data:
+            padded[: len(data)] = _bytes_to_tensor(data)
         parts = self._all_gather(padded.to(self._device))
         return [_tensor_to_bytes(part[:size]) for part, size in zip(parts, lengths, strict=True)]
 
@@ -174,7 +174,7 @@ class TorchCollectives:
         """Rank 0's bytes: length first, then one uint8 tensor."""
         own = data if self.rank == 0 else b""
         assert own is not None, "rank 0 has to give the bytes"
-        length = torch.tensor([len(own)], dtype=torch.int64, device=self._device)
+        length = self._length_of(own)
         self._broadcast(length)
         size = int(length.item())
         # every rank knows the size by now, so that none waits alone in the second broadcast
@@ -184,6 +184,9 @@ class TorchCollectives:
         moved = moved.to(self._device)
         self._broadcast(moved)
         return _tensor_to_bytes(moved)
+
+    def _length_of(self, data: bytes) -> Tensor:
+        return torch.tensor([len(data)], device=self._device)
 
     def _copy(self, tensor: Tensor) -> Tensor:
         return tensor.detach().to(self._device, copy=True, memory_format=torch.contiguous_format)
@@ -229,8 +232,8 @@ def _first_line(error: RuntimeError) -> str:
 
 
 def _bytes_to_tensor(data: bytes) -> Tensor:
-    # a bytearray, since torch wants memory that may be written; frombuffer refuses an empty one
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    # a bytearray, since torch wants memory that may be written; it must not be empty
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _tensor_to_bytes(tensor: Tensor) -> bytes:
