@@ -102,6 +102,32 @@ def test_no_prompts_and_the_engine_afterwards():
     assert stats.num_decode_steps > 0
 
 
+@pytest.mark.parametrize(("sequences", "num_steps"), [([(1, END)], 1), ([(1, 2, 3, END), (4, END)], 3), ([(END,)], 0)])
+def test_the_steps_are_one_fewer_than_the_longest_sequence(sequences: list[tuple[int, ...]], num_steps: int):
+    engine, model = engine_of()
+    engine.beam_search(PROMPTS, TokenTrie.of(sequences), num_beams=2)
+    assert engine.stats().num_decode_steps == num_steps
+    assert len([name for name, _ in model.calls if name == "step"]) == num_steps
+
+
+def test_a_sequence_that_the_model_rules_out_is_no_beam():
+    table = torch.randn(31, VOCAB, generator=torch.Generator().manual_seed(5))
+    table[:, 2] = -torch.inf
+    engine = NativeEngine(FakeDecodableModel(table, carry=3), max_rows=64, max_len=64)
+    possible = {(1, END), (3, 4, END)}
+    beams_by_prompt = engine.beam_search(PROMPTS, TokenTrie.of([*possible, (2, END), (3, 2, END)]), num_beams=4)
+    assert [{beam.token_ids for beam in beams} for beams in beams_by_prompt] == [possible] * len(PROMPTS)
+    assert all(math.isfinite(sum(beam.logprobs)) for beams in beams_by_prompt for beam in beams)
+
+
+def test_a_temperature_near_zero_is_searched():
+    engine, model = engine_of()
+    sequences = catalogue(1)
+    [beams] = engine.beam_search([[2, 3]], TokenTrie.of(sequences), num_beams=60, temperature=0.05)
+    expected = {s: sum(logprobs_of(model, [2, 3], s, 0.05)) for s in sequences}
+    assert [beam.token_ids for beam in beams] == sorted(sequences, key=lambda s: -expected[s])
+
+
 def test_what_cannot_be_searched_is_refused():
     engine, _ = engine_of(max_rows=8, max_len=8)
     trie = TokenTrie.of(catalogue(6))
@@ -109,6 +135,7 @@ def test_what_cannot_be_searched_is_refused():
         ({"num_beams": 0}, "engine.num_beams"),
         ({"num_beams": 9}, "engine.num_beams"),
         ({"num_beams": 2, "temperature": 0.0}, "engine.beam_temperature"),
+        ({"num_beams": 2, "temperature": math.inf}, "engine.beam_temperature"),
     )
     for options, code in refused:
         with pytest.raises(OptionsError) as caught:

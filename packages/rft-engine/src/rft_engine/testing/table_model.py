@@ -99,6 +99,7 @@ class FakeDecodableModel:
     def step(self, cache: FakeCache, token_ids_B: Tensor) -> Tensor:
         self.calls.append(("step", (cache.num_rows,)))
         assert token_ids_B.shape == (cache.num_rows,), f"{token_ids_B.shape} tokens for {cache.num_rows} rows"
+        assert bool(((token_ids_B >= 0) & (token_ids_B < self.vocab_size)).all()), f"unknown tokens: {token_ids_B}"
         cache.lengths_B = cache.lengths_B + 1
         assert int(cache.lengths_B.max()) <= cache.max_len, "a row longer than the cache"
         cache.states_B = (self.carry * cache.states_B + token_ids_B + 1) % self.log_SV.shape[0]
