@@ -13,6 +13,7 @@ from torch import Tensor
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import ServiceError
+from rft_engine.engine_base import EngineFacts
 from rft_engine.lifecycle import EngineState
 from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.native.copy_check import check_copy
@@ -144,7 +145,7 @@ def test_the_cache_does_not_outlive_a_version() -> None:
 def test_level_2_frees_the_copy_and_waits_for_a_load() -> None:
     policy = TablePolicy()
     engine, twin = ready(policy)
-    engine.sleep(1)
+    engine.sleep()
     assert twin.held, "level 1 keeps the weights"
     engine.sleep(2)
     engine.sleep(2)
@@ -161,6 +162,12 @@ def test_level_2_frees_the_copy_and_waits_for_a_load() -> None:
     engine.close()
     engine.close()
     assert not twin.held
+
+
+def test_facts_are_those_of_the_copy() -> None:
+    engine, twin = make(TablePolicy())
+    assert engine.facts == EngineFacts("float32", twin.vocab_size, is_cpu=True, transport="direct")
+    assert engine.max_len == 32
 
 
 def test_no_two_whole_tensors_exist_at_a_time() -> None:
