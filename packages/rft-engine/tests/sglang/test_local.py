@@ -64,6 +64,8 @@ def test_an_answer_becomes_a_sample() -> None:
     assert sample_of(3, answer_of([4, 1]), TOP, 8) == SampleResult(3, [4, 1], [-1.0, -2.0], masses, "length", 8)  # type: ignore[arg-type]
     greedy = SamplingOptions(temperature=0.0, max_new_tokens=9, top_k=3)
     assert sample_of(3, answer_of([4]), greedy, 8).log_kept_mass == [0.0]
+    likeliest = SamplingOptions(temperature=0.7, max_new_tokens=9, top_k=1)
+    assert sample_of(3, answer_of([4], output_top_logprobs=[ROWS[:1]]), likeliest, 8).log_kept_mass == [math.log(0.5)]
     assert sample_of(3, answer_of([4], finish_reason=None), DRAW, 8).finish_reason == "nothing"
     assert sample_of(3, answer_of([4], finish_reason={"type": "stop"}), DRAW, 8).finish_reason == "stop"
 

@@ -248,11 +248,10 @@ def log_kept_mass(top: Sequence[Sequence[Any]], token: int, top_p: float) -> flo
             rounding it may have kept one token more: up to the drawn one, at least.
         top_p: a token is kept while those before it hold at most this much together.
     """
-    mass, seen_drawn = 0.0, False
+    mass = 0.0
     drawn_rank = next((i for i, row in enumerate(top) if row[1] == token), 0)
     for number, (logprob, _, _) in enumerate(top):
-        seen_drawn = number > drawn_rank
-        if mass > top_p and seen_drawn:
+        if mass > top_p and number > drawn_rank:
             break
         mass += math.exp(logprob)
     return min(math.log(mass), 0.0)
