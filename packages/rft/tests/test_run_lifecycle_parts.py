@@ -262,6 +262,10 @@ def test_a_run_with_rows_and_no_checkpoint_is_never_advised_to_be_removed(tmp_pa
     with pytest.raises(CheckpointError) as resumed:
         start(resolved(), directory.path, in_place=True)
     assert resumed.value.problem.do == f"rft-train rl --save_path {tmp_path / 'run-3'} --seed 1"
+    (directory.path / "command.txt").write_text(f"rft-train rl --seed 1 --save_path {directory.path}\n")
+    with pytest.raises(CheckpointError) as resumed:
+        start(resolved(), directory.path, in_place=True)
+    assert resumed.value.problem.do == f"rft-train rl --seed 1 --save_path {tmp_path / 'run-3'}"
     with pytest.raises(OptionsError) as again:
         start(resolved(), directory.path)
     assert again.value.problem.do == f"--save_path {tmp_path / 'run-3'}"

@@ -327,9 +327,14 @@ def test_images_go_through_files_only_where_a_replica_reads_them(reads_files: bo
     assert not any(path.exists() for path in paths)
 
 
+def test_before_a_call_there_is_nothing_to_count(ready: Made) -> None:
+    for _ in range(2):
+        found = ready.engine.counters()
+        assert found == {"engine/reissued": 0, "engine/restarts": 0, "time/engine_idle_share": 0.0}
+
+
 def test_figures_of_a_call_and_the_share_of_idle_time(ready: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ready.engine
-    assert engine.counters() == {"engine/reissued": 0, "engine/restarts": 0, "time/engine_idle_share": 0.0}
     times = count(100.0, 2.0)
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(times)))
 

@@ -135,6 +135,9 @@ def test_a_store_keeps_within_the_limits_of_the_settings(tmp_path: Path, monkeyp
         asked.clear()
         one._open_store(exchange)
         assert asked[0]["exchange"] is exchange
+        again: Any = make_writer(directory, settings, {}, exchange, point(directory.checkpoints_directory))
+        again._open_store(exchange)
+        assert (asked[1]["run_id"], asked[1]["keep_last"]) == ("first name", 3)
 
 
 def test_a_point_to_continue_from_is_read_from_its_checkpoint() -> None:
