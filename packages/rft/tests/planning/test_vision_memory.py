@@ -62,6 +62,8 @@ def test_ranks_share_out_what_they_share_of_the_decoder(sharding: str, shared: s
         assert ("6 ranks" in spread[name].formula) == (name in shared)
     one = weights(layout=alone)
     assert not any("ranks" in term.formula for term in one.values())
+    two = weights(layout=run_layout(SHARDINGS[sharding], run_dims(SHARDINGS[sharding], 2)))
+    assert {name for name, term in two.items() if "/ 2 ranks" in term.formula} == shared & two.keys()
     if sharding == "fsdp":
         groups = replace(SHARDINGS[sharding], shard_size=4)
         assert sizes_of(layout=run_layout(groups, run_dims(groups, 8)))["tower parameters"] == P
@@ -182,9 +184,11 @@ def test_images_are_counted_where_data_and_processor_are_here(tmp_path: Path, mo
     assert planned_images("rl", settings, None) == (plan, [])
     (tmp_path / "model/tokenizer_config.json").unlink()
     assert planned_images("rl", settings, None)[0] is None
-    for text in ("", f"{tmp_path}/rows.jsonl,{tmp_path}/none.jsonl"):
-        assert planned_images("rl", planned(tmp_path, prompt_data=text), None)[0] is None
     (tmp_path / "model/tokenizer_config.json").write_text("{}")
+    for text, absent in (("", "prompt_data"), (f"{tmp_path}/rows.jsonl, {tmp_path}/none.jsonl", f"{tmp_path}/none")):
+        found, [note] = planned_images("rl", planned(tmp_path, prompt_data=text), None)
+        assert found is None
+        assert absent in note
     assert planned_images("rl", planned(tmp_path, prompt_data=f"{tmp_path}/*.none, {tmp_path}/rows.jsonl"), None)[0]
     monkeypatch.setattr(vision_memory, "tower_sizes", lambda directory: None)
     assert planned_images("rl", planned(tmp_path, prompt_data=""), None)[0] is plan, "the start says it better"
@@ -195,9 +199,12 @@ def test_a_plan_joins_the_tokens_of_images_with_the_terms_of_the_tower(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan: Any = SimpleNamespace(tokens_a_row=(1, 2.0, 11))
-    monkeypatch.setattr(vision_memory, "planned_images", lambda command, settings, positions: (plan, ["unread"]))
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(vision_memory, "planned_images", lambda *given: (asked.append(given), (plan, ["unread"]))[1])
     values = {"pretrain": "m", "images_key": "image", "micro_train_batch_size": 1}
-    found = image_parts("rl", planned(tmp_path), values, TrainingMemoryConfig(), None)
+    settings = planned(tmp_path)
+    found = image_parts("rl", settings, values, TrainingMemoryConfig(), 64)
+    assert asked == [("rl", settings, 64)]
     assert (found.images, found.parameters) == (plan, P)
     assert found.terms[-1].num_bytes == 44 * L * block(4)
     assert found.notes[0] == "unread"
