@@ -48,8 +48,7 @@ def split_in_order(num_tokens: Sequence[int], max_sequences: int, max_tokens: in
     cuts: list[list[int]] = []
     tokens = 0
     for index, length in enumerate(num_tokens):
-        full = cuts and (len(cuts[-1]) == max_sequences or (max_tokens and tokens + length > max_tokens))
-        if not cuts or full:
+        if not cuts or len(cuts[-1]) == max_sequences or (max_tokens and tokens + length > max_tokens):
             cuts.append([])
             tokens = 0
         cuts[-1].append(index)

@@ -144,7 +144,7 @@ def _result(rows: Sequence[Sequence[Any]]) -> EvaluationResult:
         rewards=tuple(None if row[0] is None else float(row[0]) for row in rows),
         correct=tuple(None if row[1] is None else bool(row[1]) for row in rows),
         num_truncated=sum(bool(row[2]) for row in rows),
-        mean_tokens=sum(int(row[3] or 0) for row in rows) / len(rows) if rows else float("nan"),
+        mean_tokens=sum(int(row[3]) for row in rows) / len(rows) if rows else float("nan"),
         turns=total(TurnCounts(*row[4]) for row in rows),
         why_unscored=next((str(row[5]) for row in rows if row[0] is None), ""),
     )
