@@ -80,7 +80,7 @@ class ValueObjective:
 
         def masked(tensor_T: Tensor | None) -> Tensor:
             # before any equation; None where the micro-batch has only prompts, so that nothing is masked in
-            return torch.zeros_like(values_T, dtype=dtype) if tensor_T is None else tensor_T.to(dtype).where(mask_T, 0)
+            return torch.zeros_like(values_T) if tensor_T is None else tensor_T.to(dtype).where(mask_T, 0)
 
         values_T, old_values_T, returns_T = masked(values_T), masked(batch.old_values_T), masked(batch.returns_T)
         weights_T = token_weights(
