@@ -125,3 +125,93 @@ def test_the_gap_does_not_depend_on_the_cut_and_a_refused_step_changes_nothing(c
     assert not torch.equal(policy.table, before)
     assert watch.metrics["engine/logprob_gap"] == pytest.approx(sum(expected) / len(expected), abs=1e-6)
     assert watch.metrics["engine/logprob_gap_max"] == pytest.approx(max(expected), abs=1e-6)
+
+
+def place_of(error: ServiceError) -> str:
+    return error.problem.where.rpartition("worst: ")[2]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_the_worst_of_several_micro_batches_is_named(number: int) -> None:
+    watch = MismatchMonitor(collectives=OneRank(), limit=0.0)
+    watch.begin("step 1", "")
+    for index in range(3):
+        gap = 2.0 if index == number else 0.5
+        watched(watch, [sample("x", (-1.0,)), sample(f"s{index}", (-1.0, -1.0))], [-1.25, -1.0, -1.0 - gap])
+    with pytest.raises(ServiceError) as caught:
+        watch.judge()
+    assert place_of(caught.value) == f"sample s{number}, response token 1 (id 4): trainer -3, engine -1"
+    assert watch.metrics == {}, "a step that is refused has no metrics"
+
+
+def share_of(total: float, count: int, largest: float) -> bytes:
+    where = {"sample": "far", "token": 9, "position": 3, "trainer": -largest, "engine": 0.0}
+    return json.dumps({"sum": total, "count": count, "max": largest, "where": where}).encode()
+
+
+@pytest.mark.parametrize(("largest", "name"), [(0.25, "near"), (4.0, "far")])
+def test_the_worst_of_all_ranks_is_named_and_every_token_counts_once(largest: float, name: str) -> None:
+    near = sample("near", (-1.0, -1.0, -1.0))
+
+    def judged(limit: float | None) -> MismatchMonitor:
+        watch = MismatchMonitor(collectives=Ranks([share_of(1.0, 2, largest)]), limit=limit)
+        watch.begin("step 1", "")
+        watched(watch, [near], [-1.5, -1.0, -2.0])
+        watch.judge()
+        return watch
+
+    with pytest.raises(ServiceError) as caught:
+        judged(0.4)
+    assert place_of(caught.value).startswith(f"sample {name}")
+    # 0.5 + 0 + 1 here and 1 there, over three and two tokens
+    assert judged(0.5).metrics == {"engine/logprob_gap": 0.5, "engine/logprob_gap_max": max(largest, 1.0)}
+    assert judged(None).metrics["engine/logprob_gap"] == 0.5
+
+
+def test_a_rank_without_tokens_names_no_worst_token_where_another_has_no_gap() -> None:
+    watch = MismatchMonitor(collectives=Ranks([share_of(0.0, 2, 0.0)]), limit=None)
+    watch.begin("step 1", "")
+    watch.judge()
+    assert watch.metrics == {"engine/logprob_gap": 0.0, "engine/logprob_gap_max": 0.0}
+
+
+def test_samples_without_log_probs_of_an_engine_are_not_measured() -> None:
+    watch = MismatchMonitor(collectives=OneRank(), limit=0.0)
+    watch.begin("step 1", "")
+    chosen = [TrainingSample("s", (1, 2, 3), 1, 1.0)]
+    batch = pack(chosen)
+    watch.add(chosen, batch, torch.full((3,), -5.0))
+    watch.judge()
+    assert watch.metrics == {}
+
+
+def test_a_new_update_forgets_the_last_one_before_it_is_judged() -> None:
+    watch = MismatchMonitor(collectives=OneRank(), limit=None)
+    watch.begin("step 1", "")
+    watched(watch, [sample("a", (-1.0,))], [-2.0])
+    watch.judge()
+    assert watch.metrics
+    watch.begin("step 2", "")
+    assert watch.metrics == {}
+    watch.judge()
+    assert watch.metrics == {}
+
+
+def test_the_gap_holds_no_graph_and_is_summed_in_float64() -> None:
+    watch = MismatchMonitor(collectives=OneRank(), limit=None)
+    watch.begin("step 1", "")
+    for value in (2.0**24, 1.0, 1.0):
+        chosen = [sample("a", (0.0,))]
+        batch = pack(chosen)
+        watch.add(chosen, batch, torch.full((3,), -value, requires_grad=True))
+    watch.judge()
+    assert watch.metrics["engine/logprob_gap"] == (2.0**24 + 2) / 3
+
+
+def test_the_remedy_is_a_limit_that_would_have_passed_unless_said() -> None:
+    watch = MismatchMonitor(collectives=OneRank(), limit=0.1)
+    watch.begin("step 1", "")
+    watched(watch, [sample("a", (-1.0,))], [-1.5])
+    with pytest.raises(ServiceError) as caught:
+        watch.judge()
+    assert caught.value.problem.do == "--max_logprob_gap 0.5"

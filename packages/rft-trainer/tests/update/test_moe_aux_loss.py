@@ -12,7 +12,7 @@ from rft_algos.algorithms.published import Grpo
 from rft_core.packed_tokens import PackedTokens
 from rft_trainer.batches.packing import pack
 from rft_trainer.metrics.totals import MetricTotals
-from rft_trainer.records.rollouts import TrainingSample
+from rft_trainer.records.rollouts import Counts, TrainingSample
 from rft_trainer.testing.bigram import BigramPolicy, OneRank, PlainOptimizer
 from rft_trainer.update.moe_aux_loss import MoeAuxLoss
 from rft_trainer.update.optimizer_step import MicroBatching, Updater
@@ -163,3 +163,67 @@ def test_a_rank_without_micro_batches_takes_part_in_the_count() -> None:
     ranks: Any = Noting(1, 2, torch.ones(EXPERTS))
     MoeAuxLoss(RoutedBigrams(6), coefficient=1.0, collectives=ranks).begin([])
     assert [counts.tolist() for counts in asked] == [[0.0] * EXPERTS]
+
+
+def test_fillers_are_computed_and_not_counted() -> None:
+    policy = RoutedBigrams(6)
+    asked: list[Tensor] = []
+
+    class Noting(OneRank):
+        world_size = 2
+
+        def sum(self, tensor: Tensor) -> Tensor:
+            asked.append(tensor.clone())
+            return tensor
+
+    own, idle = pack(samples()[:2]), pack(samples()[2:3])
+    alone = RoutedBigrams(6).expert_counts(own.tokens)
+    MoeAuxLoss(policy, coefficient=1.0, collectives=Noting()).begin([own], [idle, idle])
+    assert policy.counted == 3
+    assert [counts.tolist() for counts in asked] == [alone.tolist()]
+    assert asked[0].dtype == torch.float64
+
+
+def test_each_step_counts_anew() -> None:
+    policy = RoutedBigrams(6)
+    balanced = MoeAuxLoss(policy, coefficient=1.0, collectives=OneRank())
+    halves = [pack(samples()[:3]), pack(samples()[3:])]
+    balanced.begin(halves)
+    balanced.begin(halves[:1])
+    assert policy.counted == 2, "one micro-batch on one rank counts itself"
+    totals = MetricTotals()
+    balanced.token_logprobs(halves[0].tokens)
+    term = balanced.term(halves[0], Counts(int(halves[0].loss_mask_T.sum()), 3), totals)
+    alone = RoutedBigrams(6).token_logprobs_and_balance(halves[0].tokens, expert_counts_E=None)[2]
+    torch.testing.assert_close(term, alone.share)
+    assert totals.merged(OneRank()) == {
+        "router/balance": pytest.approx(float(alone.share.detach())),
+        "router/max_load": pytest.approx(float(alone.max_load)),
+    }
+
+
+def test_the_metric_counts_the_share_of_the_tokens_that_is_here() -> None:
+    balanced = MoeAuxLoss(RoutedBigrams(6), coefficient=0.5, collectives=OneRank())
+    batch = pack(samples()[:1])
+    balanced.begin([batch])
+    balanced.token_logprobs(batch.tokens)
+    num_here = int(batch.loss_mask_T.sum())
+    metrics: list[float] = []
+    for num_in_all in (num_here, 4 * num_here):
+        totals = MetricTotals()
+        balanced.term(batch, Counts(num_in_all, 9), totals)
+        metrics.append(totals.merged(OneRank())["router/balance"])
+    # the total is the part of this micro-batch, which the counts of all others fill up to 1
+    assert metrics[1] == pytest.approx(4 * metrics[0])
+
+
+def test_a_step_without_loss_tokens_has_no_metric() -> None:
+    balanced = MoeAuxLoss(RoutedBigrams(6), coefficient=0.5, collectives=OneRank())
+    with pytest.raises(AssertionError, match="a forward comes first"):
+        balanced.term(pack(samples()[:1]), Counts(1, 1), MetricTotals())
+    batch = pack(samples()[:1])
+    balanced.token_logprobs(batch.tokens)
+    totals = MetricTotals()
+    prompts = pack([TrainingSample("p", (1, 2), 2, 0.0)])
+    balanced.term(prompts, Counts(0, 0), totals)
+    assert "router/balance" not in totals.merged(OneRank())
