@@ -134,6 +134,9 @@ def test_a_reward_without_parts_is_one_part() -> None:
     assert advantages([group(rollout(0, 2, 5.0), rollout(1, 2, 1.0))], record) == pytest.approx(
         [math.sqrt(0.5), -math.sqrt(0.5)], abs=1e-6
     )
+    # in float32 the two would be equal
+    near = [group(rollout(0, 2, 2.0**24 + 1), rollout(1, 2, 2.0**24))]
+    assert advantages(near, record)[0] == pytest.approx(math.sqrt(0.5), abs=1e-6)
 
 
 def test_rewards_of_steps_stand_at_their_ends_and_others_have_one_at_the_end() -> None:
@@ -149,6 +152,7 @@ def test_rewards_of_steps_stand_at_their_ends_and_others_have_one_at_the_end() -
     mean = 2.5 / 3
     deviation = math.sqrt((mean**2 + (2 - mean) ** 2 + (0.5 - mean) ** 2) / 2)
     assert samples[1].advantage == pytest.approx((0.5 - mean) / deviation, abs=1e-6)
+    assert samples[1].token_advantages == (), "at its last token, so that all tokens before have it too"
 
 
 def test_the_greedy_response_is_the_baseline_of_its_group() -> None:
