@@ -230,3 +230,19 @@ def test_the_limits_are_those_of_float32_unless_said() -> None:
 
 def test_given_texts_may_have_nothing_to_score() -> None:
     assert scored_tokens(Fixed(), [([1], []), ([2], [0])], 1.0, "cpu") == [[], [pytest.approx(math.log(0.5))]]
+
+
+def test_where_all_is_kept_its_log_is_0_although_float32_adds_up_to_more_than_1() -> None:
+    rows_RV = torch.arange(64 * 33, dtype=torch.float32).reshape(64, 33).sin()
+    sums_R = rows_RV.log_softmax(1).double().logsumexp(1)
+    above_V = rows_RV[int(sums_R.argmax())]
+    assert sums_R.max() > 0
+
+    def logits(tokens: PackedTokens) -> Iterator[Tensor]:
+        yield above_V[None]
+
+    found = measured(Scripted([[[0]]]), top_p=0.9999999, limits=FULL, logits=logits)
+    assert found.worst_kept is not None
+    assert (found.worst_kept.trainer, found.worst_kept.engine) == (0.0, 0.0)
+    assert found.kept_mass is not None
+    assert found.kept_mass.largest == 0.0

@@ -129,6 +129,20 @@ def test_an_advantage_of_parts_sees_each_with_its_weight() -> None:
     assert advantages(two, record, component_weights={"a": 3.0}) == pytest.approx([-3 * half, 3 * half], abs=1e-6)
 
 
+def test_parts_without_weights_leave_the_reward_as_it_is() -> None:
+    seen: list[list[float]] = []
+
+    def noting(batch: RolloutBatch) -> Tensor:
+        seen.append(batch.rewards_N.tolist())
+        return batch.rewards_N
+
+    record = Grpo(advantage=components.Gdpo(), kl_place="none", kl_coef=0.0)
+    for weights in (None, {"a": 0.5}):
+        rules = RewardShapingConfig(longest_response=4, component_weights=weights)
+        AdvantageEstimator(record, rules, seed=0, compute_advantages=noting)(PARTS, scores_of(PARTS), step=0)
+    assert seen == [[9.0, 9.0, 9.0], [1.0, 2.0, 0.0]]
+
+
 def test_a_reward_without_parts_is_one_part() -> None:
     record = Grpo(advantage=components.Gdpo(over_batch=False, epsilon=1e-9), kl_place="none", kl_coef=0.0)
     assert advantages([group(rollout(0, 2, 5.0), rollout(1, 2, 1.0))], record) == pytest.approx(
@@ -162,6 +176,8 @@ def test_the_greedy_response_is_the_baseline_of_its_group() -> None:
         group(rollout(0, 1, 3.0), position=1, baseline=2.0),
     ]
     assert advantages(groups, record) == pytest.approx([0.75, -0.25, 1.0])
+    # as exact as the rewards are
+    assert advantages([group(rollout(0, 2, 2.0**24 + 1), baseline=2.0**24 - 1)], record) == [2.0]
     # who does not compare with it does not need it
     assert advantages([group(rollout(0, 2, 1.0), rollout(1, 2, 0.0))]) == pytest.approx([0.5, -0.5])
 

@@ -108,6 +108,7 @@ def test_flat_lists_are_in_the_order_of_groups_and_of_samples() -> None:
     rewards_N, group_ids_N = flat_rewards(groups)
     assert (rewards_N.tolist(), group_ids_N.tolist()) == ([1.0, 2.0, 3.0], [0, 0, 1])
     assert flat_rewards([group(0.1)])[0].item() == 0.1, "as exact as the reward itself"
+    assert [part.tolist() for part in flat_rewards([])] == [[], []]
 
 
 def test_a_reward_that_is_missing_is_a_mistake_of_the_caller() -> None:
