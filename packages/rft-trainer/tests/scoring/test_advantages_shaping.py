@@ -129,6 +129,31 @@ def test_an_advantage_of_parts_sees_each_with_its_weight() -> None:
     assert advantages(two, record, component_weights={"a": 3.0}) == pytest.approx([-3 * half, 3 * half], abs=1e-6)
 
 
+def test_a_part_without_a_weight_weighs_one() -> None:
+    record = Grpo(advantage=components.Gdpo(over_batch=False, epsilon=1e-9), kl_place="none", kl_coef=0.0)
+    two = [group(rollout(0, 2, 9.0, breakdown={"a": 2.0}), rollout(1, 2, 9.0, breakdown={"a": 4.0}))]
+    assert advantages(two, record) == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], abs=1e-6)
+
+
+BIG = 2.0**24
+"""One more than this is no float32."""
+
+
+def test_log_probs_and_rewards_of_steps_and_turns_keep_the_digits_that_they_have() -> None:
+    groups = [group(rollout(0, 1, 1.0), rollout(1, 1, 0.0))]
+    record = replace(CENTRED, correction=components.TokenTis(cap=9.0))
+    estimator = AdvantageEstimator(record, RewardShapingConfig(longest_response=4), seed=0)
+    samples, _ = estimator(groups, PolicyScores([(-BIG - 1,), (0.0,)], [(-BIG - 2,), (0.0,)]), step=0)
+    assert samples[0].token_weights == pytest.approx((math.e,))
+    of_steps = Grpo(advantage=components.ProcessGroupNorm(epsilon=1e-9), kl_place="none", kl_coef=0.0)
+    near = [group(rollout(0, 1, 9.0, steps=((0, BIG + 1),)), rollout(1, 1, 9.0, steps=((0, BIG),)))]
+    assert advantages(near, of_steps) == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)], abs=1e-6)
+    of_turns = Grpo(advantage=components.Returns(), kl_place="none", kl_coef=0.0)
+    turns = (Turn(True, 1, "a", BIG + 1), Turn(True, 1, "b", 1.0))
+    talk = [group(rollout(0, 2, BIG + 2, turns=turns, steps=((0, BIG + 1), (1, 1.0))))]
+    assert estimated(talk, of_turns)[0][0].token_advantages == (BIG + 2, 1.0)
+
+
 def test_parts_without_weights_leave_the_reward_as_it_is() -> None:
     seen: list[list[float]] = []
 
