@@ -49,7 +49,8 @@ def sent_by(rank: int, call: Any) -> bytes:
 
 
 def test_without_collectives_there_is_one_rank_which_owns_everything() -> None:
-    for partition in (RankPartition(None), RankPartition(OneRank())):
+    alone = RankOf(0, 1)
+    for partition in (RankPartition(None), RankPartition(alone)):
         assert partition.is_first
         assert all(partition.owns(entry) for entry in ENTRIES)
         groups = [group(1), group(0)]
@@ -57,6 +58,7 @@ def test_without_collectives_there_is_one_rank_which_owns_everything() -> None:
         assert partition.all_rows([{"a": 1}]) == [{"a": 1}]
         assert partition.totals({"a": 1.0, "b_share": 0.5}) == {"a": 1.0, "b_share": 0.5}
         partition.tell_error(ValueError("nobody listens"))
+    assert alone.sent == []
 
 
 def test_prompts_are_owned_in_turn_by_their_place() -> None:
