@@ -204,6 +204,8 @@ def test_the_gap_holds_no_graph_and_is_summed_in_float64() -> None:
         chosen = [sample("a", (0.0,))]
         batch = pack(chosen)
         watch.add(chosen, batch, torch.full((3,), -value, requires_grad=True))
+    kept = watch._sums  # pyright: ignore[reportPrivateUsage]
+    assert not any(one.requires_grad for one in kept), "a graph a micro-batch would stay in memory"
     watch.judge()
     assert watch.metrics["engine/logprob_gap"] == (2.0**24 + 2) / 3
 
