@@ -7,6 +7,7 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -347,15 +348,16 @@ class CountingPolicy(BigramPolicy):
 
 def test_the_mean_loss_is_over_the_tokens_of_all_ranks() -> None:
     samples = [TrainingSample(f"s:{number}", (1, 2, 0), 1, 0.0) for number in range(3)]
-    for options in ({}, {"collective_forward": True}):
+    for together in (False, True):
+        measured = partial(mean_loss, collective_forward=True) if together else mean_loss
         policies = [CountingPolicy(6), CountingPolicy(6)]
         losses = [
-            mean_loss(policy, samples, TwoRanks(rank), max_sequences=1, max_tokens=0, **options)
+            measured(policy, samples, TwoRanks(rank), max_sequences=1, max_tokens=0)
             for rank, policy in enumerate(policies)
         ]
         expected = [(own * math.log(6) + 5) / (own + 2) for own in (4, 2)]
         assert sorted(losses) == pytest.approx(sorted(expected))
-        assert sorted(policy.forwards for policy in policies) == ([2, 2] if options else [1, 2])
+        assert sorted(policy.forwards for policy in policies) == ([2, 2] if together else [1, 2])
 
 
 def test_the_mean_loss_is_summed_in_double_precision() -> None:

@@ -144,7 +144,6 @@ class RlLoop:
         self.begin(results)
         while not self.finished:
             self.train_step(signals, results)
-        self.saver.save(self.progress.step, episode=self.ledger.epoch)
         return results
 
     def begin(self, results: dict[str, EvaluationResult]) -> None:

@@ -189,7 +189,6 @@ class SftLoop:
             self._finish_step(record, batch, ended)
             if not self.finished and agree(self.collectives, signals.received is not None)[0]:
                 self._save_and_stop(signals)
-        self.saver.save(self.progress.step, episode=self.ledger.epoch)
 
     @property
     def finished(self) -> bool:
