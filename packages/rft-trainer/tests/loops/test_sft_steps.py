@@ -182,6 +182,10 @@ def test_answers_are_evaluated_with_the_weights_of_the_step() -> None:
     assert (before["name"], before["step"], after["name"], after["step"]) == ("before", 0, "after", 1)
     assert (after["eval/accuracy"], after["rewards"], after["correct"]) == (1.0, (1.0, None), (True, None))
     assert "eval/loss" not in after
+    without = Parts()
+    loop_of(without, evaluator=None, engine=engine, held_out=[], max_steps=1).run(without.signals)
+    assert [row["name"] for row in without.evaluations] == ["before", "after"]
+    assert asked == [event for event in parts.events if event.split()[0] in ("load", "wake", "evaluate")]
 
 
 def test_a_run_that_stops_early_evaluates_and_saves_once_more() -> None:
