@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,13 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
-            raise _RefusedValue(f"key {shown(key)} occurs twice", "which of the two values counts is undefined", key)
+            raise _twice(key)
         seen.add(key)
     raise AssertionError("unequal lengths without a duplicate")
+
+
+def _twice(key: str) -> _RefusedValue:
+    return _RefusedValue(f"key {shown(key)} occurs twice", "which of the two values counts is undefined", key)
 
 
 def _refuse_constant(name: str) -> float:
@@ -80,7 +85,8 @@ def read_jsonl(file: Path, skips: SkipLog) -> list[Row]:
 
 
 def _line_fields(raw: bytes, file: Path, line: int, offset: int) -> dict[str, Any] | None:
-    text = decode_text(raw, file, first_line=line, offset=offset)
+    # without the line end, behind which an error would be told of the next line
+    text = decode_text(raw, file, first_line=line, offset=offset).rstrip("\r\n")
     stripped = text.strip(" \t\r\n")
     if not stripped:
         return None
@@ -143,13 +149,13 @@ class _Document:
 
     def _data_of_object(self) -> list[tuple[Any, int]]:
         rows: list[tuple[Any, int]] | None = None
-        keys: list[str] = []
+        keys: dict[str, None] = {}
         self._expect("{")
         while self._peek() != "}" or keys:
-            key = self._value()
-            keys.append(str(key))
+            key = self._key(keys)
+            keys[key] = None
             self._expect(":")
-            if key == "data" and rows is None and self._peek() == "[":
+            if key == "data" and self._peek() == "[":
                 rows = self._list()
             else:
                 self._value()
@@ -159,11 +165,22 @@ class _Document:
             if self._peek() == "{":
                 raise self._extra()
             raise _RefusedValue(
-                f'no list under the key "data"; the object has {len(keys)} keys: {shown(keys)}',
+                f'no list under the key "data"; the object has {len(keys)} keys: {shown(list(keys))}',
                 'a JSON data file is a list of objects or {"data": [objects]}',
                 "data",
             )
         return rows
+
+    def _key(self, others: Container[str]) -> str:
+        if self._peek() != '"':
+            raise json.JSONDecodeError("Expecting a key in double quotes", self._text, self._position)
+        line = self._current_line()
+        key = self._value()
+        if key in others:
+            error = _twice(key)
+            error.add_note(str(line))
+            raise error
+        return key
 
     def _value(self) -> Any:
         try:
