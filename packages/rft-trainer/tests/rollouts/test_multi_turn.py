@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from rft_core.keyed_random import derive_key
 from rft_trainer.environments.episodes import BuiltinEpisodes, Episode, Reply
 from rft_trainer.environments.protocol import Answer, AssistantTurn, EnvironmentPrompt
 from rft_trainer.environments.tool_calls import ToolCallFormat
+from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.records.rollouts import Prompt, Rollout
 from rft_trainer.records.scores import RewardStatus
 from rft_trainer.records.turns import Turn, sampled_mask, turn_rewards, turns_from_json
@@ -210,6 +211,50 @@ def test_a_wave_is_cut_where_context_and_budget_would_pass_the_room() -> None:
     assert batch_turns([8, 3, 4], [1, 6, 2], 9) == [[0], [2], [1]]
     for wave in batch_turns([8, 3, 4, 8], [1, 6, 5, 1], 9):
         assert max([8, 3, 4, 8][i] for i in wave) + max([1, 6, 5, 1][i] for i in wave) <= 9
+
+
+def test_each_wave_has_the_largest_of_its_budgets_and_the_longest_context_goes_first() -> None:
+    script = {2: [(4, STOP), (3, STOP)], 3: [(1, 1, 1, STOP), (4, STOP)]}
+    first, second = (1, 2, OPENS), (1, 2, 3, OPENS)
+    later = (*first, 4, STOP, 5, OPENS), (*second, 1, 1, 1, STOP, 5, OPENS)
+    opening = ([second, first], 11, [[11], [11]])
+    apart = [([later[1]], 5, [[5]]), ([later[0]], 7, [[7]])]
+    together = [([later[1], later[0]], 7, [[5], [7]])]
+    # without a known room: that of the longest prompt with all tokens behind it, 3 + 12
+    for room, turns in ((None, apart), (15, apart), (16, apart), (17, together)):
+        engine = Scripted(script)
+        conversations(engine, room=room).sample(PROMPTS, [[11], [12]], sampling(12))
+        asked = [(call["prompts"], call["options"].max_new_tokens, call["budgets"]) for call in engine.calls]
+        assert asked == [opening, *turns]
+
+
+def test_contexts_of_equal_tokens_with_other_images_are_read_apart() -> None:
+    media = ["two circles", "two squares"]
+    prompts = [replace(PROMPTS[0], media=one) for one in media]
+    engine = Scripted({2: [(3, STOP)]})
+    conversations(engine).sample(prompts, [[11, 12], [13]], sampling())
+    [call] = engine.calls
+    assert call["prompts"] == [(1, 2, OPENS)] * 2
+    assert (call["keys"], call["media"]) == ([[11, 12], [13]], media)
+
+
+def test_what_the_environment_takes_is_time_of_tools() -> None:
+    class Phases:
+        entered: list[str | None] = []  # noqa: RUF012
+
+        def enter_phase(self, name: str | None) -> None:
+            self.entered.append(name)
+
+        def end_step(self) -> None: ...
+
+    runner, calls = BuiltinEpisodes(Counting), ToolCallFormat()
+    timer = PhaseTimer(listener=Phases())
+    limits = ConversationLimits(max_turns=4)
+    engine = Scripted({2: [(4, STOP), (3, STOP)]})
+    Conversations(engine, DigitDecoder(), runner, TokenText(), calls, limits, timer=timer).sample(
+        PROMPTS[:1], [[1]], sampling()
+    )
+    assert Phases.entered == ["tools", None] * 3, "the opening and two turns"
 
 
 def test_turns_go_through_json_and_know_their_places() -> None:
