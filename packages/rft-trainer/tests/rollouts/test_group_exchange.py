@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -18,6 +19,7 @@ from rft_trainer.rollouts.group_exchange import (
     encode_error,
     encode_groups,
     exchange_groups,
+    group_from_json,
     in_order,
 )
 
@@ -125,3 +127,12 @@ def test_a_token_costs_sixteen_bytes_where_its_floats_are_float32() -> None:
     short, long = group(0, rollout(0, [-0.5])), group(0, rollout(0, [-0.5] * 101))
     more = len(encode_groups([long])) - len(encode_groups([short]))
     assert 1600 <= more < 1620  # a few digits of the counts
+
+
+def test_a_group_that_was_stored_as_json_comes_back_with_its_prompt() -> None:
+    prompt = replace(PROMPTS[2], media=None, messages=({"role": "user", "content": "text"},))
+    stored = replace(group(2, CONVERSATION, rollout(2, [-0.1]), baseline=0.75), prompt=prompt)
+    assert group_from_json(json.loads(json.dumps(asdict(stored)))) == stored
+    without = asdict(stored)
+    del without["prompt"]["messages"]  # as it was stored before there were any
+    assert group_from_json(without).prompt == replace(prompt, messages=())

@@ -139,8 +139,9 @@ def rollout_from_json(row: Mapping[str, Any]) -> Rollout:
 def group_from_json(row: Mapping[str, Any]) -> RolloutGroup:
     """Build a rollout group from its fields after JSON, as a checkpoint stores it."""
     prompt = row["prompt"]
+    lists = {"token_ids": tuple(prompt["token_ids"]), "messages": tuple(prompt.get("messages", ()))}
     return RolloutGroup(
-        prompt=Prompt(**(prompt | {"token_ids": tuple(prompt["token_ids"])})),
+        prompt=Prompt(**(prompt | lists)),
         epoch=row["epoch"],
         position=row["position"],
         baseline_reward=row["baseline_reward"],
