@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -62,6 +62,24 @@ def test_the_run_directory_holds_what_a_sink_was_given(tmp_path: Path) -> None:
     assert summary["outcome"] == "finished"
 
 
+def test_the_files_of_a_run_are_closed_after_its_summary(tmp_path: Path) -> None:
+    calls = Calls()
+    play(JsonlSink(cast(RunDirectory, calls)), tmp_path)
+    assert [name for name, _, _ in calls.made] == ["append_metrics", "append_evaluation", "write_summary", "close"]
+
+
+def test_a_package_that_is_there_and_lacks_another_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, broken in (("wandb", False), ("wandb.sdk", False), ("numpy", True)):
+
+        def missing(module: str, name: str = name) -> ModuleType:
+            raise ImportError("no", name=name)
+
+        monkeypatch.setattr("rft_trainer.sinks.extras.importlib", SimpleNamespace(import_module=missing))
+        with pytest.raises(PreflightError) as caught:
+            WandbSink("p")
+        assert ("installed, but needs numpy" in caught.value.problem.what) is broken
+
+
 def test_scalars_are_the_numbers_by_flat_names() -> None:
     assert scalars(RECORD) == {"reward/mean": 0.5, "n": 2}
     assert scalars({"step": 1, "eval": {"after": {"accuracy": 0.5}, "step": 2}}) == {
@@ -73,8 +91,8 @@ def test_scalars_are_the_numbers_by_flat_names() -> None:
 def test_wandb_gets_the_step_as_a_metric_so_that_a_resumed_run_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = Calls()
-    calls.summary = Calls()
+    calls, summary = Calls(), Calls()
+    vars(calls)["summary"] = summary
     installed(monkeypatch, "wandb", init=calls.init)
     play(WandbSink("my-project", entity="org", run_name="first"), tmp_path, resumed=2)
     ((_, options),) = calls.of("init")
@@ -85,7 +103,7 @@ def test_wandb_gets_the_step_as_a_metric_so_that_a_resumed_run_loses_nothing(
         {"step": 3, "reward/mean": 0.5, "n": 2},
         {"step": 3, "eval/accuracy": 0.75, "eval/n": 9},
     ]
-    assert calls.summary.of("update") == [(({"eval/after/accuracy": 0.75},), {})]
+    assert summary.of("update") == [(({"eval/after/accuracy": 0.75},), {})]
     assert calls.of("finish") == [((), {"exit_code": 0})]
 
 
@@ -93,7 +111,8 @@ def test_trackio_gets_numbers_at_their_step(tmp_path: Path, monkeypatch: pytest.
     calls = Calls()
     installed(monkeypatch, "trackio", init=calls.init, log=calls.log, finish=calls.finish)
     play(TrackioSink("proj"), tmp_path)
-    assert calls.of("init")[0][1]["name"] == "arith-2025-01-01-fox"
+    options = {"project": "proj", "name": "arith-2025-01-01-fox", "config": {"lr": 0.1}, "resume": "allow"}
+    assert calls.of("init") == [((), options)]
     assert calls.of("log") == [
         (({"reward/mean": 0.5, "n": 2},), {"step": 3}),
         (({"eval/accuracy": 0.75, "eval/n": 9},), {"step": 3}),
@@ -117,6 +136,9 @@ def test_tensorboard_gets_scalars_and_hides_steps_that_a_resume_repeats(
         ("eval/n", 9, 3),
     ]
     assert len(calls.of("close")) == 1
+    assert [name for name, _, _ in calls.made if name != "add_scalar"] == ["writer", "flush", "flush", "close"]
+    play(TensorboardSink(tmp_path / "own"), tmp_path)
+    assert calls.of("writer")[1][1]["log_dir"] == str(tmp_path / "own")
 
 
 @pytest.mark.parametrize(
@@ -127,6 +149,7 @@ def test_a_missing_extra_is_one_error_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, make: Any, name: str
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
+    installed(monkeypatch, "torch.utils.tensorboard")  # a part of torch, which is there whatever else is
     with pytest.raises(PreflightError) as caught:
         make()
     problem = caught.value.problem

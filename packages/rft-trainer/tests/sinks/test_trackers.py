@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rft_core.errors import PreflightError
+from rft_trainer.metrics.sink import RunInfo
 from rft_trainer.settings.run import RunSettings
 from rft_trainer.sinks.trackers import requested_trackers
 from rft_trainer.sinks.trackio import TrackioSink
@@ -29,3 +32,30 @@ def test_a_tracker_that_is_not_installed_is_an_error_before_anything_is_reported
     with pytest.raises(PreflightError) as caught:
         requested_trackers(RunSettings(use_tensorboard="events"))
     assert caught.value.problem.code == "extra.tensorboard"
+
+
+def test_what_the_settings_say_is_what_the_trackers_are_opened_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened: list[dict[str, Any]] = []
+
+    def keep(**options: Any) -> SimpleNamespace:
+        opened.append(options)
+        return SimpleNamespace(define_metric=lambda name, **options: None)
+
+    for name in ("wandb", "trackio", "tensorboard", "torch.utils.tensorboard"):
+        module = ModuleType(name)
+        vars(module).update({"init": keep, "SummaryWriter": keep})
+        monkeypatch.setitem(sys.modules, name, module)
+    info = RunInfo("fox", tmp_path, {}, None)
+    named = RunSettings(
+        use_wandb="ours", wandb_org="us", wandb_group="sweep", wandb_run_name="first", use_tensorboard="events"
+    )
+    for run in (named, RunSettings(use_wandb="ours", use_trackio="mine")):
+        for sink in requested_trackers(run):
+            sink.start(info)
+    first, events, second, trackio = opened
+    names = ("project", "entity", "group", "name")
+    assert [first[name] for name in names] == ["ours", "us", "sweep", "first"]
+    assert [second[name] for name in names] == ["ours", None, None, "fox"]
+    assert (events["log_dir"], trackio["project"]) == ("events", "mine")
