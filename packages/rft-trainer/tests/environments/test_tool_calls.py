@@ -26,6 +26,8 @@ def test_calls_are_read_in_order() -> None:
         ('<tool_call>{"name": "x"</tool_call>', "not JSON"),
         ("<tool_call>[1]</tool_call>", "wanted a JSON object, got list"),
         ('<tool_call>{"arguments": {}}</tool_call>', 'no "name"'),
+        ('<tool_call>{"name": 3}</tool_call>', 'no "name"'),
+        ('<tool_call>{"name": ""}</tool_call>', 'no "name"'),
         ('<tool_call>{"name": "x", "arguments": "1+1"}</tool_call>', "they are str"),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", "nested too deep"),
         (CALL * (MAX_CALLS + 1), f"at most {MAX_CALLS}"),
@@ -35,6 +37,12 @@ def test_calls_are_read_in_order() -> None:
 def test_a_call_that_cannot_be_read_is_said(text: str, said: str) -> None:
     found = ToolCallFormat().parse(text)
     assert any(said in problem for problem in found.problems)
+
+
+def test_a_call_that_is_not_closed_hides_none_behind_it() -> None:
+    found = ToolCallFormat().parse(f"<tool_call>{CALL}</tool_call>{CALL}<tool_call>")
+    assert len(found.calls) == 2
+    assert len(found.problems) == 2, "the first and the last"
 
 
 def test_a_text_without_a_call_attempts_nothing() -> None:

@@ -60,11 +60,11 @@ class ToolCallFormat:
 def _between_tags(text: str) -> list[ToolCall | str]:
     parsed: list[ToolCall | str] = []
     position = text.find(OPEN)
-    while position >= 0:
-        end = text.find(CLOSE, position)
+    while position != -1:
         following = text.find(OPEN, position + len(OPEN))
-        # a second opening tag before the closing one: the first call was never closed
-        if end < 0 or 0 <= following < end:
+        # before the next opening tag: a call that another one begins in was never closed
+        end = text.find(CLOSE, position, None if following == -1 else following)
+        if end == -1:
             parsed.append(f"{OPEN} without {CLOSE}")
         else:
             parsed.append(_read_call(text[position + len(OPEN) : end]))
