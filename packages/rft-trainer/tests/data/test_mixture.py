@@ -82,6 +82,7 @@ def test_a_known_order_stays_what_it_is() -> None:
         ([1.0, 0.0], "leave the source out of --prompt_data"),
         ([1.5, -0.5], "leave the source out of --prompt_data"),
         ([float("nan"), 0.5], "leave the source out of --prompt_data"),
+        ([float("inf"), 0.5], "leave the source out of --prompt_data"),
     ],
 )
 def test_probabilities_that_do_not_fit_are_refused_with_ones_that_do(probabilities: list[float], do: str) -> None:
@@ -98,6 +99,33 @@ def test_the_suggested_probabilities_are_accepted(given_ones: list[float], num: 
         flag, values = error.problem.do.split(" ", 1)
         assert flag == "--prompt_data_probs"
         Mixture([1] * num, [float(value) for value in values.split(",")])
+
+
+def test_probabilities_may_be_a_millionth_off() -> None:
+    assert Mixture([1, 1], [0.5, 0.5000009]).probabilities == (0.5, 0.5000009)
+    for last in (0.4999985, 0.5000015):
+        with pytest.raises(OptionsError) as caught:
+            Mixture([1, 1], [0.5, last])
+        assert caught.value.problem.code == "data.probabilities"
+
+
+def test_a_draw_takes_the_source_whose_share_it_falls_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = [0.0, 0.0999999999, 0.1, 0.1000000001, 0.999]  # a share ends before its bound
+    monkeypatch.setattr(
+        "rft_trainer.data.mixture.uniforms", lambda keys, num: torch.tensor([draws], dtype=torch.float64)
+    )
+    order = Mixture([2, 3], [0.1, 0.9]).order(0, 0).tolist()
+    assert [index >= 2 for index in order] == [False, False, True, True, True]
+    assert sorted(order) == [0, 1, 2, 3, 4]
+
+
+def test_a_source_that_is_never_drawn_leaves_the_epoch_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "rft_trainer.data.mixture.uniforms", lambda keys, num: torch.full((1, num), 0.5, dtype=torch.float64)
+    )
+    order = Mixture([1, 2, 2], [0.1, 0.8, 0.1]).order(0, 0)
+    assert order.dtype is torch.int64
+    assert Counter(order.tolist()) in (Counter({1: 3, 2: 2}), Counter({1: 2, 2: 3}))
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [3, 0]])
