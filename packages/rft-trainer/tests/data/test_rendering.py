@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_core.errors import DataError, OptionsError
+from rft_trainer.data.images import RowImage
 from rft_trainer.data.prompts import Message, PromptRow
 from rft_trainer.data.rendering import PromptRenderer, fill_template
+from rft_trainer.rewards.images import as_text
 
 
 class CharacterTokenizer:
@@ -114,3 +117,46 @@ def test_a_prompt_without_tokens_is_an_error() -> None:
     with pytest.raises(DataError) as caught:
         PromptRenderer(tokenizer).render(text_row("x"))
     assert caught.value.problem.where == "s:0"
+
+
+def conversation(row: PromptRow, **options: Any) -> list[tuple[str, Any]]:
+    """(role, content) of the conversation that the text renders."""
+    renderer = PromptRenderer(CharacterTokenizer(), **options)
+    messages = renderer.render(row).messages
+    assert messages == renderer.messages(row)
+    return [(message["role"], message["content"]) for message in messages]
+
+
+def test_a_prompt_carries_the_conversation_that_its_text_renders() -> None:
+    chat = {"apply_chat_template": True}
+    assert conversation(text_row("x")) == []
+    assert conversation(text_row("x"), input_template="Q: {}", **chat) == [("user", "Q: x")]
+    turns = (("system", "old"), ("user", "a"), ("assistant", "b"), ("user", "c"))
+    assert conversation(chat_row(*turns), **chat) == list(turns)
+    assert conversation(chat_row(*turns), system_prompt="new", **chat) == [("system", "new"), *turns[1:]]
+
+
+def test_images_without_a_place_stand_in_front_and_others_where_the_text_has_them() -> None:
+    images = tuple(RowImage(f"s:0:image[{number}]", "digest") for number in range(2))
+    for text, expected in (
+        ("x", "<image><image>x"),
+        ("<image>x<image>", "<image>x<image>"),
+        ("", "<image><image>"),
+    ):
+        row = replace(text_row(text), images=images)
+        assert rendered(row, input_template="Q: {}") == f"Q: {expected}"
+        assert conversation(row, apply_chat_template=True)[0][0] == "user"
+    assert rendered(text_row("x<image>")) == "x<image>", "a text alone is left as it is"
+
+
+def test_images_of_a_conversation_without_places_stand_in_its_last_turn() -> None:
+    images = (RowImage("s:0:image[0]", "digest"),)
+    without = replace(chat_row(("user", "a"), ("assistant", "b"), ("user", "c")), images=images)
+    with_place = replace(chat_row(("user", "a <image>"), ("assistant", "b"), ("user", "c")), images=images)
+    shown = [
+        [as_text(content) for _, content in conversation(row, apply_chat_template=True)]
+        for row in (without, with_place)
+    ]
+    assert shown == [["a", "b", "<image>c"], ["a <image>", "b", "c"]]
+    text_alone = conversation(chat_row(("user", "a"), ("user", "c")), apply_chat_template=True)
+    assert text_alone == [("user", "a"), ("user", "c")]
