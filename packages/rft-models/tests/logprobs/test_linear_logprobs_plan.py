@@ -258,3 +258,22 @@ def test_rows_are_counted_only_where_some_have_no_target() -> None:
     rows = counted_rows(torch.tensor([IGNORED, 5, 0, IGNORED]))
     assert rows is not None
     assert rows.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(("chunk_size", "rows"), [(3, [3, 3, 1]), (1, [1] * 7), (None, [])])
+def test_the_backward_pass_forms_no_more_rows_at_a_time_than_the_forward(
+    chunk_size: int | None, rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, weight, _, targets = inputs()
+    hidden.requires_grad_()
+    found, _ = linear_logprobs(hidden, weight, targets, chunk_size=chunk_size, slab_size=VOCAB)
+    formed: list[int] = []
+    products = Matrix.products
+
+    def noted(matrix: Matrix, hidden_ND: Tensor, start: int, stop: int) -> Tensor:
+        formed.append(len(hidden_ND))
+        return products(matrix, hidden_ND, start, stop)
+
+    monkeypatch.setattr(Matrix, "products", noted)
+    found.sum().backward()
+    assert formed == rows, "logits that were kept are not formed again"

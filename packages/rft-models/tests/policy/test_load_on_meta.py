@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -185,14 +187,70 @@ def test_tied_matrices_stay_one_and_have_one_name_in_the_files(character_directo
     assert all(torch.equal(values[name], stored[name]) for name in stored)
 
 
-def test_images_and_their_words_are_read_as_for_a_loaded_policy(vision_directory: Callable[[str], Path]) -> None:
-    directory = vision_directory("qwen2_5_vl")
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "llava"])
+def test_images_and_their_words_are_read_as_for_a_loaded_policy(
+    model_type: str, vision_directory: Callable[[str], Path]
+) -> None:
+    directory = vision_directory(model_type)
     found, expected = load_on_meta(directory), load_policy(directory)
     assert type(found.model) is type(expected.model)
     assert type(found.tokenizer) is type(expected.tokenizer)
     assert found.packed
     assert described(found) == described(expected)
     assert all(torch.equal(buffer, buffers(expected)[name]) for name, buffer in buffers(found).items())
+
+
+def test_nothing_is_fetched_and_no_code_of_the_directory_is_run(
+    character_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = Path(shutil.copytree(character_directory, tmp_path / "model"))
+    config = json.loads((directory / "config.json").read_text())
+    config["auto_map"] = {name: "code.Mine" for name in ("AutoConfig", "AutoModelForCausalLM")}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "code.py").write_text("raise SystemExit('code of a directory was run')")
+    (directory / "generation_config.json").write_text("{}")
+    asked: list[tuple[str, Any, Any]] = []
+
+    def note(kind: Any, method: str) -> None:
+        own = getattr(kind, method)
+
+        def noted(*given: Any, **options: Any) -> Any:
+            asked.append((kind.__name__, options.get("local_files_only"), options.get("trust_remote_code")))
+            return own(*given, **options)
+
+        monkeypatch.setattr(kind, method, noted)
+
+    tokenizer: Any = object()
+    note(transformers.AutoConfig, "from_pretrained")
+    note(transformers.AutoModelForCausalLM, "from_config")
+    note(transformers.GenerationConfig, "from_pretrained")
+    load_on_meta(directory, tokenizer=tokenizer)
+    expected = [("AutoConfig", True, False), ("AutoModelForCausalLM", None, False), ("GenerationConfig", True, None)]
+    assert asked == expected
+
+
+@pytest.fixture
+def second_name_and_frozen_gain() -> Iterator[None]:
+    """A gain under two names in its module, and one that is not trained; both are made of ones, with memory."""
+
+    def change(model: Any) -> None:
+        model.model.norm.gain = model.model.norm.weight
+        model.model.layers[0].input_layernorm.weight.requires_grad_(False)
+
+    patches.register_patch("qwen2", change)
+    yield
+    patches.unregister_patch("qwen2", change)
+
+
+@pytest.mark.usefixtures("second_name_and_frozen_gain")
+def test_what_a_patch_ties_or_freezes_stays_so_without_memory(character_directory: Path) -> None:
+    policy = load_on_meta(character_directory)
+    norm = policy.model.model.norm
+    assert norm.gain is norm.weight
+    assert norm.weight.is_meta
+    assert norm.weight.requires_grad
+    frozen = [name for name, parameter in policy.named_parameters() if not parameter.requires_grad]
+    assert frozen == ["model.layers.0.input_layernorm.weight"]
 
 
 def test_what_is_no_policy_of_this_architecture_is_refused_before_anything_is_built(

@@ -343,8 +343,7 @@ class _Rows:
 def _slab_gradients(
     matrix: Matrix, rows: _Rows, cut: _Cut, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    num_rows = rows.hidden_ND.shape[0]
-    chunk = max(1, num_rows if rows.held_SRC else min(cut.chunk, num_rows))
+    chunk = cut.chunk
     chunks = list(
         zip(rows.hidden_ND.split(chunk), rows.terms.split(chunk), rows.shares_SN.split(chunk, 1), strict=True)
     )
