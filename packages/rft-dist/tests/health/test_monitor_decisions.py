@@ -51,6 +51,26 @@ def test_only_the_first_rank_judges_all_until_it_has_left() -> None:
     assert (found.kind, found.rank) == ("silent", 2)
 
 
+def test_every_rank_judges_the_first_one() -> None:
+    made, courier = watch(1, 3)
+    courier.seen |= {0: seen(0, at=NOW - 60.0), 2: seen(2, at=NOW - 60.0)}
+    found = made._decide(NOW)
+    assert found is not None
+    assert (found.kind, found.rank) == ("silent", 0)
+
+
+def test_a_neighbour_whose_process_lives_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    process(monkeypatch, {101: ALIVE})
+    made, courier = watch(0, 2)
+    courier.seen[1] = seen(1, at=NOW - 60.0, machine=this_machine())
+    assert made._decide(NOW) is None
+    courier.seen[1] = seen(1, at=NOW - 60.0, machine="elsewhere")
+    made._neighbours.clear()
+    found = made._decide(NOW)
+    assert found is not None
+    assert (found.kind, found.rank) == ("silent", 1)
+
+
 def test_all_ranks_in_a_collective_are_stuck_only_where_all_are_known() -> None:
     activity = Activity(clock=lambda: NOW - 61.0)
     activity.enter("sum", (3,), "float32")

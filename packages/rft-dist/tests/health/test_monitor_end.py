@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def ended(made: Watch, cause: Cause, monkeypatch: pytest.MonkeyPatch) -> list[An
         done.append(code)
         raise Ended
 
-    monkeypatch.setattr(monitor.os, "_exit", leave)
+    monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(monitor, "raise_in_main", lambda kind: done.append(kind))
     monkeypatch.setattr(monitor, "abort_groups", lambda folder, rank: done.append(("abort", folder, rank)))
     monkeypatch.setattr(monitor, "flush", lambda: done.append("flush"))
@@ -164,6 +165,17 @@ def test_an_error_of_one_s_own_is_written_published_and_raised_as_it_is(tmp_path
     assert made._leaving.is_set()
     assert made._ended == STOPPING
     assert courier.asked == ["publish", "acknowledge", "announce", "stop"]
+
+
+def test_what_the_libraries_have_under_way_is_ended_and_noted_beside_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+    made, courier = watch(1, 2)
+    made.folder.attach(tmp_path, "resume")
+    monkeypatch.setattr(monitor, "abort_groups", lambda folder, rank: done.append((folder, rank, list(courier.asked))))
+    made.failed(ValueError("wrong"))
+    assert done == [(tmp_path, 1, ["publish"])], "the others know the cause by then"
 
 
 def test_a_broken_collective_takes_the_cause_that_another_rank_published(

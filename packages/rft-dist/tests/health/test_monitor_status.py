@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Any
 
 import pytest
-from monitor_doubles import LATE, NOW, call, seen, watch
+from monitor_doubles import LATE, NOW, SETTINGS, call, seen, watch
 
 from rft_dist.health import monitor
 from rft_dist.health.activity import Activity
 from rft_dist.health.failure import Cause
 from rft_dist.health.heartbeat import Status
+from rft_dist.health.monitor import Watch
 from rft_dist.health.process_state import this_machine
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -104,8 +106,11 @@ def test_who_is_waited_for_is_logged_at_growing_intervals(caplog: pytest.LogCapt
     assert told(8.0) == ["INFO"]
     assert told(59.0) == []
     assert told(60.0) == ["WARNING"]
-    assert told(2000.0) == ["WARNING", "WARNING"]
-    assert told(3000.0) == []
+    assert told(299.0) == []
+    assert told(300.0) == ["WARNING"]
+    assert told(1799.0) == []
+    assert told(1800.0) == ["WARNING"]
+    assert told(9000.0) == []
     assert told(1.0) == []
     assert told(8.5) == ["INFO"], "a new wait begins anew"
 
@@ -144,3 +149,13 @@ def test_the_guard_looks_on_until_there_is_a_cause(monkeypatch: pytest.MonkeyPat
     assert decided == [0.25, 0.5, 10.5, 10.75]
     assert forgiven == [10.5]
     assert ends == [LATE]
+
+
+def test_heartbeats_are_exchanged_for_this_rank_at_the_given_beat(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(monitor, "HeartbeatClient", lambda *given, **options: made.append((given, options)))
+    store: Any = object()
+    found = Watch(Activity(), SETTINGS, rank=1, world_size=3, store=store, serves_store=False, beat=0.25)
+    assert made == [((store, found), {"rank": 1, "world_size": 3, "beat": 0.25})]
+    Watch(Activity(), SETTINGS, rank=0, world_size=1, store=None, serves_store=False)
+    assert len(made) == 1, "a process alone exchanges nothing"
