@@ -103,6 +103,80 @@ def test_there_are_25_contradictions() -> None:
     assert len({str(numbers) for numbers in CONTRADICTIONS}) == 25
 
 
+@pytest.mark.parametrize(
+    ("numbers", "code"),
+    [
+        *(({name: 0}, "launch.not_positive") for name in ("ranks", "nodes", "per_node", "sp_size", "tp_size")),
+        ({"ranks": 16, "nodes": 3}, "launch.layout"),
+        ({"ranks": 12, "per_node": 8}, "launch.layout"),
+        ({"ranks": 16, "nodes": 2, "per_node": 4}, "launch.layout"),
+        ({"ranks": 4, "per_node": 8}, "launch.layout"),
+        ({"ranks": 4, "devices": 0}, "launch.layout"),
+        ({"devices": 0}, "launch.too_few_devices"),
+        ({"per_node": 2, "devices": 1}, "launch.too_few_devices"),
+        ({"ranks": 16, "nodes": 2, "sp_size": 3}, "launch.parallel_sizes"),
+        ({"ranks": 16, "nodes": 4, "tp_size": 8}, "launch.parallel_sizes"),
+        ({"ranks": 6, "sp_size": 2, "tp_size": 2}, "launch.parallel_sizes"),
+    ],
+    ids=str,
+)
+def test_what_contradicts_what_is_told_apart_by_a_code(numbers: dict[str, int], code: str) -> None:
+    with pytest.raises(PreflightError) as caught:
+        resolve_grid(wanted(**numbers))
+    assert caught.value.problem.code == code
+    assert "of 128 samples each" in caught.value.problem.why, "what can be run is said with its share of the batch"
+
+
+def test_a_refusal_is_at_the_places_of_its_numbers_each_once() -> None:
+    def where(**numbers: SourcedNumber) -> str:
+        with pytest.raises(PreflightError) as caught:
+            resolve_grid(RequestedDims(**numbers))  # type: ignore[arg-type]
+        return caught.value.problem.where
+
+    flag, file = SourcedNumber(3, "--world_size"), SourcedNumber(2, "recipe.yaml:3")
+    assert where(ranks=flag, nodes=file) == "--world_size, recipe.yaml:3"
+    assert where(ranks=flag, nodes=SourcedNumber(2, "--world_size")) == "--world_size"
+    assert where(sp_size=SourcedNumber(2, "default")) == "command line"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "command"),
+    [
+        ("plan", "--nodes 2 --world_size 16"),
+        ("torchrun", "torchrun --nnodes=2 --nproc_per_node=8 ..."),
+        ("srun", "srun -N2 --ntasks-per-node=8 ..."),
+        ("--nproc", "--nproc 8"),
+        ("by hand", "export WORLD_SIZE=16 NUM_NODES=2 GPUS_PER_NODE=8"),
+    ],
+)
+def test_the_nearest_grid_is_offered_as_the_launcher_takes_it(launcher: Any, command: str) -> None:
+    numbers = {"ranks": SourcedNumber(16, "a"), "nodes": SourcedNumber(2, "b"), "per_node": SourcedNumber(4, "c")}
+    with pytest.raises(PreflightError) as caught:
+        resolve_grid(RequestedDims(**numbers, launcher=launcher))  # type: ignore[arg-type]
+    assert caught.value.problem.do == command
+    assert "2 x 8 = 16 ranks" in caught.value.problem.why
+    assert "samples" not in caught.value.problem.why, "no batch was given"
+    assert caught.value.problem.why.count(" ranks") == 1 + 3, "three grids at most"
+
+
+def test_no_grid_is_offered_where_a_tensor_group_fits_on_no_machine() -> None:
+    with pytest.raises(PreflightError) as caught:
+        resolve_grid(wanted(ranks=8, devices=4, tp_size=8))
+    assert caught.value.problem.code == "launch.parallel_sizes"
+    assert caught.value.problem.do == "make the parallel sizes smaller"
+    assert layouts(wanted(ranks=8, devices=4, tp_size=8)) == []
+
+
+def test_a_grid_knows_where_its_numbers_come_from_and_which_gpus_stay_idle() -> None:
+    grid = resolve_grid(wanted(ranks=8, nodes=2, devices=4, sp_size=2, tp_size=4))
+    assert (grid.sp_size, grid.tp_size, grid.dp_size) == (2, 4, 1)
+    assert grid.origins == {name: NAMES[name] for name in ("ranks", "nodes", "devices")}
+    assert grid.notes == ()
+    assert len(resolve_grid(wanted(ranks=6, nodes=2, devices=4)).notes) == 1
+    assert "1 of 4 GPUs" in resolve_grid(wanted(ranks=6, nodes=2, devices=4)).notes[0]
+    assert resolve_grid(RequestedDims()).origins == {}
+
+
 def test_the_nearest_grids_keep_the_number_of_ranks_first() -> None:
     assert layouts(wanted(ranks=16, nodes=3))[0] in ((2, 8), (4, 4), (1, 16))
     assert layouts(wanted(ranks=16, nodes=2, per_node=4))[0] == (2, 8)

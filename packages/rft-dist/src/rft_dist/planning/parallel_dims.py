@@ -125,7 +125,7 @@ def layouts(requested: RequestedDims) -> list[tuple[int, int]]:
     ranks, nodes, per_node = (n.value if n else None for n in (requested.ranks, requested.nodes, requested.per_node))
     limit = requested.devices.value if requested.devices else 0
     tp_size = max(1, requested.tp_size.value)
-    group = max(1, requested.sp_size.value) * tp_size
+    group = _group_size(requested)
     most = max(1, limit or per_node or (ranks or 1))
     grids: set[tuple[int, int]] = set()
     for count in _node_counts(ranks, nodes, per_node, most):
@@ -138,6 +138,11 @@ def layouts(requested: RequestedDims) -> list[tuple[int, int]]:
     valid = [grid for grid in grids if _is_valid(grid, limit, group, tp_size)]
     target, machines = ranks or (nodes or 1) * most, nodes or 1
     return sorted(valid, key=lambda grid: (abs(grid[0] * grid[1] - target), abs(grid[0] - machines), grid))
+
+
+def _group_size(requested: RequestedDims) -> int:
+    """Ranks that compute every sample together; sizes that are refused because they are no counts are taken for 1."""
+    return max(1, requested.sp_size.value) * max(1, requested.tp_size.value)
 
 
 def _node_counts(ranks: int | None, nodes: int | None, per_node: int | None, most: int) -> list[int]:
@@ -224,7 +229,7 @@ def _described(requested: RequestedDims, grid: tuple[int, int]) -> str:
     message = f"{grid[0]} x {grid[1]} = {ranks} ranks"
     if requested.share is None:
         return message
-    samples, accumulation = requested.share.of(ranks // (requested.sp_size.value * requested.tp_size.value))
+    samples, accumulation = requested.share.of(ranks // _group_size(requested))
     return f"{message} ({samples} of {requested.share.size} samples each, in {accumulation} micro-batches)"
 
 
