@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rft.checkpoints import writer
-from rft.checkpoints.writer import GIGABYTE, ResumePoint, StoreWriter, make_writer, open_store
+from rft.checkpoints.writer import ResumePoint, StoreWriter, make_writer, open_store
 from rft_dist.settings import CheckpointSettings
 from rft_trainer.runs.directory import RunDirectory
 
@@ -128,7 +128,7 @@ def test_a_store_keeps_within_the_limits_of_the_settings(tmp_path: Path, monkeyp
     open_store(directory, settings, point(tmp_path / "other" / "checkpoints"))
     assert [row["run_id"] for row in asked] == ["run", "first name", "run"]
     assert asked[0]["path"] == directory.checkpoints_directory
-    assert (asked[0]["keep_last"], asked[0]["keep_bytes"], asked[0]["exchange"]) == (3, 7 * GIGABYTE, exchange)
+    assert (asked[0]["keep_last"], asked[0]["keep_bytes"], asked[0]["exchange"]) == (3, 7_000_000_000, exchange)
     for background in (True, False):
         one: Any = make_writer(directory, CheckpointSettings(async_save=background), {}, exchange, None)
         assert one._in_background is background

@@ -129,6 +129,7 @@ def open_machine(
     repeat_exactly(device, debug=debug)
     compare = preflight.compare if preflight is not None else None
     watched = HealthConfig(Activity(), limits or WatchSettings(), always_compares=debug)
+    # the log opens before the ranks meet, because a meeting that fails has to be in it
     with logged(ranks.rank, first_line(ranks, device, command)) as log:
         try:
             # before the watch: there is no store to watch through yet
@@ -149,7 +150,6 @@ def open_machine(
 
 def usable_cores() -> int:
     """Cores that this process may use: its affinity, and the quota of its control group where there is one."""
-    # the log opens before the ranks meet, because a meeting that fails has to be in it
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _read(_QUOTA).partition(" ")
     if quota.isdigit() and period.strip().isdigit():
