@@ -68,6 +68,29 @@ def test_a_segment_has_64_steps_at_most() -> None:
     assert ends == [0, 64, 128, 149]
 
 
+def test_the_cache_is_compacted_only_where_rows_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[list[int]] = []
+    keep = FakeCache.keep
+    monkeypatch.setattr(FakeCache, "keep", lambda cache, rows: (kept.append(rows.tolist()), keep(cache, rows))[1])
+    batch, queue, _ = batch_of([150, 150, 3], [3], 3)
+    batch.run(queue)
+    assert kept == [[0, 1], []]
+
+
+def test_steps_end_with_the_row_that_stops_and_not_with_its_budget() -> None:
+    count_up = torch.full((7, 7), -50.0)
+    for token in range(7):
+        count_up[token, (token + 1) % 7] = 50.0
+    model = FakeDecodableModel.bigram(count_up)
+    options = SamplingOptions(temperature=1.0, max_new_tokens=60, stop_token_ids=(6,))
+    arguments = ([[1], [3]], range(2), options, torch.device("cpu"), [60, 60])
+    batch = ContinuousBatch(model, model.new_cache(2, 256), *arguments)
+    batch.run(PrefillScheduler([1, 1], [1, 1], 2))
+    assert (batch.lengths_S, batch.stopped_S) == ([5, 3], [True, True])
+    assert batch.tokens_SM[0, :5].tolist() == [2, 3, 4, 5, 6]
+    assert rows_of(model) == [2, 2, 1, 1]
+
+
 def test_prompts_enter_as_long_as_there_is_room_and_their_time_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     times = count(100.0, 2.5)
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(times)))
@@ -79,7 +102,7 @@ def test_prompts_enter_as_long_as_there_is_room_and_their_time_is_counted(monkey
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 8])
-@pytest.mark.parametrize("min_new", [0, 2, 4])
+@pytest.mark.parametrize("min_new", [0, 1, 2, 4])
 def test_stops_and_budgets_end_samples_where_one_alone_would_end(max_rows: int, min_new: int) -> None:
     options = SamplingOptions(temperature=1.0, max_new_tokens=8, stop_token_ids=(0, 3), min_new_tokens=min_new)
     prompts, keys = [[1], [2, 4], [5]], [[1, 2, 3], [4, 5], [6, 7]]
