@@ -22,6 +22,7 @@ from rft_core.errors import CheckpointError, OptionsError, StorageError
 from rft_dist.checkpoints.store import CheckpointStore
 from rft_dist.collectives import SingleProcess
 from rft_dist.settings import CheckpointSettings
+from rft_trainer.runs import names
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.settings.run import RunSettings
 from rft_trainer.sinks.jsonl import JsonlSink
@@ -126,6 +127,12 @@ def test_a_path_that_is_given_is_taken_and_another_is_agreed_upon(
     drawn = path_of(Rank(), recipe="recipe")
     assert drawn.parent == Path("runs")
     assert "recipe" in drawn.name
+    monkeypatch.setattr(names, "WORDS", ("one", "two"))
+    free = path_of(Rank(), recipe="recipe")
+    taken = {"one": "two", "two": "one"}[free.name.rpartition("-")[2]]
+    free.mkdir(parents=True)
+    for _ in range(4):
+        assert path_of(Rank(), recipe="recipe").name.endswith(taken), "the other name is taken"
 
 
 def test_a_new_run_changes_nothing_before_it_begins(tmp_path: Path) -> None:
@@ -154,6 +161,24 @@ def test_a_new_run_changes_nothing_before_it_begins(tmp_path: Path) -> None:
     assert variables["device"] == "cpu"
     assert variables["working_directory"] == str(Path.cwd())
     assert all(isinstance(row, list) for row in variables["variables"])
+
+
+def test_a_run_that_appeared_in_the_meantime_is_not_overwritten(tmp_path: Path) -> None:
+    started = start(resolved(), tmp_path / "run")
+    run_at(tmp_path / "run", (1,))
+    with pytest.raises(OptionsError) as caught:
+        started.begin()
+    assert caught.value.problem.do == f"rft-train resume {tmp_path / 'run'}"
+
+
+@pytest.mark.parametrize(("name", "told"), [("a processor", "a processor"), ("", "an architecture")])
+def test_the_processor_is_told_or_its_architecture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
+) -> None:
+    monkeypatch.setattr(run_lifecycle.platform, "processor", lambda: name)
+    monkeypatch.setattr(run_lifecycle.platform, "machine", lambda: "an architecture")
+    start(resolved(), tmp_path / "run").begin()
+    assert json.loads((tmp_path / "run" / "env.json").read_text())["processor"] == told
 
 
 def test_without_a_recipe_none_is_written(tmp_path: Path) -> None:
