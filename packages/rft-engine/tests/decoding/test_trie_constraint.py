@@ -149,7 +149,9 @@ def test_completions_of_any_length_are_walked_together() -> None:
     check_whole(trie, [completion([0]), completion([1, 2, 3]), completion([1, 4]), completion([0])])
 
 
-@pytest.mark.parametrize("wrong", [[], [1], [1, 2], [1, 2, 4], [1, 4, 3], [0, 0], [1, 3], [2, 3], [4], [1, 2, 3, 0]])
+@pytest.mark.parametrize(
+    "wrong", [[], [1, 2, 0, 0], [1], [1, 2], [1, 2, 4], [1, 4, 3], [0, 0], [1, 3], [2, 3], [4], [1, 2, 3, 0]]
+)
 @pytest.mark.parametrize("place", [0, 2])
 def test_a_completion_that_is_no_sequence_is_named(wrong: list[int], place: int) -> None:
     trie = TokenTrie.of([[1, 2, 3], [1, 4], [0]])
