@@ -153,6 +153,10 @@ def test_pairs_are_rows_of_texts_or_of_conversations(tmp_path: Path) -> None:
         '{"prompt": [1], "chosen": "x", "rejected": "y"}',
         '{"prompt": "p", "chosen": "x", "rejected": null}',
         "[]",
+        "",
+        '{"prompt": null, "chosen": "x", "rejected": "y"}',
+        '{"prompt": 5, "chosen": "x", "rejected": "y"}',
+        '{"prompt": [], "chosen": "x", "rejected": "y"}',
     ],
 )
 def test_a_row_without_its_texts_is_named_by_file_and_line(tmp_path: Path, line: str) -> None:
@@ -161,3 +165,21 @@ def test_a_row_without_its_texts_is_named_by_file_and_line(tmp_path: Path, line:
     with pytest.raises(DataError) as caught:
         read_pairs(file)
     assert (caught.value.problem.code, caught.value.problem.where) == ("data.pair", f"{file}:2")
+
+
+@pytest.mark.parametrize(("content", "line"), [(b"", 1), (b"\n", 1), (b'{"prompt": "p", "chosen": "\xff"}\n', 1)])
+def test_a_file_without_a_row_or_in_another_encoding_is_named_too(tmp_path: Path, content: bytes, line: int) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        read_pairs(file)
+    assert (caught.value.problem.code, caught.value.problem.where) == ("data.pair", f"{file}:{line}")
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+def test_a_text_may_hold_any_separator_of_lines(tmp_path: Path, separator: str, end: str) -> None:
+    file = tmp_path / "pairs.jsonl"
+    row = json.dumps({"prompt": "p", "chosen": "XY", "rejected": "y"}).replace("XY", f"x{separator}y")
+    file.write_bytes(row.encode() + end.encode())
+    assert read_pairs(file) == [Pair("p", (), f"x{separator}y", "y")]

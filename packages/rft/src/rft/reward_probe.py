@@ -62,9 +62,10 @@ def probe_reward_model(directory: str, pairs_file: Path | None) -> ProbeReport:
 
 
 def read_pairs(file: Path) -> list[Pair]:
-    """The rows of a file; `DataError` with file and line for one without prompt, chosen and rejected."""
+    """The rows of a file; `DataError` with file and line for one without prompt, chosen and rejected, or no row."""
     pairs: list[Pair] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    # at line feeds alone: a text may hold another line separator, such as U+2028
+    for number, line in enumerate(file.read_bytes().removesuffix(b"\n").split(b"\n"), start=1):
         try:
             row = json.loads(line)
             prompt, chosen, rejected = row["prompt"], row["chosen"], row["rejected"]
@@ -72,6 +73,8 @@ def read_pairs(file: Path) -> list[Pair]:
             messages = tuple(dict(turn) for turn in turns)
             if not isinstance(chosen, str) or not isinstance(rejected, str):
                 raise TypeError("chosen and rejected are texts")
+            if not isinstance(prompt, str) and not turns:
+                raise TypeError("prompt is a text, or the turns of a conversation")
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 code="data.pair",
