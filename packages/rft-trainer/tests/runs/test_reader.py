@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rft_core.durable_files import encode_record
 from rft_trainer.runs import reader
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.reader import RunFiles, as_object, is_number, is_run, last_rows, read_run, read_text, rows
@@ -54,6 +55,14 @@ def test_rows_that_are_cut_off_or_no_objects_are_left_out(tmp_path: Path) -> Non
     assert read_run(tmp_path).summary == {}
     (tmp_path / "summary.json").write_text("[1]")
     assert read_run(tmp_path).summary == {}
+
+
+@pytest.mark.parametrize("separator", ["\n", "\r", "\x0b", "\x0c", "\x1c", "\u0085", "\u2028", "\u2029"])
+def test_a_sample_with_any_separator_of_lines_in_its_text_is_a_row(tmp_path: Path, separator: str) -> None:
+    file, texts = tmp_path / "step_000001.jsonl", [f"a{separator}b", separator, "c"]
+    file.write_text("".join(encode_record({"response": text}) + "\n" for text in texts), encoding="utf-8")
+    assert rows(file) == [{"response": text} for text in texts]
+    assert last_rows(file, 2) == [{"response": text} for text in texts[1:]]
 
 
 def test_a_run_is_running_as_long_as_a_process_holds_it(tmp_path: Path) -> None:

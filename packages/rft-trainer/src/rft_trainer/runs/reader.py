@@ -121,7 +121,8 @@ def read_run(path: Path) -> RunFiles:
 def rows(path: Path) -> list[dict[str, Any]]:
     """Read the complete rows of a JSON lines file; a line cut off by a kill is left out."""
     complete: list[dict[str, Any]] = []
-    for line in read_text(path).splitlines():
+    # at line feeds alone: a text of a model may hold another line separator, such as U+2028
+    for line in read_text(path).split("\n"):
         try:
             row = json.loads(line)
         except json.JSONDecodeError:
