@@ -88,3 +88,16 @@ def test_a_level_that_was_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (ours.level, other.level) == (logging.ERROR, logging.INFO)
     assert (ours.level, other.level) == (logging.ERROR, logging.NOTSET)
     assert not isinstance(sys.stdout, Tee)
+
+
+@pytest.mark.parametrize("begins_first", [True, False])
+def test_a_text_that_is_no_unicode_takes_nothing_else_with_it(tmp_path: Path, begins_first: bool) -> None:
+    log = RankLog(0)
+    (tmp_path / "logs").mkdir()
+    if begins_first:
+        log.attach(tmp_path)
+    for text in ("before\n", "half \ud83d of it\n", "after\n"):
+        log.write(text)
+    log.attach(tmp_path)
+    log.close()
+    assert (tmp_path / "logs" / "rank_0.log").read_text() == "before\nhalf \\ud83d of it\nafter\n"

@@ -58,7 +58,9 @@ class RankLog:
         if self._file is not None or self._logs is None or not self._logs.is_dir():
             return
         with contextlib.suppress(OSError):  # a log that cannot be written ends no run
-            self._file = (self._logs / f"rank_{self._rank}.log").open("a", encoding="utf-8", buffering=1)
+            path = self._logs / f"rank_{self._rank}.log"
+            # half of a surrogate pair, which a model can produce, is kept as an escape, as stderr does
+            self._file = path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
             self._put("".join(self._waiting))
             self._waiting.clear()
 
