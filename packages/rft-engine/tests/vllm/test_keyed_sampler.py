@@ -199,3 +199,28 @@ def test_a_row_that_moves_leaves_its_place_unless_two_change_places(direction: s
     sampler.update_state(batch.taken())
     found = sampler.apply(torch.ones(3, VOCAB))
     assert [bool(row.isinf().any()) for row in found] == [False, rows[1], True]
+
+
+def test_a_request_that_left_is_drawn_no_more() -> None:
+    sampler, batch = KeyedSampler(), Batch()
+    sampler.begin(SamplingOptions(temperature=1.0, max_new_tokens=2), [1, 2], VOCAB, CPU)
+    batch.add(0)
+    batch.add(1)
+    sampler.update_state(batch.taken())
+    batch.changes.removed.append(1)
+    sampler.update_state(batch.taken())
+    assert [bool(row.isinf().any()) for row in sampler.apply(torch.ones(2, VOCAB))] == [True, False]
+
+
+@pytest.mark.parametrize("ages", [(0, 1), (1, 0), (0, 1, 2, 0), (1, 1, 0, 3)])
+def test_rows_at_their_first_token_are_drawn_beside_others_of_any_age(ages: tuple[int, ...]) -> None:
+    options = SamplingOptions(temperature=0.6, max_new_tokens=5, first_token_temperature=5.0)
+    wanted = NativeEngine(MODEL, max_rows=4, max_len=64).generate(PROMPTS, [[key] for key in KEYS], options)
+    sampler, batch = KeyedSampler(), Batch()
+    sampler.begin(options, KEYS, VOCAB, CPU)
+    for sample, age in enumerate(ages):
+        batch.add(sample)
+        batch.rows[-1][1].extend(wanted[sample][0].token_ids[:age])
+    sampler.update_state(batch.taken())
+    drawn = [the_one_left(row) for row in sampler.apply(batch.logits())]
+    assert drawn == [wanted[sample][0].token_ids[age] for sample, age in enumerate(ages)]
