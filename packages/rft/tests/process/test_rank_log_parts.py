@@ -101,3 +101,30 @@ def test_a_text_that_is_no_unicode_takes_nothing_else_with_it(tmp_path: Path, be
     log.attach(tmp_path)
     log.close()
     assert (tmp_path / "logs" / "rank_0.log").read_text() == "before\nhalf \\ud83d of it\nafter\n"
+
+
+def test_a_folder_that_appears_after_the_last_text_still_gets_the_log(tmp_path: Path) -> None:
+    log = RankLog(3)
+    log.attach(tmp_path)
+    log.write("a line\nand half of one")
+    (tmp_path / "logs").mkdir()
+    log.close()
+    log.write("too late")
+    assert (tmp_path / "logs" / "rank_3.log").read_text() == "a line\nand half of one"
+
+
+def test_what_is_printed_to_is_still_a_stream(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    out, err = sys.stdout, sys.stderr
+    with logged(0, "header") as log:
+        log.attach(tmp_path)
+        assert sys.stdout.write("to out\n") == len("to out\n")
+        assert sys.stderr.write("to err\n") == len("to err\n")
+        assert (sys.stdout.isatty(), sys.stdout.encoding) == (out.isatty(), out.encoding)
+        sys.stdout.flush()
+    assert (sys.stdout, sys.stderr) == (out, err)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("to out\n", "to err\n")
+    header, *lines = (tmp_path / "logs" / "rank_0.log").read_text().splitlines()
+    assert header.endswith("  header")
+    assert lines == ["to out", "to err"]
