@@ -182,3 +182,12 @@ def test_rounding_leaves_nothing_below_0() -> None:
         with timer.phase(phase):
             pass
     assert timer.step(num_samples=1, num_tokens=1)["time/other"] >= 0.0
+
+
+def test_a_step_of_half_a_second_has_rates_too() -> None:
+    clock = Clock()
+    timer = PhaseTimer(clock=clock)
+    clock.now += 0.5
+    metrics = timer.step(num_samples=2, num_tokens=3)
+    assert (metrics["time/samples_per_minute"], metrics["time/tokens_per_second"]) == (240, 6)
+    assert metrics["time/share_other"] == 1.0
