@@ -242,8 +242,9 @@ def test_not_everything_is_alive_while_generating() -> None:
     assert {name for name, term in found.items() if not term.in_training} == {"keys and values"}
     blocks = terms(**options, sharding="fsdp")
     assert {n for n, t in blocks.items() if not t.in_rollout} == passing - {"gradient exchange"} | {"gathered weights"}
-    adapters = terms(adapter_weights=10, average=True)
-    assert {n for n, t in adapters.items() if not t.in_rollout} == {"gradients", "activations", "logits"}
+    for more in ({"adapter_weights": 10, "average": True}, {"recomputes": True, "micro_tokens": 9}):
+        found = terms(**more)
+        assert {n for n, t in found.items() if not t.in_rollout} == {"gradients", "activations", "logits"}
 
 
 def test_peaks_add_what_is_alive_together() -> None:
