@@ -144,6 +144,7 @@ def test_the_type_of_what_is_trained_decides() -> None:
         ({"hpz_size": 1, "stage": 2}, 3, None, ""),
         ({"hpz_size": 4}, 6, "zero.zpg_size", "--zpg 3"),
         ({"hpz_size": 5}, 6, "zero.zpg_size", "--zpg 6"),
+        ({"hpz_size": 2}, 7, "zero.zpg_size", "--zpg 1"),
         ({"overlap_comm": True}, 4, None, ""),
         ({"overlap_comm": True, "stage": 2}, 4, None, ""),
         ({"stage": 1}, 4, None, ""),
