@@ -21,6 +21,8 @@ def test_a_sample_is_drawn_under_its_key_with_its_budget() -> None:
     assert sampling_params(DRAW, 11, 4) == plain | {"stop_token_ids": [0, 5], "ignore_eos": False}
     without_stop = {"stop_token_ids": [], "ignore_eos": True}
     assert sampling_params(TOP, 11, 4) == plain | without_stop | {"top_k": 3, "top_p": 0.6}
+    likeliest = SamplingOptions(temperature=0.7, max_new_tokens=9, top_k=1)
+    assert sampling_params(likeliest, 11, 4) == plain | without_stop | {"top_k": 1, "top_p": 1.0}
     greedy = SamplingOptions(temperature=0.0, max_new_tokens=9, top_k=3)
     assert sampling_params(greedy, 11, 4) == plain | without_stop | {"temperature": 0.0}
 

@@ -199,11 +199,16 @@ def test_a_call_for_other_weights_is_refused_before_anything_is_asked(made: Made
     assert [one.version for one in made.local.generate(again, 60.0) if isinstance(one, SampleResult)] == [3]
 
 
-def test_samples_that_are_done_come_before_a_deadline_ends_the_others(made: Made) -> None:
+def test_samples_that_are_done_come_before_a_deadline_ends_the_others(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made.root.stuck = {12}
-    results = list[Any]()
+    results, waits = list[Any](), list[Any]()
+    wait = made.root.loop.run_until_complete
+    monkeypatch.setattr(made.root.loop, "run_until_complete", lambda future: (waits.append(future), wait(future))[1])
     with pytest.raises(ServiceError) as caught:
-        results.extend(made.local.generate(CALL, 0.05))
+        results.extend(made.local.generate(CALL, 0.5))
+    assert len(waits) == 3, "for the first end, to the deadline, and for what is dropped"
     assert caught.value.problem.code == "engine.deadline"
     assert "1 of 2" in caught.value.problem.what
     assert ("abort", "", True) in made.root.log
