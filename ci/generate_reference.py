@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from module_tables import module_table, room_list
 from names import CONCEPTS
 
-from rft.settings import COMMANDS
 from rft_algos.algorithms.published import ALIASES as ALGORITHM_ALIASES
 from rft_algos.algorithms.published import PUBLISHED
 from rft_cli.config.command_line import ALIASES, OPPOSITES
@@ -30,6 +29,7 @@ from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import Required, Setting, schema
 from rft_cli.config.values import allowed, as_text
 from rft_cli.pages.run_plan_algorithm import component_text
+from rft_cli.records.discovery import find_command, load, with_settings
 from rft_core.errors import ExitCode
 from rft_dist.launch.environment import REPORTED, environment_report
 
@@ -40,7 +40,7 @@ FLAGS_FILE = Path(__file__).with_name("lightrft_flags.txt")
 
 def pages() -> dict[Path, str]:
     """Every generated page with the text that it should have."""
-    found = {DOCS / "reference" / f"{command}.md": reference(command) for command in COMMANDS}
+    found = {DOCS / "reference" / f"{command}.md": reference(command) for command in with_settings()}
     for path in sorted(DOCS.glob("*.md")):
         text = path.read_text()
         if "<!-- generated:" in text:
@@ -64,7 +64,7 @@ def filled(text: str, parts: Mapping[str, Callable[[], str]] | None = None) -> s
 
 def reference(command: str) -> str:
     """One table a group: flag, value, default, meaning."""
-    owner: Any = COMMANDS[command]
+    owner: Any = load(find_command(command).settings)
     lines = [
         f"# Settings of `rft-train {command}`",
         "",
@@ -127,7 +127,7 @@ def meaning_of(name: str) -> str:
     if name in OPPOSITES:
         return f"The contrary of `--{OPPOSITES[name]}`."
     setting = schema("rl")[ALIASES.get(name, name)]
-    owner: Any = COMMANDS["rl"]
+    owner: Any = load(find_command("rl").settings)
     return meanings(get_type_hints(owner)[setting.group])[setting.name]
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import rft_cli
-from rft_cli.commands.table import COMMANDS, Command
 from rft_cli.main import main
+from rft_cli.records.discovery import commands, find_command
 
 SOURCE = Path(next(iter(rft_cli.__path__)))
 MOST_LINES = 120
-BODIES_IN_THE_LIBRARY = ("sft", "rl", "eval", "generate", "conformance", "build", "export", "check", "plan")
+BODIES_IN_THE_LIBRARY = ("eval", "generate", "conformance", "build", "export", "check", "plan")
 """Commands whose module holds words, printing and pages alone."""
 
 HELLO = '''
@@ -26,7 +27,7 @@ from rft_core.errors import OptionsError
 
 def run(argv: list[str]) -> int:
     """Greet the texts; a greeting without a place is refused."""
-    settings = resolve("build", argv).settings
+    settings = resolve("hello", argv).settings
     if settings.output.save_path == "nowhere":
         raise OptionsError(code="hello.nowhere", what="nowhere", where="--save_path", why="it is a place", do="--x")
     print(f"hello {settings.data.texts}")
@@ -39,7 +40,8 @@ def hello(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file and the row of a new command."""
     (tmp_path / "hello_command.py").write_text(HELLO)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(COMMANDS, "hello", Command("hello", "hello_command", "greet the texts of a model", "build"))
+    record = replace(find_command("build"), name="hello", summary="greet the texts of a model", run="hello_command:run")
+    monkeypatch.setitem(commands(), "hello", record)
 
 
 def test_one_file_and_one_row_are_a_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +67,7 @@ def test_its_settings_and_its_own_errors_are_shown_as_all_others(capsys: pytest.
 
 @pytest.mark.parametrize("name", BODIES_IN_THE_LIBRARY)
 def test_a_command_of_the_library_is_a_short_file(name: str) -> None:
-    spec = find_spec(COMMANDS[name].module)
+    spec = find_spec(find_command(name).run.partition(":")[0])
     assert spec is not None
     assert spec.origin is not None
     num_lines = len(Path(spec.origin).read_text().splitlines())
@@ -74,7 +76,7 @@ def test_a_command_of_the_library_is_a_short_file(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["build", "generate", "conformance", "export"])
 def test_one_row_alone_names_the_file_of_a_command(name: str) -> None:
-    module = COMMANDS[name].module
+    module = find_command(name).run.partition(":")[0]
     pattern = re.compile(rf"{re.escape(module)}\b|from rft_cli\.commands import [^\n]*\b{name}\b")
     naming = [str(file.relative_to(SOURCE)) for file in SOURCE.rglob("*.py") if pattern.search(file.read_text())]
     assert naming == ["commands/table.py"]

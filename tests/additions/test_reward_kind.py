@@ -10,8 +10,9 @@ from additions.overlay import Overlay
 from support.trainer_task import TrainerTask
 
 from rft.reward_kinds import REWARD_KINDS, build_order, reward_flags
-from rft.settings import COMMANDS, EvalSettings, RlSettings
+from rft.settings import EvalSettings, RlSettings
 from rft_cli.config.schema import schema
+from rft_cli.records.discovery import find_command, load
 
 FILE = '''"""Reward from a list of words: the share of them that a response holds."""
 
@@ -111,8 +112,8 @@ def test_it_is_refused_beside_an_environment(added: Overlay, trainer_task: Train
 def test_every_flag_of_a_kind_is_a_setting_of_the_commands_that_score() -> None:
     for command in ("rl", "eval"):
         assert set(reward_flags()) <= set(schema(command))
-    assert COMMANDS["rl"] is RlSettings
-    assert COMMANDS["eval"] is EvalSettings
+    assert load(find_command("rl").settings) is RlSettings
+    assert load(find_command("eval").settings) is EvalSettings
 
 
 def test_servers_are_tried_before_models_are_loaded() -> None:

@@ -37,7 +37,7 @@ PLANTED_IMPORTS = {
     "plumbing and equations need torch alone": ("rft_algos.losses.kl", "numpy"),
     "models and ranks need no equation": ("rft_models.policy.load", "rft_algos.losses.kl"),
     "the command line reaches below the library for settings and the run reader only": (
-        "rft_cli.commands.rl",
+        "rft_cli.commands.training",
         "rft_trainer.loops.rl",
     ),
     "kernels behind one package": ("rft_engine.hf_engine", "rft_kernels.ops"),
@@ -48,7 +48,7 @@ PLANTED_IMPORTS = {
     "rooms of rft_engine": ("rft_engine.vllm.engine", "rft_engine.sglang.engine"),
     "rooms of rft_trainer": ("rft_trainer.rewards.math", "rft_trainer.loops.rl"),
     "rooms of rft": ("rft.build.models", "rft.rl"),
-    "rooms of rft_cli": ("rft_cli.config.values", "rft_cli.commands.rl"),
+    "rooms of rft_cli": ("rft_cli.config.values", "rft_cli.commands.training"),
     "rooms of rft_kernels": ("rft_kernels.tiles", "rft_kernels.ops"),
     "transformers, tokenizers and peft in rft_models only": ("rft_trainer.data.prompts", "tokenizers"),
     "process groups and deepspeed in rft_dist only": ("rft.rl", "deepspeed"),

@@ -13,9 +13,9 @@ import pytest
 
 from rft_cli.commands import export, plan, recipes
 from rft_cli.commands.quickstart import command
-from rft_cli.commands.table import COMMANDS
 from rft_cli.config import recipes as catalog
 from rft_cli.config.resolve import resolve
+from rft_cli.records.discovery import commands
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -53,7 +53,7 @@ def test_a_documented_command_is_understood(line: str, rft_train: Callable[..., 
     for name in ("my.yaml", "more.yaml") if "recipes" not in line else ():
         Path(name).write_text("seed: 3\n")
     Path("examples").symlink_to(ROOT / "examples")
-    assert verb in COMMANDS, line
+    assert verb in commands(), line
     if "-h" in words or "--help" in words:
         assert rft_train(verb, *words).code == 0
     elif verb == "quickstart":
@@ -77,7 +77,7 @@ def understood(verb: str, words: list[str]) -> None:
         words = [word for word in words if word != "..."]
     if verb == "plan":
         asked = plan.sort_words(words)
-        verb, words = asked.request.command, asked.words
+        verb, words = asked.command, asked.words
     if verb == "resume":
         verb, words = "rl", ["--pretrain", *words]
     if verb in ("eval", "generate") and words and not words[0].startswith("-"):
@@ -105,7 +105,7 @@ def test_every_guide_is_in_the_list_of_guides() -> None:
 
 def test_the_readme_names_every_command() -> None:
     text = (ROOT / "README.md").read_text()
-    assert [name for name in COMMANDS if f"`rft-train {name}`" not in text] == []
+    assert [name for name in commands() if f"`rft-train {name}`" not in text] == []
 
 
 def test_the_test_command_stands_where_it_is_looked_for() -> None:

@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from rft.settings import COMMANDS
 from rft_cli.config.schema import schema
+from rft_cli.records.discovery import with_settings
 from rft_core import errors
 from rft_core.errors import ExitCode, RftError
 
@@ -35,7 +35,7 @@ def test_generated_pages_are_current(generator: ModuleType) -> None:
     assert stale == [], "run: python ci/generate_reference.py"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", with_settings())
 def test_the_reference_has_a_meaning_for_every_setting(command: str, generator: ModuleType) -> None:
     lines = generator.reference(command).splitlines()
     for name in schema(command):
@@ -44,7 +44,7 @@ def test_the_reference_has_a_meaning_for_every_setting(command: str, generator: 
 
 
 def test_the_names_of_other_trainers_stand_beside_names_that_exist_here(generator: ModuleType) -> None:
-    settings = {name for command in COMMANDS for name in schema(command)}
+    settings = {name for command in with_settings() for name in schema(command)}
     code = "\n".join(path.read_text() for path in ROOT.glob("packages/*/src/**/*.py"))
     for concept in generator.CONCEPTS:
         assert not concept.flag or concept.flag in settings, concept

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rft_cli.commands.table import COMMANDS
+from rft_cli.records.discovery import commands
 
 PROGRAM = """
 import sys
@@ -26,7 +26,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("page", ["--help", "--version", "runs", "recipes", *(f"{name} --help" for name in COMMANDS)])
+@pytest.mark.parametrize("page", ["--help", "--version", "runs", "recipes", *(f"{name} --help" for name in commands())])
 def test_a_page_imports_no_torch(page: str) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, *page.split()], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

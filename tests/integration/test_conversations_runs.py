@@ -14,7 +14,7 @@ import torch
 from support.compare import differing_tensors, tensors
 from support.talk_task import SeenTalkTask, TalkTask, make_seen_talk_task, make_talk_task
 
-from rft_cli.commands import rl
+from rft_cli.commands import training
 from rft_cli.config.resolve import resolve
 from rft_cli.main import main
 from rft_core import fault_points
@@ -45,7 +45,7 @@ def run(task: TalkTask, tmp_path: Path) -> Run:
 
     def start(*more: object, name: str = "run", environment: str = "Echo") -> Path:
         chosen = task.words("--environment", f"{task.own}:{environment}", *SHOWN, *more, "--save_path", tmp_path / name)
-        return rl.train(resolve("rl", chosen), ["rft-train", "rl", *chosen], show_end=False)
+        return training.train(resolve("rl", chosen), ["rft-train", "rl", *chosen], show_end=False)
 
     return start
 
@@ -78,7 +78,7 @@ def plain(task: TalkTask, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One rank, its own engine, every step waiting for its conversations."""
     path = tmp_path_factory.mktemp("plain") / "run"
     chosen = task.words("--environment", f"{task.own}:Echo", *SHOWN, "--save_path", path)
-    return rl.train(resolve("rl", chosen), ["rft-train", "rl", *chosen], show_end=False)
+    return training.train(resolve("rl", chosen), ["rft-train", "rl", *chosen], show_end=False)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def exact(task: TalkTask, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four steps ahead of the trainer that nothing stops."""
     path = tmp_path_factory.mktemp("exact") / "run"
     chosen = task.words("--environment", f"{task.own}:Echo", *SHOWN, *EXACT, "--max_steps", 4, "--save_path", path)
-    return rl.train(resolve("rl", chosen), ["rft-train", "rl", *chosen], show_end=False)
+    return training.train(resolve("rl", chosen), ["rft-train", "rl", *chosen], show_end=False)
 
 
 def test_replicas_hold_the_conversations_of_the_engine_in_the_process(run: Run, plain: Path) -> None:

@@ -13,7 +13,7 @@ from support.compare import differing_tensors, tensors
 from support.talk_task import OWN, TEMPLATE, TalkTask, make_talk_task
 
 from rft_cli.commands import eval as eval_command
-from rft_cli.commands import rl
+from rft_cli.commands import training
 from rft_cli.config.resolve import resolve
 from rft_core.errors import DataError, ServiceError
 from rft_models.tokenization.chat_template import ChatTurnTemplate
@@ -41,7 +41,7 @@ def words(task: TalkTask) -> list[str]:
 def run(words: list[str], tmp_path: Path) -> Callable[..., Path]:
     def start(*more: object, name: str = "run") -> Path:
         chosen = [*words, *(str(word) for word in more), "--save_path", str(tmp_path / name)]
-        return rl.train(resolve("rl", chosen), ["rft-train", "rl", *chosen], show_end=False)
+        return training.train(resolve("rl", chosen), ["rft-train", "rl", *chosen], show_end=False)
 
     return start
 
@@ -89,7 +89,7 @@ def test_a_resumed_run_is_the_run_to_the_bit(run: Callable[..., Path], words: li
     parts = run(*environment, "--max_steps", 4, "--save_steps", 2, "--max_ckpt_num", 5, name="parts")
     chosen = [*words, *map(str, environment), "--max_steps", "4", "--load_checkpoint", "--ckpt_path"]
     chosen += [str(parts / "checkpoints" / "step_000002"), "--save_path", str(parts.parent / "resumed")]
-    resumed = rl.train(resolve("rl", chosen), ["rft-train", "rl", *chosen], show_end=False)
+    resumed = training.train(resolve("rl", chosen), ["rft-train", "rl", *chosen], show_end=False)
     assert differing_tensors(weights_of(whole), weights_of(resumed)) == []
 
 

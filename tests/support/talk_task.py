@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rft.run_lifecycle import final_model
 from rft.tiny_models.quickstart import DIALOGUE_TEMPLATE, dialogue_texts
-from rft_cli.commands import sft
+from rft_cli.commands import training
 from rft_cli.config.resolve import resolve
 from rft_models.tiny_models.text import build_bpe_tokenizer, build_character_tokenizer, build_decoder
 from rft_trainer.tasks import calculator_dialogues
@@ -76,7 +77,7 @@ class TalkTask:
 
     def words(self, *more: object) -> list[str]:
         """Of a run of two steps; each has four prompts and three conversations of each."""
-        given = f"--pretrain {sft.final_model(self.root / 'short')} --prompt_data {self.root}/train.jsonl "
+        given = f"--pretrain {final_model(self.root / 'short')} --prompt_data {self.root}/train.jsonl "
         given += "--apply_chat_template --rollout_batch_size 4 "
         given += "--n_samples_per_prompt 3 --train_batch_size 12 --generate_max_len 36 --turn_max_len 8 --max_turns 3 "
         given += "--prompt_max_len 32 --max_steps 2 --actor_learning_rate 1e-3 --seed 3 --eval_steps 0 "
@@ -107,7 +108,9 @@ def make_talk_task(root: Path, *, hidden: int = 16, heads: int = 2) -> TalkTask:
     _write(root / "short.jsonl", [{"input": row["input"], "output": "It"} for row in made.train[:24]])
     chosen = f"--pretrain {root}/model --prompt_data {root}/short.jsonl --apply_chat_template --learning_rate 2e-2 "
     chosen += f"--train_batch_size 8 --max_steps 30 --max_epochs 20 --save_path {root}/short --save_interval 0"
-    sft.train(resolve("sft", chosen.split()), ["rft-train", "sft"], show_end=False)  # so that turns end by themselves
+    training.train(
+        resolve("sft", chosen.split()), ["rft-train", "sft"], show_end=False
+    )  # so that turns end by themselves
     return TalkTask(root)
 
 
@@ -119,7 +122,7 @@ class SeenTalkTask:
 
     def words(self, *more: object) -> list[str]:
         """Of a run of two steps."""
-        given = f"--pretrain {sft.final_model(self.root / 'short')} --prompt_data {self.root}/train.jsonl "
+        given = f"--pretrain {final_model(self.root / 'short')} --prompt_data {self.root}/train.jsonl "
         given += f"--apply_chat_template --images_key image --environment {self.root}/own.py:Colours "
         given += "--rollout_batch_size 4 "
         given += "--n_samples_per_prompt 4 --train_batch_size 16 --micro_train_batch_size 16 --generate_max_len 100 "
@@ -151,7 +154,9 @@ def make_seen_talk_task(root: Path, model_type: str = "qwen2_5_vl") -> SeenTalkT
     chosen = f"--pretrain {root}/model --prompt_data {root}/train.jsonl --apply_chat_template --images_key image "
     chosen += "--mixed_mm_data --learning_rate 1e-2 --train_batch_size 6 --max_steps 20 --max_epochs 20 --device cpu "
     chosen += f"--save_path {root}/short --save_interval 0"
-    sft.train(resolve("sft", chosen.split()), ["rft-train", "sft"], show_end=False)  # so that turns end by themselves
+    training.train(
+        resolve("sft", chosen.split()), ["rft-train", "sft"], show_end=False
+    )  # so that turns end by themselves
     return SeenTalkTask(root)
 
 

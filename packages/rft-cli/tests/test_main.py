@@ -14,12 +14,13 @@ from types import ModuleType
 
 import pytest
 
-from rft.settings import COMMANDS
 from rft_cli.commands import table
 from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import schema
 from rft_cli.diagnostics import bundle, debug_mode, fault_injection
 from rft_cli.main import main
+from rft_cli.records.command import Command
+from rft_cli.records.discovery import commands, with_settings
 from rft_core import errors
 from rft_core.errors import ExitCode, RftError, SavedAfterSignal
 
@@ -36,14 +37,15 @@ sys.exit(code)
 BREAKING = """
 import sys, types
 from pathlib import Path
-from rft_cli.diagnostics import bundle; from rft_cli.commands import table as command_table
+from rft_cli.diagnostics import bundle; from rft_cli.records.command import Command
+from rft_cli.records.discovery import commands
 from rft_cli.main import main
 def run(argv):
     if "--in_run" in argv:
         bundle.remember_run_directory(Path("run"))
     return 1 // len(argv[:0])
 sys.modules["breaking"] = types.SimpleNamespace(run=run)
-command_table.COMMANDS["break"] = command_table.Command("break", "breaking", "")
+commands()["break"] = Command(name="break", summary="", run="breaking:run")
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -55,7 +57,7 @@ def command(monkeypatch: pytest.MonkeyPatch, run: Callable[[list[str]], int]) ->
     module = ModuleType("a_command")
     module.run = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "a_command", module)
-    monkeypatch.setitem(table.COMMANDS, "try", table.Command("try", "a_command", ""))
+    monkeypatch.setitem(commands(), "try", Command(name="try", summary="", run="a_command:run"))
 
 
 def failing(kind: type[RftError]) -> Callable[[list[str]], int]:
@@ -72,7 +74,7 @@ def test_pages_that_need_no_torch_import_none(python: Program, argv: list[str]) 
     assert done.stdout
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", with_settings())
 def test_help_of_a_command_lists_every_flag_and_imports_no_torch(python: Program, name: str) -> None:
     done = python(WITHOUT_TORCH, name, "--help")
     assert (done.returncode, done.stderr) == (0, "")
@@ -91,7 +93,7 @@ def test_help_shows_the_values_of_a_recipe(recipes: Path, capsys: pytest.Capture
 def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == main(["--help"]) == main(["help"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"  {name} " in shown for name in table.COMMANDS)
+    assert all(f"  {name} " in shown for name in commands())
 
 
 def test_settings_are_refused_before_torch_is_imported(python: Program) -> None:

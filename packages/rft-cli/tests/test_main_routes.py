@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -16,12 +17,13 @@ import pytest
 
 from rft.process import launching
 from rft_cli.commands import table
-from rft_cli.commands.table import COMMANDS, Command
 from rft_cli.config import help as help_page
 from rft_cli.config import stored_run
 from rft_cli.config.resolve import resolve
 from rft_cli.diagnostics import debug_mode, fault_injection, notices
 from rft_cli.main import main, overview
+from rft_cli.records.command import Command
+from rft_cli.records.discovery import commands, find_command
 from rft_core.errors import DataError
 
 Calls = list[tuple[Any, ...]]
@@ -54,9 +56,10 @@ def ends(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> Ends:
         module = ModuleType("a_command")
         module.run = run  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "a_command", module)
-        monkeypatch.setitem(COMMANDS, "try", Command("try", "a_command", ""))
+        monkeypatch.setitem(commands(), "try", Command(name="try", summary="", run="a_command:run"))
         for name in ("rl", "eval", "generate"):
-            monkeypatch.setitem(COMMANDS, name, Command(name, "a_command", "", name))
+            double = replace(find_command(name), run="a_command:run", training=None)
+            monkeypatch.setitem(commands(), name, double)
 
     return install
 
@@ -90,7 +93,7 @@ def test_debug_mode_is_on_before_anything_else(calls: Calls, ends: Ends) -> None
 
 def test_the_overview_has_a_line_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     lines = overview().splitlines()
-    told = [f"  {command.name:<12} {command.summary}" for command in COMMANDS.values()]
+    told = [f"  {command.name:<12} {command.summary}" for command in commands().values()]
     assert lines[5:] == [*told, "", *lines[-2:]]
     assert lines[-1].endswith("rft-train quickstart")
     for words in ([], ["-h"], ["--help"], ["help", "rl"]):

@@ -10,7 +10,8 @@ from rft_trainer.records.rollouts import TrainingSample
 
 
 def test_the_tools_of_an_environment_are_there_before_prompts_are_rendered(calls: Any) -> None:
-    data = SimpleNamespace(prompts=[SimpleNamespace(token_ids=(4, 5)), SimpleNamespace(token_ids=(6,))])
+    prompts = [SimpleNamespace(prompt_id=name, label="7", token_ids=ids) for name, ids in (("p", (4, 5)), ("q", (6,)))]
+    data = SimpleNamespace(prompts=prompts)
     tokenizer = calls.double("tokenizer", decode=lambda ids: f"<{ids}>")
     calls.put(
         check,
@@ -20,7 +21,7 @@ def test_the_tools_of_an_environment_are_there_before_prompts_are_rendered(calls
         ExitStack=calls.double("stack"),
     )
     settings = calls.double("settings")
-    found = check.RlCheck.of(settings, 4)
+    found = check.check_rl(settings, 4)
     assert calls.taken() == [
         "tokenizer_with_images(settings.model, settings.images)",
         "model_facts(settings.model.pretrain)",
@@ -31,7 +32,9 @@ def test_the_tools_of_an_environment_are_there_before_prompts_are_rendered(calls
         "stack ends",
     ]
     assert (found.settings, found.tokenizer, found.data) == (settings, tokenizer, data)
-    assert found.first_prompt() == ["<[4]>", "<[5]>"]
+    example = found.first_example()
+    assert example.title == "prompt p as the model sees it (2 tokens; label '7'):"
+    assert (example.pieces, example.learned) == (["<[4]>", "<[5]>", "<response>"], [False, False, True])
     found.check_reward()
     assert calls.taken() == ["check_reward(settings)"]
 
@@ -42,10 +45,14 @@ def test_the_first_demonstration_is_shown_with_what_is_learned_of_it(calls: Any)
     calls.put(
         check, "model_facts", tokenizer_with_images=tokenizer, sft_data=SimpleNamespace(samples=[sample, "other"])
     )
-    found = check.SftCheck.of(calls.double("settings"))
+    found = check.check_sft(calls.double("settings"), 4)
     assert calls.taken() == [
         "tokenizer_with_images(settings.model, settings.images)",
         "model_facts(settings.model.pretrain)",
         "sft_data(settings, tokenizer, model_facts().max_positions)",
     ]
-    assert found.first_sample() == (["<[4]>", "<[5]>", "<[6]>", "<[7]>"], [False, False, True, True])
+    example = found.first_example()
+    assert example.title == "demonstration s:0 as the model sees it (4 tokens):"
+    assert (example.pieces, example.learned) == (["<[4]>", "<[5]>", "<[6]>", "<[7]>"], [False, False, True, True])
+    found.check_reward()
+    assert calls.taken() == []

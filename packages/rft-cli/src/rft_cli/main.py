@@ -5,7 +5,6 @@ Only what a verb needs is imported, and help needs no torch.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -14,9 +13,9 @@ from importlib.metadata import version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rft_cli.commands import table
-from rft_cli.commands.table import COMMANDS, Command
 from rft_cli.diagnostics import debug_mode
+from rft_cli.records.command import Command
+from rft_cli.records.discovery import GROUP, commands, run_command
 from rft_core.errors import OptionsError, Problem, RftError
 
 if TYPE_CHECKING:
@@ -64,7 +63,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _lasting(name: str, *, for_good: bool) -> AbstractContextManager[None]:
     """A command that trains goes on without its terminal; any other ends when nobody reads what it prints."""
-    if name not in COMMANDS or not COMMANDS[name].trains:
+    command = commands().get(name)
+    if command is None or not command.makes_runs:
         return nullcontext()
     from rft.process.detached import outliving_terminal
 
@@ -74,23 +74,25 @@ def _lasting(name: str, *, for_good: bool) -> AbstractContextManager[None]:
 def overview() -> str:
     """The page of `rft-train --help`."""
     lines = ["usage: rft-train COMMAND [OPTIONS]", "", "Reinforcement fine-tuning of language models.", "", "commands:"]
-    lines += [f"  {command.name:<12} {command.summary}" for command in COMMANDS.values()]
+    lines += [f"  {command.name:<12} {command.summary}" for command in commands().values()]
     lines += ["", "rft-train COMMAND --help lists the options of a command.", "Start with: rft-train quickstart"]
     return "\n".join(lines)
 
 
 def _run(words: list[str]) -> int:
     name, *argv = words
-    command = COMMANDS.get(name)
+    command = commands().get(name)
     if command is None:
         raise _unknown(name)
+    if command.fault:
+        raise _unusable(command)
     # before torch is imported, because some of these variables are read only then
     if debug_mode.asked(argv):
         debug_mode.switch_on(os.environ)
     if command.settings and any(word in _HELP for word in argv):
         from rft_cli.config.help import print_help
 
-        print_help(command.settings, argv)
+        print_help(command.name, argv)
         return 0
     if command.settings and any(word in _PRINT_CONFIG for word in argv):
         return _print_config(command, argv)
@@ -103,7 +105,7 @@ def _run(words: list[str]) -> int:
 
     fault_injection.install_from(os.environ)
     notices.show_notices()
-    return int(importlib.import_module(command.module).run(argv))
+    return run_command(command, argv)
 
 
 def _refuse_early(command: Command, argv: list[str]) -> Resolved[Any]:
@@ -111,7 +113,7 @@ def _refuse_early(command: Command, argv: list[str]) -> Resolved[Any]:
     from rft_cli.config.resolve import resolve
 
     # the run stands in the place of the model; its own settings are read later
-    return resolve(command.settings, ["--pretrain", *argv] if _starts_with_run(command, argv) else argv)
+    return resolve(command.name, ["--pretrain", *argv] if _starts_with_run(command, argv) else argv)
 
 
 def _started_as_ranks(name: str, argv: list[str], resolved: Resolved[Any]) -> int | None:
@@ -129,7 +131,7 @@ def _started_as_ranks(name: str, argv: list[str], resolved: Resolved[Any]) -> in
 
 def _starts_with_run(command: Command, argv: list[str]) -> bool:
     """Return True when the first word is a run in place of the model, as in `rft-train eval RUN`."""
-    return command.name in ("eval", "generate") and bool(argv) and not argv[0].startswith("-")
+    return command.takes_run and bool(argv) and not argv[0].startswith("-")
 
 
 def _print_config(command: Command, argv: list[str]) -> int:
@@ -140,7 +142,7 @@ def _print_config(command: Command, argv: list[str]) -> int:
         from rft_cli.config.stored_run import with_run
 
         words = with_run(words, command.name)
-    resolved = resolve(command.settings, words)
+    resolved = resolve(command.name, words)
     print(resolved.config_yaml, end="")
     for note in resolved.notes:
         print(f"# note: {note}")
@@ -148,11 +150,12 @@ def _print_config(command: Command, argv: list[str]) -> int:
 
 
 def _unknown(name: str) -> OptionsError:
+    from rft_cli.commands import table
     from rft_cli.commands.arguments import unknown_command
     from rft_core.nearest_names import nearest_names
 
     refusal = table.REFUSED_COMMANDS.get(name)
-    near = nearest_names(name, COMMANDS)
+    near = nearest_names(name, commands())
     if refusal:
         what, why, do = (
             f"rft-train {name} cannot be used: {refusal.reason}",
@@ -161,9 +164,19 @@ def _unknown(name: str) -> OptionsError:
         )
     else:
         what = f"unknown command {name}" if not name.startswith("-") else f"{name} stands before the command"
-        why = f"nearest: {', '.join(near)}" if near else f"commands: {', '.join(COMMANDS)}"
+        why = f"nearest: {', '.join(near)}" if near else f"commands: {', '.join(commands())}"
         do = f"rft-train {near[0]}" if near else "rft-train --help"
     return unknown_command(what, why, do)
+
+
+def _unusable(command: Command) -> OptionsError:
+    return OptionsError(
+        code="command.unusable",
+        what=f"rft-train {command.name} cannot be used",
+        where=f"entry points of the group {GROUP}",
+        why=command.fault,
+        do="mend or uninstall that package; all other commands work",
+    )
 
 
 def _with_bundle(error: RftError, words: list[str]) -> RftError:

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from rft import check as check_of_a_run
+from rft.check import TokenizedExample
 from rft.process import machine as machines
 from rft_cli.commands import check
 from rft_cli.pages import run_plan
 from rft_core.errors import OptionsError
-
-PROMPT = SimpleNamespace(prompt_id="p:0", label="2")
-SAMPLE = SimpleNamespace(sample_id="s:0", num_tokens=3)
 
 
 class Looked:
@@ -35,27 +33,31 @@ class Looked:
     def rl(self, settings: Any, world_size: int) -> Any:
         self.calls.append(("rl", settings.model.pretrain, world_size))
         return SimpleNamespace(
-            data=SimpleNamespace(prompts=[PROMPT]),
+            data="prompts",
             check_reward=lambda: self.calls.append(("reward",)),
-            first_prompt=lambda: ["1+", "1="],
+            first_example=lambda: TokenizedExample("prompt p:0", ["1+", "1=", "<response>"], [False, False, True]),
         )
 
-    def sft(self, settings: Any) -> Any:
-        self.calls.append(("sft", settings.model.pretrain))
-        data = SimpleNamespace(samples=[SAMPLE])
-        return SimpleNamespace(data=data, first_sample=lambda: (["1", "=", "1"], [False, True, False]))
+    def sft(self, settings: Any, world_size: int) -> Any:
+        self.calls.append(("sft", settings.model.pretrain, world_size))
+        return SimpleNamespace(
+            data="rows",
+            check_reward=lambda: None,
+            first_example=lambda: TokenizedExample("demonstration s:0", ["1", "=", "1"], [False, True, False]),
+        )
 
 
 @pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch) -> Looked:
     seen = Looked()
     monkeypatch.setattr(machines, "open_machine", seen.open_machine)
-    monkeypatch.setattr(check_of_a_run.RlCheck, "of", seen.rl)
-    monkeypatch.setattr(check_of_a_run.SftCheck, "of", seen.sft)
-    for name in ("rl", "sft"):
-        monkeypatch.setattr(
-            run_plan, f"show_{name}", lambda resolved, data, machine: seen.calls.append(("plan", resolved.command))
-        )
+    monkeypatch.setattr(check_of_a_run, "check_rl", seen.rl)
+    monkeypatch.setattr(check_of_a_run, "check_sft", seen.sft)
+    monkeypatch.setattr(
+        run_plan,
+        "show",
+        lambda training, resolved, data, machine: seen.calls.append(("plan", training.check, data)),
+    )
     return seen
 
 
@@ -64,7 +66,7 @@ def test_a_run_is_read_planned_and_its_reward_is_tried(
     words: list[str], looked: Looked, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check.run([*words, "--device", "cpu"]) == 0
-    assert looked.calls == [("machine", "cpu"), ("rl", "m", 3), ("plan", "rl"), ("reward",)]
+    assert looked.calls == [("machine", "cpu"), ("rl", "m", 3), ("plan", "rft.check:check_rl", "prompts"), ("reward",)]
     shown = capsys.readouterr().out
     assert "pretrain: m" in shown
     assert "1+1=<response>\n" in shown
@@ -73,7 +75,7 @@ def test_a_run_is_read_planned_and_its_reward_is_tried(
 
 def test_supervised_training_is_read_and_planned(looked: Looked, capsys: pytest.CaptureFixture[str]) -> None:
     assert check.run(["sft", "--pretrain", "m", "--device", "cpu"]) == 0
-    assert looked.calls == [("machine", "cpu"), ("sft", "m"), ("plan", "sft")]
+    assert looked.calls == [("machine", "cpu"), ("sft", "m", 3), ("plan", "rft.check:check_sft", "rows")]
     shown = capsys.readouterr().out
     assert "1=1\n" in shown
     assert "learned): 010\n" in shown
@@ -118,12 +120,12 @@ def test_a_directory_that_holds_a_run_is_refused(command: str, looked: Looked) -
 
 def test_another_word_is_no_command_that_can_be_checked(looked: Looked) -> None:
     with pytest.raises(OptionsError) as caught:
-        check.run(["build", "--pretrain", "m"])
+        check.run(["export", "--pretrain", "m"])
     assert (caught.value.problem.code, caught.value.problem.do) == ("check.unknown_command", "rft-train check rl")
 
 
-@pytest.mark.parametrize("word", ["-h", "--help"])
-def test_help_resolves_nothing(word: str, looked: Looked, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check.run([word, "--nothing"]) == 0
+@pytest.mark.parametrize("words", [["-h", "--nothing"], ["--help"], ["sft", "--help"]])
+def test_help_resolves_nothing(words: list[str], looked: Looked, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.run(words) == 0
     assert capsys.readouterr().out.startswith("usage: rft-train check")
     assert looked.calls == []

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rft.planning import workload
 from rft.planning.run_plan import PlanRequest
 from rft_cli.commands import plan
 from rft_core.errors import OptionsError
@@ -36,7 +37,7 @@ def test_words_are_sorted_into_the_plan_and_the_command(
         assert caught.value.problem.code == "plan.unknown_command"
         return
     asked = plan.sort_words(text.split())
-    assert asked.request == PlanRequest(command, numbers, sharding)
+    assert (asked.command, asked.request) == (command, PlanRequest(numbers, sharding))
     assert (asked.as_json, asked.words) == (as_json, rest.split())
 
 
@@ -61,7 +62,9 @@ def test_a_plan_is_printed_as_lines_or_as_one_object(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(plan, "plan_run", lambda request, resolved: asked.append((request, resolved.values["seed"])))
+    monkeypatch.setattr(
+        plan, "plan_run", lambda request, resolved, load: asked.append((request, resolved.values["seed"], load))
+    )
     monkeypatch.setattr(plan, "lines", lambda planned: ["one", "two"])
     monkeypatch.setattr(plan, "as_object", lambda planned: {"a": 1})
     words = ["sft", "--pretrain", "m", "--seed", "7", "--nodes", "2"]
@@ -69,10 +72,10 @@ def test_a_plan_is_printed_as_lines_or_as_one_object(
     assert capsys.readouterr().out == "one\ntwo\n"
     assert plan.run([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"a": 1}
-    assert asked == [(PlanRequest("sft", {"nodes": 2}, ""), 7)] * 2
+    assert asked == [(PlanRequest({"nodes": 2}, ""), 7, workload.SFT)] * 2
 
 
-@pytest.mark.parametrize("words", [[], ["-h"], ["--help"]])
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help"], ["sft", "--help"]])
 def test_help_plans_nothing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.run(words) == 0
     assert capsys.readouterr().out.startswith("usage: rft-train plan")

@@ -11,11 +11,13 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from rft_cli.commands import recipes_run, table
+from rft_cli.commands import recipes_run
 from rft_cli.commands.arguments import parse
 from rft_cli.config import recipes
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.recipe_stages import option
+from rft_cli.records.discovery import commands as records
+from rft_cli.records.discovery import find_command
 from rft_core.errors import CheckpointError, DataError, OptionsError, RftError
 from rft_trainer.runs import names
 
@@ -87,7 +89,8 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
         module = ModuleType(f"double_of_{name}")
         module.run = doubles.command(name)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setitem(table.COMMANDS, name, replace(table.COMMANDS[name], module=module.__name__))
+        double = replace(find_command(name), run=f"{module.__name__}:run", training=None)
+        monkeypatch.setitem(records(), name, double)
     return doubles
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rft.process import launching
-from rft_cli.commands import resume, rl, sft
+from rft_cli.commands import resume, training
 from rft_cli.commands.quickstart import command as quickstart
 from rft_cli.config.resolve import resolve
 from rft_core.errors import OptionsError
@@ -23,15 +23,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Trainings that are continued, each with the directory in which it began."""
     told: Calls = []
 
-    def trains(name: str) -> Any:
-        def train(resolved: Any, command: list[str], *, in_place: Path | None = None) -> None:
-            values = {key: resolved.values[key] for key in ("pretrain", "seed", "save_path")}
-            told.append((name, values, command, in_place, Path.cwd()))
+    def train(resolved: Any, command: list[str], *, in_place: Path | None = None) -> None:
+        values = {key: resolved.values[key] for key in ("pretrain", "seed", "save_path")}
+        told.append((resolved.command, values, command, in_place, Path.cwd()))
 
-        return train
-
-    for name, module in (("rl", rl), ("sft", sft)):
-        monkeypatch.setattr(module, "train", trains(name))
+    monkeypatch.setattr(training, "train", train)
     monkeypatch.setattr(quickstart, "resume", lambda *given: told.append((*given, Path.cwd())) or 7)
     return told
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from rft.build.algorithm import algorithm_record
-from rft.settings import COMMANDS, RlSettings
+from rft.settings import RlSettings
 from rft_cli.config.command_line import ALIASES, OPPOSITES
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.refused_flags import REFUSED_FLAGS
 from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import schema
+from rft_cli.records.discovery import with_settings
 from rft_core.errors import Problem
 from rft_core.nearest_names import nearest_names
 
@@ -63,7 +64,7 @@ def test_the_guides_name_47_flags() -> None:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_every_flag_of_lightrft_is_known(name: str) -> None:
-    accepted = {row for command in COMMANDS for row in schema(command)} | set(ALIASES) | set(OPPOSITES)
+    accepted = {row for command in with_settings() for row in schema(command)} | set(ALIASES) | set(OPPOSITES)
     assert name in accepted or name in REFUSED_FLAGS
     if name not in accepted:
         (problem,) = problems_of(f"--{name}", "1")
@@ -74,7 +75,7 @@ def test_every_flag_of_lightrft_is_known(name: str) -> None:
 
 
 def test_a_refused_name_does_not_point_to_a_flag_that_is_refused_too() -> None:
-    accepted = {row for command in COMMANDS for row in schema(command)}
+    accepted = {row for command in with_settings() for row in schema(command)}
     for refusal in REFUSED_FLAGS.values():
         if not refusal.do.startswith(("torchrun", "python ")):
             flags = [word.lstrip("-") for word in refusal.do.split() if word.startswith("--")]
@@ -143,7 +144,7 @@ def test_another_word_after_a_switch_is_refused_with_the_forms_that_are_not(text
     assert "true, false, yes, no, 1, 0" in problem.what
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", with_settings())
 def test_every_switch_can_be_turned_off_by_its_own_name(command: str) -> None:
     for name, row in schema(command).items():
         if row.is_switch:

@@ -10,9 +10,9 @@ from typing import get_type_hints
 
 import pytest
 
-from rft.settings import COMMANDS
 from rft_cli.config.help import print_help
 from rft_cli.config.schema import schema
+from rft_cli.records.discovery import find_command, load
 
 Shown = Callable[..., list[str]]
 
@@ -45,9 +45,9 @@ def test_the_page_is_as_wide_as_the_terminal_and_no_wider_than_can_be_read(
 def test_every_group_is_a_frame_with_its_name_at_the_left(shown: Shown) -> None:
     lines = shown("sft")
     titles = [line[2:].split()[0] for line in lines if line.startswith("╭")]
-    assert titles == [group.name for group in fields(COMMANDS["sft"])]
+    assert titles == [group.name for group in fields(load(find_command("sft").settings))]
     joined = " ".join(" ".join(inside(lines)).split())
-    for kind in get_type_hints(COMMANDS["sft"]).values():
+    for kind in get_type_hints(load(find_command("sft").settings)).values():
         assert " ".join(str(inspect.getdoc(kind)).split()) in joined
 
 

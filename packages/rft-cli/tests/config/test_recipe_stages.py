@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rft_cli.commands import build, rl
+from rft_cli.commands import build, training
 from rft_cli.commands import eval as eval_command
 from rft_cli.config import recipes
 from rft_cli.config.recipe_stages import final_model, option, read_stage
@@ -113,18 +113,22 @@ def test_the_printed_commands_are_what_a_person_can_run(capsys: pytest.CaptureFi
 def test_finished_stages_are_passed_over(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert start() == 0
     capsys.readouterr()
-    for module in (build, rl, eval_command):
-        monkeypatch.setattr(module, "run", lambda argv: pytest.fail("a finished stage ran again"))
+    for module in (build, training, eval_command):
+        monkeypatch.setattr(module, "run", lambda *words: pytest.fail("a finished stage ran again"))
     assert start() == 0
     assert capsys.readouterr().out.count("finished already") == 4
 
 
 def test_the_first_failure_ends_it_with_its_code_and_a_later_call_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(argv: Sequence[str]) -> int:
+    run = training.run
+
+    def fails(command: str, argv: Sequence[str]) -> int:
+        if command == "sft":
+            return run(command, argv)
         raise DataError(code="test.broken", what="broken", where="here", why="a rule")
 
     with monkeypatch.context() as broken:
-        broken.setattr(rl, "run", fails)
+        broken.setattr(training, "run", fails)
         assert start() == 4
     assert summary("sft")["outcome"] == "finished"
     assert not Path("made/answers.jsonl").exists()

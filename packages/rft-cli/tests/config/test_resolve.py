@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from rft.settings import COMMANDS
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.origins import DEFAULT, KEYWORD, GivenSetting
 from rft_cli.config.render import config_yaml
 from rft_cli.config.resolve import merge, resolve, validated
 from rft_cli.config.schema import REQUIRED, build, schema
+from rft_cli.records.discovery import with_settings
 
 KEY = "0123456789abcdef" * 2
 
@@ -22,7 +22,7 @@ def codes(command: str, words: str) -> list[str]:
     return [problem.code for problem in caught.value.problems]
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "build"])
+@pytest.mark.parametrize("command", [name for name in with_settings() if name != "build"])
 def test_what_is_resolved_is_the_same_in_all_its_forms(command: str) -> None:
     Path("a.yaml").write_text("recipe: {name: sums}\nseed: 3\n")
     resolved = resolve(command, ["--pretrain", "m", "--config", "a.yaml"])
@@ -30,7 +30,7 @@ def test_what_is_resolved_is_the_same_in_all_its_forms(command: str) -> None:
     assert list(resolved.values) == list(resolved.origins) == list(schema(command))
     given = {name: str(origin) for name, origin in resolved.origins.items() if origin is not DEFAULT}
     assert given == {"pretrain": "command line", "seed": "a.yaml:2"}
-    assert resolved.settings == build(command, resolved.values)
+    assert resolved.settings == build(type(resolved.settings), resolved.values)
     assert resolved.config_yaml == config_yaml(command, resolved.values, resolved.origins, "sums")
     assert resolved.notes == ()
 

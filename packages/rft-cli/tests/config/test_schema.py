@@ -8,12 +8,13 @@ from typing import Any, get_type_hints
 import pytest
 
 from rft.build.algorithm import algorithm_record
-from rft.settings import COMMANDS, EvalSettings, RlSettings, SftSettings
+from rft.settings import EvalSettings, RlSettings, SftSettings
 from rft_algos.algorithms.published import Grpo
 from rft_cli.config.meanings import meanings
 from rft_cli.config.refused_flags import REFUSED_FLAGS
 from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import REQUIRED, schema
+from rft_cli.records.discovery import find_command, load, with_settings
 
 
 def required(command: str) -> list[str]:
@@ -21,10 +22,10 @@ def required(command: str) -> list[str]:
     return [word for name, row in schema(command).items() if row.default is REQUIRED for word in (f"--{name}", "m")]
 
 
-GROUPS = [kind for owner in COMMANDS.values() for kind in get_type_hints(owner).values()]
+GROUPS = [kind for command in with_settings() for kind in get_type_hints(load(find_command(command).settings)).values()]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", with_settings())
 def test_flat_names_and_nested_settings_hold_the_same_values(command: str) -> None:
     resolved = resolve(command, required(command))
     for name, row in schema(command).items():
@@ -32,7 +33,7 @@ def test_flat_names_and_nested_settings_hold_the_same_values(command: str) -> No
         assert getattr(group, name) == resolved.values[name]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", with_settings())
 def test_only_what_a_command_works_on_has_no_default(command: str) -> None:
     wanted = ["texts", "save_path"] if command == "build" else ["pretrain"]
     assert [name for name, row in schema(command).items() if row.default is REQUIRED] == wanted
@@ -56,7 +57,7 @@ def test_groups_are_frozen(kind: type[Any]) -> None:
 
 def test_metadata_holds_only_what_is_read() -> None:
     known = {"minimum", "maximum", "above", "below", "bare", "aliases"}
-    for command in COMMANDS:
+    for command in with_settings():
         for row in schema(command).values():
             assert set(row.metadata) <= known, row.name
 
@@ -89,9 +90,9 @@ def test_supervised_training_has_its_own_learning_rate() -> None:
 
 
 def test_no_name_is_both_a_setting_and_refused() -> None:
-    accepted = {name for command in COMMANDS for name in schema(command)}
+    accepted = {name for command in with_settings() for name in schema(command)}
     assert not accepted & set(REFUSED_FLAGS)
 
 
 def test_all_groups_of_a_command_are_in_its_module() -> None:
-    assert set(COMMANDS) == {"rl", "sft", "eval", "generate", "conformance", "build"}
+    assert set(with_settings()) == {"rl", "sft", "eval", "generate", "conformance", "build"}

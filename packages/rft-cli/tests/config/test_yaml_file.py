@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from rft.resolved import Resolved
-from rft.settings import COMMANDS, RlSettings
+from rft.settings import RlSettings
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.origins import DEFAULT
 from rft_cli.config.resolve import resolve
+from rft_cli.records.discovery import with_settings
 from rft_core.errors import Problem
 
 
@@ -90,7 +91,7 @@ def test_a_missing_file_names_the_nearest_file() -> None:
     assert caught.value.problem.do == "--config mine.yaml"
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "build"])
+@pytest.mark.parametrize("command", [command for command in with_settings() if command != "build"])
 def test_the_written_configuration_reads_back_to_the_same_values(command: str) -> None:
     first = resolve(
         command,

@@ -169,21 +169,3 @@ class ConformanceSettings:
     lengths: ProbeLengthSettings = field(default_factory=ProbeLengthSettings)
     engine: ComparedEnginesSettings = field(default_factory=ComparedEnginesSettings)
     output: ConformanceOutputSettings = field(default_factory=ConformanceOutputSettings)
-
-
-COMMANDS: dict[
-    str,
-    type[RlSettings]
-    | type[SftSettings]
-    | type[EvalSettings]
-    | type[GenerateSettings]
-    | type[ConformanceSettings]
-    | type[BuildModelSettings],
-] = {
-    "rl": RlSettings,
-    "sft": SftSettings,
-    "eval": EvalSettings,
-    "generate": GenerateSettings,
-    "conformance": ConformanceSettings,
-    "build": BuildModelSettings,
-}

@@ -14,7 +14,8 @@ import pytest
 from rft.build import reward_checks
 from rft.decoder_sizes import IMAGES_NOT_COUNTED
 from rft.planning import run_plan, vision_memory
-from rft.planning.run_plan import PlanRequest, RolloutShare, RunPlan, plan_run
+from rft.planning.run_plan import PlanRequest, RunPlan, plan_run
+from rft.planning.workload import RL, SFT, RolloutShare
 from rft.resolved import Origin
 from rft.settings import RlSettings, SftSettings
 from rft_core.errors import DataError, OptionsError, PreflightError
@@ -89,7 +90,7 @@ class Planned:
             origins=dict.fromkeys(values, Origin("command line")),
             notes=("given",),
         )
-        return plan_run(PlanRequest(command, numbers or {}, sharding), resolved)
+        return plan_run(PlanRequest(numbers or {}, sharding), resolved, {"rl": RL, "sft": SFT}[command])
 
 
 @pytest.fixture
@@ -312,9 +313,9 @@ def test_images_add_their_tower_and_take_back_the_note_that_it_is_not_counted(
     before = planned()
     assert asked == []
     plan = planned(images_key="image")
-    settings, [command, same, values, training, positions] = asked
+    settings, [workload, same, values, training, positions] = asked
     assert same is settings
-    assert (command, values["images_key"], training, positions) == ("rl", "image", planned.training, 64)
+    assert (workload, values["images_key"], training, positions) == (RL, "image", planned.training, 64)
     assert plan.terms == [*before.terms, term]
     assert (plan.parameters, plan.images) == (before.parameters + parameters, "counted")
     assert plan.notes == ["given", "of images"]

@@ -11,6 +11,7 @@ import pytest
 
 from rft.planning import vision_memory
 from rft.planning.vision_memory import activation_term, image_parts, planned_images, tower_part, weight_terms
+from rft.planning.workload import RL, SFT
 from rft_dist.planning.memory_estimate import MemoryTerm, TrainingMemoryConfig
 from rft_dist.strategies.registry import SHARDINGS, run_dims, run_layout
 from rft_models.files.vision_tower_sizes import TowerSizes
@@ -169,29 +170,29 @@ def test_images_are_counted_where_data_and_processor_are_here(tmp_path: Path, mo
         vision_memory, "image_plan", lambda settings, limit, limit_flag: (asked.append((limit, limit_flag)), plan)[1]
     )
     settings = planned(tmp_path)
-    assert planned_images("rl", planned(tmp_path, images_key=""), None) == (None, [])
+    assert planned_images(RL, planned(tmp_path, images_key=""), None) == (None, [])
     for file in ("rows.jsonl", "model/preprocessor_config.json", "model/tokenizer_config.json"):
-        found, notes = planned_images("rl", settings, None)
+        found, notes = planned_images(RL, settings, None)
         assert found is None
         assert len(notes) == 1
         (tmp_path / file).write_text("{}")
-    assert planned_images("rl", settings, None) == (plan, [])
-    assert planned_images("sft", settings, 99) == (plan, [])
-    assert planned_images("sft", planned(tmp_path, max_len=55), 99) == (plan, [])
-    assert planned_images("sft", settings, None) == (plan, [])
+    assert planned_images(RL, settings, None) == (plan, [])
+    assert planned_images(SFT, settings, 99) == (plan, [])
+    assert planned_images(SFT, planned(tmp_path, max_len=55), 99) == (plan, [])
+    assert planned_images(SFT, settings, None) == (plan, [])
     assert asked == [(77, "--prompt_max_len"), (99, "--max_len"), (55, "--max_len"), (1 << 31, "--max_len")]
     (tmp_path / "model/preprocessor_config.json").rename(tmp_path / "model/processor_config.json")
-    assert planned_images("rl", settings, None) == (plan, [])
+    assert planned_images(RL, settings, None) == (plan, [])
     (tmp_path / "model/tokenizer_config.json").unlink()
-    assert planned_images("rl", settings, None)[0] is None
+    assert planned_images(RL, settings, None)[0] is None
     (tmp_path / "model/tokenizer_config.json").write_text("{}")
     for text, absent in (("", "prompt_data"), (f"{tmp_path}/rows.jsonl, {tmp_path}/none.jsonl", f"{tmp_path}/none")):
-        found, [note] = planned_images("rl", planned(tmp_path, prompt_data=text), None)
+        found, [note] = planned_images(RL, planned(tmp_path, prompt_data=text), None)
         assert found is None
         assert absent in note
-    assert planned_images("rl", planned(tmp_path, prompt_data=f"{tmp_path}/*.none, {tmp_path}/rows.jsonl"), None)[0]
+    assert planned_images(RL, planned(tmp_path, prompt_data=f"{tmp_path}/*.none, {tmp_path}/rows.jsonl"), None)[0]
     monkeypatch.setattr(vision_memory, "tower_sizes", lambda directory: None)
-    assert planned_images("rl", planned(tmp_path, prompt_data=""), None)[0] is plan, "the start says it better"
+    assert planned_images(RL, planned(tmp_path, prompt_data=""), None)[0] is plan, "the start says it better"
 
 
 @pytest.mark.usefixtures("tower")
@@ -203,12 +204,12 @@ def test_a_plan_joins_the_tokens_of_images_with_the_terms_of_the_tower(
     monkeypatch.setattr(vision_memory, "planned_images", lambda *given: (asked.append(given), (plan, ["unread"]))[1])
     values = {"pretrain": "m", "images_key": "image", "micro_train_batch_size": 1}
     settings = planned(tmp_path)
-    found = image_parts("rl", settings, values, TrainingMemoryConfig(), 64)
-    assert asked == [("rl", settings, 64)]
+    found = image_parts(RL, settings, values, TrainingMemoryConfig(), 64)
+    assert asked == [(RL, settings, 64)]
     assert (found.images, found.parameters) == (plan, P)
     assert found.terms[-1].num_bytes == 44 * L * block(4)
     assert found.notes[0] == "unread"
-    monkeypatch.setattr(vision_memory, "planned_images", lambda command, settings, positions: (None, []))
-    none = image_parts("rl", planned(tmp_path), values, TrainingMemoryConfig(), None)
+    monkeypatch.setattr(vision_memory, "planned_images", lambda workload, settings, positions: (None, []))
+    none = image_parts(RL, planned(tmp_path), values, TrainingMemoryConfig(), None)
     assert none.images is None
     assert "tower activations" not in {term.name for term in none.terms}

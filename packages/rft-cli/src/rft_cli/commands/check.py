@@ -1,97 +1,83 @@
-"""`rft-train check`: resolve a run without starting it, and show everything that it would do."""
+"""`rft-train check`: resolve a command without starting it, and show everything that it would do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from rft.resolved import Resolved
-from rft.settings import RlSettings, SftSettings
 from rft_cli.config.resolve import resolve
+from rft_cli.records.command import Training
+from rft_cli.records.discovery import find_command, load, with_settings
 from rft_core.errors import OptionsError
+from rft_core.nearest_names import nearest_names
 
 if TYPE_CHECKING:  # its module imports torch, and `check eval` needs none
+    from rft.check import TokenizedExample
     from rft.process.machine import Machine
 
-COMMANDS = ("rl", "sft", "eval", "generate")
-USAGE = """usage: rft-train check [rl|sft|eval|generate] [OPTIONS]
+USAGE = """usage: rft-train check [COMMAND] [OPTIONS]
 
-Resolve the command with these options and start nothing: every setting with where its value came from,
-the files, the batch arithmetic, one row as the model will see it, and which of its tokens are learned.
-Without a command word, rl is meant."""
+Resolve COMMAND with these options and start nothing: every setting with where its value came from. Of a command that
+trains also the files, the batch arithmetic, one row as the model will see it, and which of its tokens are learned.
+Without a command word, rl is meant. Commands: """
+DEFAULT = "rl"
 
 
 def run(argv: list[str]) -> int:
     """Show the resolved run; the exit code says whether it would start."""
-    if argv and argv[0] in ("-h", "--help"):
-        print(USAGE)
+    if any(word in ("-h", "--help") for word in argv):
+        print(USAGE + ", ".join(with_settings()))
         return 0
-    command, words = ("rl", argv)
-    if argv and not argv[0].startswith("-"):
-        command, words = argv[0], argv[1:]
-    if command not in COMMANDS:
+    command, words = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (DEFAULT, argv)
+    known = with_settings()
+    if command not in known:
         raise OptionsError(
             code="check.unknown_command",
             what=f"check cannot resolve {command!r}",
             where="command line",
-            why=f"it resolves one of {', '.join(COMMANDS)}",
-            do=f"rft-train check {COMMANDS[0]}",
+            why=f"it resolves one of {', '.join(known)}",
+            do=f"rft-train check {(nearest_names(command, known) or [DEFAULT])[0]}",
         )
     resolved = resolve(command, words)
     print(resolved.config_yaml)
-    if command in ("rl", "sft"):
+    training = find_command(command).training
+    if training is None:
+        for note in resolved.notes:
+            print(f"note: {note}")
+    else:
         from rft.process.machine import open_machine
 
         with open_machine(resolved.settings.model.device) as machine:
-            if machine.is_first and command == "rl":
-                _check_rl(resolved, machine)
-            elif machine.is_first:
-                _check_sft(resolved, machine)
-    else:
-        # the plan page of rl and sft shows the notes itself
-        for note in resolved.notes:
-            print(f"note: {note}")
+            if machine.is_first:
+                _check_training(training, resolved, machine)
     print(f"rft-train {command} would start with these settings; nothing was started")
     return 0
 
 
-def _check_rl(resolved: Resolved[RlSettings], machine: Machine) -> None:
-    from rft.check import RlCheck
+def _check_training(training: Training, resolved: Resolved[Any], machine: Machine) -> None:
     from rft_cli.pages import run_plan
 
-    checked = RlCheck.of(resolved.settings, machine.ranks.world_size)
-    run_plan.show_rl(resolved, checked.data, machine)
+    checked = load(training.check)(resolved.settings, machine.ranks.world_size)
+    run_plan.show(training, resolved, checked.data, machine)
     checked.check_reward()
     _check_save_path(resolved.settings.checkpoint.save_path)
-    prompt, pieces = checked.data.prompts[0], checked.first_prompt()
-    print(f"prompt {prompt.prompt_id} as the model sees it ({len(pieces)} tokens; label {prompt.label!r}):")
-    _show_tokens([*pieces, "<response>"], [False] * len(pieces) + [True])
+    _show_example(checked.first_example())
 
 
-def _check_sft(resolved: Resolved[SftSettings], machine: Machine) -> None:
-    from rft.check import SftCheck
-    from rft_cli.pages import run_plan
-
-    checked = SftCheck.of(resolved.settings)
-    run_plan.show_sft(resolved, checked.data, machine)
-    _check_save_path(resolved.settings.checkpoint.save_path)
-    sample = checked.data.samples[0]
-    print(f"demonstration {sample.sample_id} as the model sees it ({sample.num_tokens} tokens):")
-    _show_tokens(*checked.first_sample())
-
-
-def _show_tokens(pieces: Sequence[str], learned: Sequence[bool]) -> None:
+def _show_example(example: TokenizedExample) -> None:
     """Tokens in one line of text, then the loss mask: learned tokens are green on a terminal."""
+    print(example.title)
     text = Text()
-    for piece, wanted in zip(pieces, learned, strict=True):
-        text.append(piece, style="bold green" if wanted else "dim")
+    for piece, learned in zip(example.pieces, example.learned, strict=True):
+        text.append(piece, style="bold green" if learned else "dim")
     console = Console(highlight=False)
     console.print(text, soft_wrap=True)
-    console.print("loss mask (1 = learned): " + "".join("1" if wanted else "0" for wanted in learned), soft_wrap=True)
+    mask = "".join("1" if learned else "0" for learned in example.learned)
+    console.print(f"loss mask (1 = learned): {mask}", soft_wrap=True)
     console.print()
 
 

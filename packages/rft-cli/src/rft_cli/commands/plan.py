@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from rft.planning.run_plan import SHARDING_NAMES, PlanRequest, plan_run
 from rft_cli.config.resolve import resolve
 from rft_cli.pages.plan import as_object, lines
+from rft_cli.records.discovery import load, training_of, with_training
 from rft_core.errors import OptionsError
 
-USAGE = """usage: rft-train plan [rl|sft] [--world_size N] [--nodes N] [--gpus_per_node N] [OPTIONS]
+USAGE = """usage: rft-train plan [COMMAND] [--world_size N] [--nodes N] [--gpus_per_node N] [OPTIONS]
 
 Say what every rank of the command would do and hold, without a GPU, a process group or the weights: the grid of
-ranks, each rank's share of a batch, and its memory by formula. Options are those of the command; rl is meant
-without a word. Numbers that contradict one another are refused as at the real start. With images_key the headers of
-some images are read, for what they come to in tokens.
+ranks, each rank's share of a batch, and its memory by formula. COMMAND is one that trains, rl without a word; OPTIONS
+are its own. Numbers that contradict one another are refused as at the real start. With images_key the headers of some
+images are read, for what they come to in tokens.
 
   --world_size N      ranks in all
   --nodes N           machines
@@ -26,13 +27,14 @@ some images are read, for what they come to in tokens.
   --json              one JSON object"""
 
 _NUMBERS = ("world_size", "nodes", "gpus_per_node", "gpu_memory")
-COMMANDS = ("rl", "sft")
+DEFAULT = "rl"
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """The command line, sorted into the plan's own options and those of the command."""
 
+    command: str
     request: PlanRequest
     as_json: bool
     words: list[str]
@@ -41,11 +43,12 @@ class Asked:
 
 def run(argv: list[str]) -> int:
     """Print the plan; a run that could not start is refused with the error of the start."""
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or any(word in ("-h", "--help") for word in argv):
         print(USAGE)
         return 0
     asked = sort_words(argv)
-    plan = plan_run(asked.request, resolve(asked.request.command, asked.words))
+    workload = load(training_of(asked.command).workload)
+    plan = plan_run(asked.request, resolve(asked.command, asked.words), workload)
     print(json.dumps(as_object(plan)) if asked.as_json else "\n".join(lines(plan)))
     return 0
 
@@ -53,9 +56,10 @@ def run(argv: list[str]) -> int:
 def sort_words(argv: Sequence[str]) -> Asked:
     """The plan's own options, wherever they stand, and the rest."""
     words = list(argv)
-    command = words.pop(0) if words and not words[0].startswith("-") else "rl"
-    if command not in COMMANDS:
-        raise _refused("plan.unknown_command", f"plan cannot plan {command!r}", f"it plans {' and '.join(COMMANDS)}")
+    command = words.pop(0) if words and not words[0].startswith("-") else DEFAULT
+    if command not in with_training():
+        why = f"it plans commands that train: {', '.join(with_training())}"
+        raise _refused("plan.unknown_command", f"plan cannot plan {command!r}", why)
     numbers: dict[str, int] = {}
     sharding, as_json, rest = "", False, list[str]()
     while words:
@@ -76,7 +80,7 @@ def sort_words(argv: Sequence[str]) -> Asked:
             rest.append(word)
     if sharding and sharding not in SHARDING_NAMES:
         raise _refused("option.bad_value", f"--sharding = {sharding!r}", f"it is one of {', '.join(SHARDING_NAMES)}")
-    return Asked(PlanRequest(command, numbers, sharding), as_json, rest)
+    return Asked(command, PlanRequest(numbers, sharding), as_json, rest)
 
 
 def _refused(code: str, what: str, why: str) -> OptionsError:

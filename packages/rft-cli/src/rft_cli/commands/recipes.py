@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rft.settings import COMMANDS
 from rft_cli.commands import arguments
 from rft_cli.config import recipes
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.option_problems import stray_word
-from rft_cli.config.recipes import Recipe
+from rft_cli.config.recipes import DEFAULT_COMMAND, Recipe
 from rft_cli.config.render import config_yaml
 from rft_cli.config.resolve import merge
+from rft_cli.records.discovery import with_settings
 from rft_core.errors import DataError, OptionsError
 from rft_core.nearest_names import nearest_names
 
@@ -106,7 +106,7 @@ def _show(recipe: Recipe, *, resolved: bool, flags: list[str]) -> None:
             raise OptionsError.of(stray_word(f"{flags[0]} has no effect", why, do))
         print(recipe.path.read_text(encoding="utf-8"), end="")
         return
-    command = recipe.command if recipe.command in COMMANDS else "rl"
+    command = recipe.command if recipe.command in with_settings() else DEFAULT_COMMAND
     merged = merge(command, ["--config", recipe.name, *flags])
     if merged.problems:
         raise SettingsError(problems=merged.problems)
@@ -127,4 +127,4 @@ def _copy(recipe: Recipe, target: Path) -> None:
             state="nothing was changed",
             do=f"rft-train recipes copy {recipe.name} my-{target.name}",
         ) from error
-    print(f"{target} written; run it with: rft-train {recipe.command or 'rl'} --config {target}")
+    print(f"{target} written; run it with: rft-train {recipe.command or DEFAULT_COMMAND} --config {target}")

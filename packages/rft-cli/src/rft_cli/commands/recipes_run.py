@@ -6,7 +6,6 @@ directory, finished stages are passed over and an interrupted one is continued.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shlex
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from rft_cli.commands.arguments import Arguments
-from rft_cli.commands.table import COMMANDS
 from rft_cli.config.option_problems import not_a_value
 from rft_cli.config.recipe_stages import RecipeStage, option
-from rft_cli.config.recipes import Recipe
+from rft_cli.config.recipes import DEFAULT_COMMAND, Recipe
 from rft_cli.config.resolve import resolve
+from rft_cli.records.discovery import find_command, run_command
 from rft_core.errors import CheckpointError, DataError, OptionsError
 from rft_trainer.runs.reader import as_object
 
@@ -46,7 +45,7 @@ def run(recipe: Recipe, arguments: Arguments) -> int:
             what=f"{recipe.name} is one command and has no stages",
             where="command line",
             why="`recipes run` runs the stages that a recipe lists",
-            do=f"rft-train {recipe.command or 'rl'} --config {recipe.name}",
+            do=f"rft-train {recipe.command or DEFAULT_COMMAND} --config {recipe.name}",
         )
     _refuse_ranks(recipe)
     path = _directory(recipe, arguments)
@@ -75,12 +74,16 @@ def _run_stage(title: str, stage: RecipeStage, words: list[str]) -> None:
         print(f"{title}: finished already ({target})")
         return
     # an interrupted stage goes on from its checkpoint; without one it starts again
-    resumed = stage.command in ("sft", "rl") and (target / "config.yaml").is_file() and _set_aside_unsaved(target)
+    resumed = (
+        find_command(stage.command).stage_result == "run"
+        and (target / "config.yaml").is_file()
+        and _set_aside_unsaved(target)
+    )
     words = ["resume", str(target)] if resumed else words
     print(f"\n{title}:\n  {shlex.join(['rft-train', *words])}\n", flush=True)
     started = time.monotonic()
     try:
-        code = importlib.import_module(COMMANDS[words[0]].module).run(words[1:])
+        code = run_command(find_command(words[0]), words[1:])
     except CheckpointError as error:
         if error.problem.code != "run.finished":  # stopped by a signal just after its last step
             raise
@@ -91,9 +94,10 @@ def _run_stage(title: str, stage: RecipeStage, words: list[str]) -> None:
 
 def _is_finished(stage: RecipeStage, target: Path) -> bool:
     """Return True for a training run whose summary says so; for a model or an output, when its file exists."""
-    if stage.command in ("sft", "rl"):
+    result = find_command(stage.command).stage_result
+    if result == "run":
         return _json(target / "summary.json").get("outcome") == "finished"
-    return target.is_file() if stage.command in ("eval", "generate") else (target / "config.json").is_file()
+    return target.is_file() if result == "output" else (target / "config.json").is_file()
 
 
 def _set_aside_unsaved(target: Path) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from rft_cli.commands.quickstart import command as quickstart
+from rft_cli.records.discovery import with_training
 from rft_core.errors import OptionsError
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.reader import as_object, read_text
@@ -46,14 +47,9 @@ def run(argv: list[str]) -> int:
     )
     if code is not None:
         return code
-    if command == "sft":
-        from rft_cli.commands import sft
+    from rft_cli.commands import training
 
-        sft.train(resolve("sft", words), command_line, in_place=path)
-    else:
-        from rft_cli.commands import rl
-
-        rl.train(resolve("rl", words), command_line, in_place=path)
+    training.train(resolve(command, words), command_line, in_place=path)
     return 0
 
 
@@ -61,12 +57,12 @@ def command_of(directory: RunDirectory) -> str:
     """The verb that made the run."""
     recipe: Any = as_object(yaml.safe_load(directory.config_file.read_text())).get("recipe")
     command = as_object(recipe).get("command")
-    if command not in ("rl", "sft"):
+    if command not in with_training():
         raise OptionsError(
             code="resume.unknown_command",
             what=f"{directory.config_file} does not say which command made it (found {command!r})",
             where=f"{directory.config_file}: recipe.command",
-            why="a run is continued by the command that started it",
+            why=f"a run is continued by the command that started it: {', '.join(with_training())}",
             do=f"rft-train runs show {directory.path}",
         )
     return str(command)

@@ -1,58 +1,112 @@
-"""The verbs of `rft-train`: one line each, and the module that is imported when the verb is called.
-
-A command module has `run(argv: list[str]) -> int`, which returns the exit code.
-"""
+"""The program's own commands, a record each, and names of commands that are answered by a refusal."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rft_cli.config.refused_flags import Refusal
+from rft_cli.records.command import Command, Training
 
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One verb of `rft-train`."""
-
-    name: str
-    module: str
-    summary: str
-    settings: str = ""
-    """The command whose settings its flags are (a key of `rft.settings.COMMANDS`); empty if it has none."""
-    trains: bool = False
-    """Whether it starts runs, which go on without their terminal."""
-
-
-_ALL = (
-    Command(
-        "quickstart",
-        "rft_cli.commands.quickstart.command",
-        "see reinforcement fine-tuning work, on a CPU, without a download",
-        trains=True,
+SFT = Command(
+    name="sft",
+    summary="train a model on demonstrations",
+    settings="rft.settings:SftSettings",
+    rules="rft_cli.config.rules.sft:problems",
+    training=Training(
+        train="rft.sft:train",
+        check="rft.check:check_sft",
+        workload="rft.planning.workload:SFT",
+        plan_lines="rft_cli.pages.run_plan:sft_lines",
+        models="rft_cli.pages.run_plan:trained_model_lines",
+        next_commands="rft_cli.pages.run_summary:after_sft",
     ),
-    Command("sft", "rft_cli.commands.sft", "train a model on demonstrations", "sft", trains=True),
-    Command("rl", "rft_cli.commands.rl", "train a policy on rewards of its own responses", "rl", trains=True),
-    Command("eval", "rft_cli.commands.eval", "score a model on held-out data", "eval"),
-    Command("generate", "rft_cli.commands.generate", "answer prompts with a model", "generate"),
-    Command(
-        "conformance", "rft_cli.commands.conformance", "compare engines with the trainer, token by token", "conformance"
-    ),
-    Command("build", "rft_cli.commands.build", "create a small model and its tokenizer from scratch", "build"),
-    Command("export", "rft_cli.commands.export", "write the model of a checkpoint as a Hugging Face directory"),
-    Command("resume", "rft_cli.commands.resume", "continue a run from its newest checkpoint", trains=True),
-    Command("check", "rft_cli.commands.check", "show what a command would do, without starting it"),
-    Command(
-        "plan",
-        "rft_cli.commands.plan",
-        "compute ranks, batches and memory of a run for machines that are elsewhere",
-    ),
-    Command("runs", "rft_cli.commands.runs", "list runs, or show one"),
-    Command(
-        "recipes", "rft_cli.commands.recipes", "list, show or copy configurations that are known to work", trains=True
-    ),
+    stage_result="run",
 )
 
-COMMANDS: dict[str, Command] = {command.name: command for command in _ALL}
+RL = Command(
+    name="rl",
+    summary="train a policy on rewards of its own responses",
+    settings="rft.settings:RlSettings",
+    rules="rft_cli.config.rules.rl:problems",
+    notes="rft_cli.config.rules.rl:idle_settings",
+    training=Training(
+        train="rft.rl:train",
+        check="rft.check:check_rl",
+        workload="rft.planning.workload:RL",
+        plan_lines="rft_cli.pages.run_plan:rl_lines",
+        models="rft_cli.pages.run_plan:rl_model_lines",
+        next_commands="rft_cli.pages.run_summary:after_rl",
+    ),
+    stage_result="run",
+)
+
+BUILT_IN = (
+    Command(
+        name="quickstart",
+        summary="see reinforcement fine-tuning work, on a CPU, without a download",
+        run="rft_cli.commands.quickstart.command:run",
+        trains=True,
+    ),
+    SFT,
+    RL,
+    Command(
+        name="eval",
+        summary="score a model on held-out data",
+        run="rft_cli.commands.eval:run",
+        settings="rft.settings:EvalSettings",
+        rules="rft_cli.config.rules.rewards:problems",
+        takes_run=True,
+        stage_result="output",
+    ),
+    Command(
+        name="generate",
+        summary="answer prompts with a model",
+        run="rft_cli.commands.generate:run",
+        settings="rft.settings:GenerateSettings",
+        takes_run=True,
+        stage_result="output",
+    ),
+    Command(
+        name="conformance",
+        summary="compare engines with the trainer, token by token",
+        run="rft_cli.commands.conformance:run",
+        settings="rft.settings:ConformanceSettings",
+        rules="rft_cli.config.rules.compared_engines:problems",
+    ),
+    Command(
+        name="build",
+        summary="create a small model and its tokenizer from scratch",
+        run="rft_cli.commands.build:run",
+        settings="rft.settings:BuildModelSettings",
+        stage_result="model",
+    ),
+    Command(
+        name="export",
+        summary="write the model of a checkpoint as a Hugging Face directory",
+        run="rft_cli.commands.export:run",
+    ),
+    Command(
+        name="resume",
+        summary="continue a run from its newest checkpoint",
+        run="rft_cli.commands.resume:run",
+        trains=True,
+    ),
+    Command(
+        name="check",
+        summary="show what a command would do, without starting it",
+        run="rft_cli.commands.check:run",
+    ),
+    Command(
+        name="plan",
+        summary="compute ranks, batches and memory of a run for machines that are elsewhere",
+        run="rft_cli.commands.plan:run",
+    ),
+    Command(name="runs", summary="list runs, or show one", run="rft_cli.commands.runs:run"),
+    Command(
+        name="recipes",
+        summary="list, show or copy configurations that are known to work",
+        run="rft_cli.commands.recipes:run",
+        trains=True,
+    ),
+)
 
 _NOT_YET = "not in this version"
 

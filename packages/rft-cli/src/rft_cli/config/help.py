@@ -14,11 +14,11 @@ from rich.panel import Panel
 from rich.text import Text
 
 from rft.resolved import Origin
-from rft.settings import COMMANDS
 from rft_cli.config.meanings import meanings
 from rft_cli.config.resolve import MergedSources, merge
 from rft_cli.config.schema import REQUIRED, Setting
 from rft_cli.config.values import as_text, limits
+from rft_cli.records.discovery import find_command, load
 
 _HOW = """Values come from the defaults, then from --config FILE_OR_RECIPE (YAML, the names of the flags as keys; \
 rft-train recipes lists recipes), then from flags; the later wins. - and _ are alike. A switch is --x, --no-x, or --x \
@@ -30,7 +30,7 @@ _PAGE_WIDTH = 100
 
 def print_help(command: str, argv: Sequence[str] = ()) -> None:
     """Print the help of a command; a `--config` among the words changes the values that are shown."""
-    owner: Any = COMMANDS[command]
+    owner: Any = load(find_command(command).settings)
     merged = merge(command, [word for word in argv if word not in ("-h", "--help")])
     console = Console(highlight=False)
     console = Console(highlight=False, width=min(console.width, _PAGE_WIDTH))

@@ -21,10 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rft_cli.records.discovery import commands
 from rft_core.errors import DataError
-
-COMMANDS = ("build", "sft", "rl", "eval", "generate")
-"""What a stage can run: commands whose work is found again in one place."""
 
 _PLACE = re.compile(r"\{(data|run|seed|recipe|final:([\w.-]+))\}")
 _CHECKPOINT = "step_*[0-9]/model"
@@ -51,6 +49,11 @@ class RecipeStage:
         return [_PLACE.sub(lambda match: _value(match, values), word) for word in line]
 
 
+def stage_commands() -> list[str]:
+    """Return what a stage can run: commands whose work is found again in one place."""
+    return [command.name for command in commands().values() if command.stage_result]
+
+
 def read_stage(fields: Mapping[str, str], path: Path) -> RecipeStage:
     """A stage from the header's text.
 
@@ -59,13 +62,13 @@ def read_stage(fields: Mapping[str, str], path: Path) -> RecipeStage:
     """
     name, run = fields.get("name", ""), _split(fields.get("run", ""), path)
     unknown = sorted(set(fields) - {"name", "run", "quick"})
-    if not name or not run or run[0] not in COMMANDS or unknown:
+    if not name or not run or run[0] not in stage_commands() or unknown:
         raise DataError(
             code="recipe.stage",
             what=f"stage {name or '(without a name)'}: "
             + (f"unknown field {unknown[0]}" if unknown else f"run = {fields.get('run', '')!r}"),
             where=str(path),
-            why=f"a stage has a name, a command line `run` of {', '.join(COMMANDS)}, and flags `quick`",
+            why=f"a stage has a name, a command line `run` of {', '.join(stage_commands())}, and flags `quick`",
             do="rft-train recipes show gsm8k-tiny",
         )
     return RecipeStage(name, run, _split(fields.get("quick", ""), path))

@@ -34,6 +34,8 @@ from rft_core.nearest_names import nearest_names
 
 DIRECTORY = Path(__file__).parents[1] / "recipes"
 SUFFIXES = (".yaml", ".yml")
+DEFAULT_COMMAND = "rl"
+"""Command of a file that names none in its header."""
 HEADER_FIELDS = ("command", "task", "hardware", "minutes", "expected", "date")
 
 

@@ -8,17 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 from rft.resolved import Origin, Resolved
-from rft.settings import (
-    BuildModelSettings,
-    ConformanceSettings,
-    EvalSettings,
-    GenerateSettings,
-    RlSettings,
-    SftSettings,
-)
 from rft_cli.config import command_line, errors, recipes, yaml_file
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.origins import DEFAULT, GivenSetting
@@ -27,6 +19,7 @@ from rft_cli.config.render import config_yaml
 from rft_cli.config.rules import contradictions
 from rft_cli.config.schema import REQUIRED, Setting, build, schema
 from rft_cli.config.values import NotAllowed, convert
+from rft_cli.records.discovery import find_command, load
 from rft_core.errors import Problem
 from rft_core.secrets import looks_like_key
 
@@ -51,20 +44,6 @@ class MergedSources:
         return [self.schema[name] for name, value in self.values.items() if value is REQUIRED]
 
 
-@overload
-def resolve(command: Literal["rl"], argv: Sequence[str]) -> Resolved[RlSettings]: ...
-@overload
-def resolve(command: Literal["sft"], argv: Sequence[str]) -> Resolved[SftSettings]: ...
-@overload
-def resolve(command: Literal["eval"], argv: Sequence[str]) -> Resolved[EvalSettings]: ...
-@overload
-def resolve(command: Literal["generate"], argv: Sequence[str]) -> Resolved[GenerateSettings]: ...
-@overload
-def resolve(command: Literal["conformance"], argv: Sequence[str]) -> Resolved[ConformanceSettings]: ...
-@overload
-def resolve(command: Literal["build"], argv: Sequence[str]) -> Resolved[BuildModelSettings]: ...
-@overload
-def resolve(command: str, argv: Sequence[str]) -> Resolved[Any]: ...
 def resolve(command: str, argv: Sequence[str]) -> Resolved[Any]:
     """The settings of `rft-train COMMAND ARGV...`.
 
@@ -90,14 +69,14 @@ def validated(merged: MergedSources) -> Resolved[Any]:
     return Resolved(
         command=command,
         config_yaml=config_yaml(command, merged.values, merged.origins, merged.recipe_name),
-        settings=build(command, merged.values),
+        settings=build(load(find_command(command).settings), merged.values),
         values=merged.values,
         origins=merged.origins,
         recipe_name=merged.recipe_name,
         sources=tuple(merged.sources),
         notes=tuple(
             contradictions.notes(
-                merged.values, merged.origins, {name: row.default for name, row in merged.schema.items()}
+                command, merged.values, merged.origins, {name: row.default for name, row in merged.schema.items()}
             )
         ),
     )

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from rft.settings import COMMANDS
+from rft_cli.records.discovery import find_command, load, with_settings
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Setting:
 def schema(command: str) -> dict[str, Setting]:
     """Every setting of `command` by its flat name, in the order of the groups."""
     table: dict[str, Setting] = {}
-    owner = COMMANDS[command]
+    owner = load(find_command(command).settings)
     kinds = get_type_hints(owner)
     for group in fields(owner):
         # a command may give a group other defaults than its class has
@@ -93,12 +95,11 @@ def _own_default(item: Field[Any]) -> object:
     return item.default_factory() if item.default_factory is not MISSING else REQUIRED
 
 
-def build(command: str, values: Mapping[str, object]) -> Any:
-    """The nested settings object of `command` from flat values (every setting must be there)."""
-    owner = COMMANDS[command]
+def build(owner: type[S], values: Mapping[str, object]) -> S:
+    """Nested settings of the class `owner` from flat values (every setting must be there)."""
     kinds = get_type_hints(owner)
     groups: dict[str, Any] = {}
-    for group in fields(owner):
+    for group in fields(cast("Any", owner)):
         kind = kinds[group.name]
         groups[group.name] = kind(**{item.name: values[item.name] for item in fields(kind)})
     return owner(**groups)
@@ -106,4 +107,4 @@ def build(command: str, values: Mapping[str, object]) -> Any:
 
 def commands_with(name: str) -> list[str]:
     """The commands that take a setting called `name`."""
-    return [command for command in COMMANDS if name in schema(command)]
+    return [command for command in with_settings() if name in schema(command)]

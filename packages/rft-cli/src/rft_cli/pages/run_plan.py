@@ -17,6 +17,8 @@ from rft_cli.pages.run_plan_layout import engine_line, strategy_line
 from rft_cli.pages.run_plan_model import model_lines
 from rft_cli.pages.run_plan_ranks import preflight_lines
 from rft_cli.pages.run_plan_rewards import reward_lines
+from rft_cli.records.command import Training
+from rft_cli.records.discovery import load
 from rft_trainer.data.sources import LoadedPrompts
 
 _MOST_NAMED = 10
@@ -155,21 +157,21 @@ def _held_out_line(settings: SftSettings, data: SftData) -> str:
     return f"held out: {len(data.held_out):,} demonstrations{origin}"
 
 
-def show_rl(resolved: Resolved[RlSettings], data: RlData, machine: Machine) -> None:
-    """Print the plan of an RL run."""
+def rl_model_lines(resolved: Resolved[RlSettings], machine: Machine) -> list[tuple[str, list[str]]]:
+    """Return the lines on the models of an RL run: the policy, and the reference where the algorithm needs one."""
     settings = resolved.settings
     needs_reference = algorithm_record(settings).needs_reference
-    lines = model_lines(settings.model, machine, settings.adapter, needs_reference=needs_reference)
-    _show([*rl_lines(resolved, data), *lines], resolved, machine)
+    return model_lines(settings.model, machine, settings.adapter, needs_reference=needs_reference)
 
 
-def show_sft(resolved: Resolved[SftSettings], data: SftData, machine: Machine) -> None:
-    """Print the plan of a supervised run."""
-    settings = resolved.settings
-    _show([*sft_lines(resolved, data), *model_lines(settings.model, machine, settings.adapter)], resolved, machine)
+def trained_model_lines(resolved: Resolved[Any], machine: Machine) -> list[tuple[str, list[str]]]:
+    """Return the lines on a model that is trained without another beside it."""
+    return model_lines(resolved.settings.model, machine, resolved.settings.adapter)
 
 
-def _show(groups: list[tuple[str, list[str]]], resolved: Resolved[Any], machine: Machine) -> None:
+def show(training: Training, resolved: Resolved[Any], data: Any, machine: Machine) -> None:
+    """Print the plan of a run of a command that trains."""
+    groups = [*load(training.plan_lines)(resolved, data), *load(training.models)(resolved, machine)]
     for title, lines in groups:
         for number, line in enumerate(lines):
             print(f"{title if number == 0 else '':<12} {line}")

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rft.evaluate import change_interval
+from rft.run_lifecycle import final_model
 from rft_cli.pages import samples_html
 from rft_trainer.runs.reader import RunFiles, read_run, rows
 
@@ -119,8 +120,18 @@ def _short(text: str) -> str:
     return plain if len(plain) <= _WIDTH else "..." + plain[-_WIDTH:]
 
 
-def after_training(directory: Path) -> list[tuple[str, str]]:
-    """Three commands worth trying after a run."""
+def after_sft(directory: Path) -> list[tuple[str, str]]:
+    """Return commands worth trying after supervised training."""
+    model = final_model(directory)
+    return [
+        (f"rft-train generate --pretrain {model} --prompt 'your text'", "see what it answers"),
+        (f"rft-train rl --pretrain {model} --prompt_data train.jsonl", "go on with reinforcement learning from it"),
+        (f"rft-train runs show {directory}", "curves, settings and files of this run"),
+    ]
+
+
+def after_rl(directory: Path) -> list[tuple[str, str]]:
+    """Return commands worth trying after reinforcement learning."""
     return [
         (f"rft-train eval {directory}", "score the saved checkpoint again, on the same held-out problems"),
         (f"rft-train runs show {directory}", "curves, settings and files of this run"),

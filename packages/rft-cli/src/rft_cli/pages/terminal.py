@@ -12,10 +12,9 @@ from rft_cli.diagnostics import bundle, problems
 from rft_cli.diagnostics.notices import show_notices
 from rft_cli.pages import run_plan
 from rft_cli.pages.live_panel import LivePanel, PanelSink
+from rft_cli.records.discovery import training_of
 from rft_core.errors import RftError
 from rft_trainer.settings.run import RunSettings
-
-_PLANS = {"rl": run_plan.show_rl, "sft": run_plan.show_sft}
 
 
 def terminal() -> FrontEnd:
@@ -30,7 +29,7 @@ def terminal() -> FrontEnd:
 
 
 def _show_plan(resolved: Resolved[Any], data: Any, machine: Machine) -> None:
-    _PLANS[resolved.command](resolved, data, machine)
+    run_plan.show(training_of(resolved.command), resolved, data, machine)
 
 
 def _make_sinks(run: RunSettings, num_steps: int) -> list[PanelSink]:

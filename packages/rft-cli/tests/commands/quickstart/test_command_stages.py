@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rft_cli.commands import eval as eval_command
-from rft_cli.commands import rl, sft
+from rft_cli.commands import training
 from rft_cli.commands.quickstart import command as quickstart
 from rft_cli.commands.quickstart.tasks import TASKS
 from rft_cli.config.resolve import resolve
@@ -68,16 +68,12 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
     """Doubles in the place of every task's preparation, both kinds of training, and the evaluation."""
     recorded = Stages()
 
-    def train_sft(resolved: Any, command: Any, *, in_place: Path | None = None, show_end: bool = True) -> None:
-        recorded.train("sft", resolved, command, in_place, show_end)
-
-    def train_rl(resolved: Any, command: Any, *, in_place: Path | None = None, show_end: bool = True) -> None:
-        recorded.train("rl", resolved, command, in_place, show_end)
+    def train(resolved: Any, command: Any, *, in_place: Path | None = None, show_end: bool = True) -> None:
+        recorded.train(resolved.command, resolved, command, in_place, show_end)
 
     for name, task in list(TASKS.items()):
         monkeypatch.setitem(TASKS, name, replace(task, prepare=recorded.prepare))
-    monkeypatch.setattr(sft, "train", train_sft)
-    monkeypatch.setattr(rl, "train", train_rl)
+    monkeypatch.setattr(training, "train", train)
     monkeypatch.setattr(eval_command, "run", recorded.evaluate)
     return recorded
 

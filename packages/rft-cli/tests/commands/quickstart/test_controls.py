@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rft_cli.commands import rl
+from rft_cli.commands import training
 from rft_cli.commands.quickstart import command as quickstart
 from rft_cli.commands.quickstart.tasks import TASKS
 from rft_core.errors import OptionsError
@@ -21,7 +21,7 @@ def second_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The settings with which reinforcement learning would begin."""
     (tmp_path / quickstart.WARM_START / "checkpoints" / "step_000001" / "model").mkdir(parents=True)
     begun: list[Any] = []
-    monkeypatch.setattr(rl, "train", lambda resolved, command: begun.append(resolved.settings))
+    monkeypatch.setattr(training, "train", lambda resolved, command: begun.append(resolved.settings))
 
     def start(*words: str) -> Any:
         quickstart._second_stage(tmp_path, quickstart.parse(list(words)), ["rft-train", "quickstart"])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rft.settings import COMMANDS
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
+from rft_cli.records.discovery import with_settings
 
 Refused = list[tuple[str, str]]
 
@@ -194,7 +194,7 @@ def test_rows_to_hold_out_and_a_smallest_improvement_may_be_idle_in_supervised_t
     assert idle("sft", "--min_improvement 0.2 --patience 2 --held_out_rows 5") == ""
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "build"])
+@pytest.mark.parametrize("command", [name for name in with_settings() if name != "build"])
 def test_a_default_that_a_file_repeats_is_never_called_idle(command: str, tmp_path: Path) -> None:
     stored = tmp_path / "config.yaml"
     stored.write_text(resolve(command, ["--pretrain", "m"]).config_yaml)

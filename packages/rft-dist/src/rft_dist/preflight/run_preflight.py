@@ -109,6 +109,6 @@ def refuse_one_process(nproc: SourcedNumber, ranks: RankInfo) -> None:
             code="launch.nproc_elsewhere",
             what=f"nproc = {nproc.value}, and this is one process",
             where=nproc.origin,
-            why="only the commands rl, sft and resume start ranks; a script and a recipe's stages run in one process",
+            why="only commands that train, and resume, start ranks; a script and a recipe's stages run in one process",
             do=f"torchrun --nproc_per_node={nproc.value} ...",
         )

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from rft.decoder_sizes import IMAGES_NOT_COUNTED, max_positions, model_sizes
 from rft.planning.lora_memory import adapter_weights
+from rft.planning.workload import RolloutShare, Workload
 from rft.process.launching import group_sizes, share_of
 from rft.resolved import Resolved
-from rft.reward_names import memory_notes
 from rft_dist.planning.memory_estimate import MemoryTerm, TrainingMemoryConfig, estimate, host_peak, peak_bytes
 from rft_dist.planning.parallel_dims import BatchShare, ParallelDims, RequestedDims, SourcedNumber, resolve_grid
 from rft_dist.planning.run_layout import REPLICATED, Sharding
 from rft_dist.strategies.registry import SHARDINGS, run_layout, strategy_settings
-from rft_engine.registry import engine_kind
 from rft_models.files.divisibility import refuse_uneven_model
 
 if TYPE_CHECKING:
@@ -34,26 +33,10 @@ SHARDING_NAMES: tuple[str, ...] = tuple(SHARDINGS)
 class PlanRequest:
     """The machines that a run is planned for."""
 
-    command: str
-    """`rl` or `sft`."""
     numbers: Mapping[str, int]
     """Any of world_size, nodes, gpus_per_node and gpu_memory (GiB)."""
     sharding: str = ""
     """One of `SHARDING_NAMES`, in place of what the settings select; empty = as they do."""
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutShare:
-    """A rank's share of one rollout."""
-
-    num_prompts: int
-    """Of all ranks."""
-    prompts_a_rank: int
-    samples_a_prompt: int
-    samples_a_rank: int
-    num_forwards: int
-    """In which the samples are scored."""
-    rows_a_forward: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +72,8 @@ class RunPlan:
         return host_peak(self.terms)
 
 
-def plan_run(request: PlanRequest, resolved: Resolved[Any]) -> RunPlan:
-    """Plan grid, batches and memory.
+def plan_run(request: PlanRequest, resolved: Resolved[Any], workload: Workload) -> RunPlan:
+    """Plan grid, batches and memory of a command with this workload.
 
     Raises:
         OptionsError: what the start would raise for numbers that contradict one another.
@@ -100,32 +83,28 @@ def plan_run(request: PlanRequest, resolved: Resolved[Any]) -> RunPlan:
     grid = resolve_grid(_requested(request, resolved, os.environ))
     sizes, size_notes = model_sizes(values["pretrain"])
     refuse_uneven_model(values["pretrain"], grid.tp_size)
-    training, more = _training(request, resolved, grid)
+    training, more = _training(request, resolved, grid, workload)
     plan = RunPlan(
         grid=grid,
         share=share_of(values),
-        rollout=_rollout_share(resolved, grid) if request.command == "rl" else None,
+        rollout=workload.rollout(resolved, grid),
         terms=estimate(sizes, training),
         parameters=sizes.parameters,
         notes=[*resolved.notes, *size_notes, *more],
         gpu_memory=request.numbers.get("gpu_memory"),
     )
-    return _with_images(plan, request, resolved, training)
+    return _with_images(plan, workload, resolved, training)
 
 
-def _with_images(
-    plan: RunPlan, request: PlanRequest, resolved: Resolved[Any], training: TrainingMemoryConfig
-) -> RunPlan:
+def _with_images(plan: RunPlan, workload: Workload, resolved: Resolved[Any], training: TrainingMemoryConfig) -> RunPlan:
     """Add the tokens of images and the memory of a vision tower to the plan, where there are any."""
     if not resolved.values.get("images_key") and IMAGES_NOT_COUNTED not in plan.notes:
         return plan
-    from rft.build.reward_checks import require_image_rewards
     from rft.planning.vision_memory import image_parts
 
-    if request.command == "rl":
-        require_image_rewards(resolved.settings)
+    workload.require_image_support(resolved.settings)
     positions = max_positions(resolved.values["pretrain"])
-    parts = image_parts(request.command, resolved.settings, resolved.values, training, positions)
+    parts = image_parts(workload, resolved.settings, resolved.values, training, positions)
     notes = [note for note in plan.notes if note != IMAGES_NOT_COUNTED or not parts.parameters]
     return replace(
         plan,
@@ -161,11 +140,11 @@ def _requested(request: PlanRequest, resolved: Resolved[Any], environment: Mappi
 
 
 def _training(
-    request: PlanRequest, resolved: Resolved[Any], grid: ParallelDims
+    request: PlanRequest, resolved: Resolved[Any], grid: ParallelDims, workload: Workload
 ) -> tuple[TrainingMemoryConfig, list[str]]:
     """Return the memory configuration of the settings, and notes on what they leave open."""
     values, notes = resolved.values, list[str]()
-    longest = _longest_tokens(request, values, notes)
+    longest = _longest_tokens(workload, values, notes)
     cap = values["max_tokens_per_micro_batch"]
     samples, _ = share_of(values).of(grid.dp_size)
     tokens = min(values["micro_train_batch_size"], samples) * longest
@@ -173,24 +152,11 @@ def _training(
     layout = run_layout(strategy_settings(values), grid, planned)
     if planned is not None and layout.policy != REPLICATED:
         notes.append(f"{request.sharding}: what its ranks share out is divided among them; nothing was measured")
-    needs_reference, needs_critic, rows = False, False, 0
-    if request.command == "rl":
-        from rft.build.algorithm import algorithm_record
-
-        notes += memory_notes(values)
-        record = algorithm_record(resolved.settings)
-        needs_reference, needs_critic = record.needs_reference, record.advantage.needs_values
-        prompts = -(-values["rollout_batch_size"] // grid.dp_size)
-        rows = min(values["engine_max_rows"], prompts * values["n_samples_per_prompt"])
-        engine = engine_kind(values["engine_type"])
-        if engine.can.reserves_memory:
-            rows = 0
-            notes.append(
-                f"{engine.name} holds its own copy of the weights and its cache within --engine_mem_util of the GPU"
-            )
+    extra = workload.extra_memory(resolved, grid)
+    notes += extra.notes
     adapters, more = adapter_weights(values, model_sizes(values["pretrain"])[0])
     notes += more
-    if adapters and needs_reference:
+    if adapters and extra.reference:
         notes.append("the reference is the policy with its adapters disabled, and takes no memory")
     return TrainingMemoryConfig(
         layout=layout,
@@ -204,21 +170,17 @@ def _training(
         recomputes=values["gradient_checkpointing"] and values["gradient_checkpointing_mode"] == "full",
         recompute_every=values["gradient_checkpointing_every"],
         adapter_weights=adapters,
-        reference=needs_reference and not adapters,
-        critic=needs_critic,
-        cache_rows=rows,
+        reference=extra.reference and not adapters,
+        critic=extra.critic,
+        cache_rows=extra.cache_rows,
         cache_tokens=longest,
     ), notes
 
 
-def _longest_tokens(request: PlanRequest, values: Mapping[str, Any], notes: list[str]) -> int:
+def _longest_tokens(workload: Workload, values: Mapping[str, Any], notes: list[str]) -> int:
     """Tokens of the longest sample that the settings allow; the data may stay below."""
     positions = max_positions(values["pretrain"])
-    if request.command == "rl":
-        allowed = values["prompt_max_len"] + values["generate_max_len"]
-        allowed = min(allowed, values["max_len"]) if values["max_len"] else allowed
-    else:
-        allowed = values["max_len"] or positions or 0
+    allowed = workload.longest_sample(values, positions)
     if positions and allowed > positions:
         notes.append(
             f"{allowed:,} tokens are allowed and the model has {positions:,} positions: samples must not exceed them"
@@ -233,29 +195,3 @@ def _precision(values: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:
     if rounds and sharding.float32_weights:
         return {"weight_bytes": 4, "narrow_compute": True}
     return {"weight_bytes": 2 if rounds or values["bf16"] else 4, "master_copy": rounds}
-
-
-def _rollout_share(resolved: Resolved[Any], grid: ParallelDims) -> RolloutShare:
-    """Return a rollout's distribution by prompts; refuses batches that the start refuses."""
-    from rft.build.algorithm import algorithm_record
-    from rft_trainer.batches.batch_plan import BatchSizes, plan_batches
-
-    values = resolved.values
-    names = ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size", "micro_train_batch_size")
-    names += ("micro_rollout_batch_size", "max_epochs", "num_episodes")
-    groups = algorithm_record(resolved.settings).advantage.compares_groups
-    numbers = {name: int(values[name]) for name in names}
-    sizes = BatchSizes(**numbers, world_size=grid.dp_size, group_estimator=groups)
-    # for its refusals alone; the rows are not counted here, and one rollout of prompts stands for them
-    plan_batches(values["rollout_batch_size"], sizes)
-    prompts = BatchShare("rollout_batch_size", values["rollout_batch_size"], values["rollout_batch_size"])
-    share, _ = prompts.of(grid.world_size)  # every rank generates, also those that train on the same samples
-    scored = -(-values["rollout_batch_size"] * values["n_samples_per_prompt"] // grid.dp_size)
-    return RolloutShare(
-        num_prompts=values["rollout_batch_size"],
-        prompts_a_rank=share,
-        samples_a_prompt=values["n_samples_per_prompt"],
-        samples_a_rank=share * values["n_samples_per_prompt"],
-        num_forwards=-(-scored // values["micro_rollout_batch_size"]),
-        rows_a_forward=values["micro_rollout_batch_size"],
-    )

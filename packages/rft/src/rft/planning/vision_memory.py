@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rft.planning.image_tokens import ImagePlan, image_plan
+from rft.planning.workload import Workload
 from rft_dist.planning.memory_estimate import DecoderSizes, MemoryTerm, TrainingMemoryConfig, activation_bytes_of_block
 from rft_models.files.directories import existing_directory
 from rft_models.files.vision_tower_sizes import TowerSizes, tower_sizes
@@ -29,14 +30,14 @@ class ImageParts:
 
 
 def image_parts(
-    command: str, settings: Any, values: Mapping[str, Any], run: TrainingMemoryConfig, positions: int | None
+    workload: Workload, settings: Any, values: Mapping[str, Any], run: TrainingMemoryConfig, positions: int | None
 ) -> ImageParts:
     """Return the tokens of images, and the memory of the vision tower.
 
     Raises:
         DataError, OptionsError: as the start would.
     """
-    images, unread = planned_images(command, settings, positions)
+    images, unread = planned_images(workload, settings, positions)
     parameters, terms, about = tower_part(values, run, images.tokens_a_row[2] if images else None)
     return ImageParts(images, parameters, terms, [*unread, *about])
 
@@ -120,7 +121,7 @@ def activation_term(sizes: TowerSizes, run: TrainingMemoryConfig, num_tokens: in
     return MemoryTerm("tower activations", patches * sizes.layers * block, formula, in_rollout=False)
 
 
-def planned_images(command: str, settings: Any, positions: int | None) -> tuple[ImagePlan | None, list[str]]:
+def planned_images(workload: Workload, settings: Any, positions: int | None) -> tuple[ImagePlan | None, list[str]]:
     """The images of the data, and notes on what could not be read: data and processor may be on other machines.
 
     Raises:
@@ -132,10 +133,7 @@ def planned_images(command: str, settings: Any, positions: int | None) -> tuple[
     missing = _missing(settings.data.prompt_data, path) if tower_sizes(path) else ""
     if missing:
         return None, [f"images are not counted: {missing}"]
-    if command == "rl":
-        limit, flag = settings.sampling.prompt_max_len, "--prompt_max_len"
-    else:
-        limit, flag = settings.training.max_len or positions or 1 << 31, "--max_len"
+    limit, flag = workload.row_limit(settings, positions)
     return image_plan(settings, limit=limit, limit_flag=flag), []
 
 

@@ -146,7 +146,7 @@ def prepare(path: Path, choices: QuickstartOptions) -> None:
 
 def _warm_up(path: Path, choices: QuickstartOptions, command: list[str], *, fresh: bool) -> None:
     """Train on demonstrations until the model is right about half of the time."""
-    from rft_cli.commands import sft
+    from rft_cli.commands import training
     from rft_cli.config.resolve import resolve
 
     directory = path / WARM_START
@@ -156,7 +156,7 @@ def _warm_up(path: Path, choices: QuickstartOptions, command: list[str], *, fres
     words += ["--save_path", str(directory)]
     print(f"1. warm-up: supervised training on {task.about}\n")
     resolved = resolve("sft", words)
-    sft.train(resolved, command, in_place=None if fresh else directory, show_end=False)
+    training.train(resolved, command, in_place=None if fresh else directory, show_end=False)
 
 
 def _data_words(path: Path, recipe: str, name: str = "train") -> list[str]:
@@ -167,7 +167,7 @@ def _more_supervised(path: Path, choices: QuickstartOptions, command: list[str])
     """Run the control: supervised training from the warm start for as long as was asked."""
     from rft.run_lifecycle import final_model
     from rft_cli.commands import eval as eval_command
-    from rft_cli.commands import sft
+    from rft_cli.commands import training
     from rft_cli.config.resolve import resolve
 
     # the speed of this machine, from the steps of the warm-up
@@ -181,7 +181,7 @@ def _more_supervised(path: Path, choices: QuickstartOptions, command: list[str])
     words += ["--seed", str(choices.seed), "--save_path", str(directory)]
     # no target ends it before its time
     words += ["--max_epochs", str(steps), "--max_steps", str(steps), "--target_loss", "0", "--eval_steps", "500"]
-    sft.train(resolve("sft", words), command, show_end=False)
+    training.train(resolve("sft", words), command, show_end=False)
     for name in ("warm_start", "control_sft"):
         print(f"\nheld-out accuracy of {name}:")
         words = ["--pretrain", str(final_model(path / name)), "--eval_data", str(path / "data" / "heldout.jsonl")]
@@ -193,7 +193,7 @@ def _second_stage(path: Path, choices: QuickstartOptions, command: list[str]) ->
         _more_supervised(path, choices, command)
         return
     from rft.run_lifecycle import final_model
-    from rft_cli.commands import rl
+    from rft_cli.commands import training
     from rft_cli.config.resolve import resolve
 
     print(f"\n2. reinforcement learning: {choices.learned.second}\n")
@@ -211,12 +211,12 @@ def _second_stage(path: Path, choices: QuickstartOptions, command: list[str]) ->
     ):  # Adam's first steps are the roughest: a short run needs as many of them at a low rate as a long one
         warmup = min(0.3, WARMUP_STEPS / choices.steps)
         words += ["--max_steps", str(choices.steps), "--lr_warmup_ratio", f"{warmup:.3f}"]
-    rl.train(resolve("rl", words), command)
+    training.train(resolve("rl", words), command)
 
 
 def resume(path: Path, overrides: list[str]) -> int:
     """Continue whichever stage the run was in."""
-    from rft_cli.commands import rl
+    from rft_cli.commands import training
     from rft_cli.config.resolve import resolve
 
     _one_thread()
@@ -226,7 +226,7 @@ def resume(path: Path, overrides: list[str]) -> int:
     # the second stage has begun; its settings are those that it wrote
     if (path / "config.yaml").exists():
         words = ["--config", str(path / "config.yaml"), "--save_path", str(path), *overrides]
-        rl.train(resolve("rl", words), command, in_place=path)
+        training.train(resolve("rl", words), command, in_place=path)
         return 0
     warm_start = path / WARM_START
     if read_run(warm_start).summary.get("outcome") != "finished":

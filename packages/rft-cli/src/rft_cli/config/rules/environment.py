@@ -7,7 +7,7 @@ from typing import Any
 
 from rft.resolved import Origin
 from rft.reward_kinds import reward_flags
-from rft_cli.config.rules.strategy import MakeProblem
+from rft_cli.config.rules.sourced_values import MakeProblem
 from rft_cli.config.values import as_text
 from rft_core.errors import Problem
 from rft_trainer.environments.registry import has_processes, is_known, unknown_environment

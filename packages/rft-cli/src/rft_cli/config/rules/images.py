@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rft.resolved import Origin
-from rft_cli.config.rules.strategy import MakeProblem
+from rft_cli.config.rules.sourced_values import MakeProblem
 from rft_cli.config.values import as_text
 from rft_core.errors import Problem
 from rft_engine.registry import REFERENCE_ENGINE, engine_kind

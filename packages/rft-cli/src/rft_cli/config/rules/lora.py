@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rft_cli.config.rules.strategy import MakeProblem
+from rft_cli.config.rules.sourced_values import MakeProblem
 from rft_core.errors import Problem
 from rft_dist.strategies.registry import choose_strategy, sharding_settings, strategy_settings
 
@@ -13,7 +13,7 @@ NEEDS_RANK = ("lora_alpha", "lora_dropout", "target_modules", "lora_type")
 """Settings that act only beside `lora_rank`."""
 
 
-def adapter_problems(command: str, values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
+def adapter_problems(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
     """Contradictions between the settings of adapters and the others."""
     if not values["lora_rank"]:
         if values["load_in_4bit"]:
@@ -22,7 +22,7 @@ def adapter_problems(command: str, values: Mapping[str, Any], make_problem: Make
         return
     yield from _beside_weights(values, make_problem)
     if values["lora_dropout"]:
-        yield from _dropout(command, values, make_problem)
+        yield from _dropout(values, make_problem)
 
 
 def _beside_weights(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
@@ -56,10 +56,7 @@ def _dividing_settings(values: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*sharding_settings(values), *names]))
 
 
-def _dropout(command: str, values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
-    if command == "rl":
-        why = "rollouts are drawn without dropout: with it the trainer would score them under another policy"
-        yield make_problem("adapters.dropout_rl", ["lora_dropout"], why, "--lora_dropout 0")
+def _dropout(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
     for name in _dividing_settings(values):
         why = "its masks follow from whole samples and whole adapters"
         yield make_problem("adapters.dropout_blocks", ["lora_dropout", name], why, "--lora_dropout 0")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rft.reward_kinds import reward_flags
-from rft_cli.config.rules.strategy import MakeProblem
+from rft_cli.config.rules.sourced_values import MakeProblem, SourcedValues
 from rft_core.errors import Problem
 
 _OF_THE_JUDGE = (
@@ -17,6 +17,11 @@ _OF_THE_JUDGE = (
     "judge_max_new_tokens",
 )
 _OF_SERVERS = ("remote_rm_timeout", "remote_rm_concurrency", "remote_rm_retries")
+
+
+def problems(given: SourcedValues) -> Iterator[Problem]:
+    """Yield the contradictions of rewards alone, for commands that train nothing."""
+    yield from reward_problems(given.values, given.make_problem)
 
 
 def reward_problems(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:

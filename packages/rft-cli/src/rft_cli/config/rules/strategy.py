@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rft_cli.config.rules.sourced_values import MakeProblem
 from rft_core.errors import Problem
 from rft_dist.strategies.registry import refusals, sharding_settings
 from rft_engine.registry import REFERENCE_ENGINE, engine_kind
-
-MakeProblem = Callable[[str, list[str], str, str], Problem]
-"""(code, names of the settings, why, remedy) -> the problem, with values and origins filled in."""
 
 
 def strategy_problems(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:

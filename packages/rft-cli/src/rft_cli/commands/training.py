@@ -1,0 +1,34 @@
+"""Commands that train: resolve the settings, plan the run, train, and show its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rft.resolved import Resolved
+from rft_cli.config.resolve import resolve
+from rft_cli.pages import run_summary
+from rft_cli.pages.terminal import terminal
+from rft_cli.records.discovery import load, training_of
+
+
+def run(command: str, argv: Sequence[str]) -> int:
+    """Run `rft-train COMMAND ARGV...`, where COMMAND has a record of training."""
+    train(resolve(command, argv), ["rft-train", command, *argv])
+    return 0
+
+
+def train(
+    resolved: Resolved[Any], words: Sequence[str], *, in_place: Path | None = None, show_end: bool = True
+) -> Path:
+    """Train, then show the end page; returns the run directory. `in_place` continues the run in that directory.
+
+    `words` is what is written into the run directory as the way to start it again.
+    """
+    training = training_of(resolved.command)
+    trained = load(training.train)(resolved, words, in_place=in_place, front=terminal())
+    path: Path = trained.directory.path
+    if trained.summary is not None and show_end:
+        run_summary.show(path, trained.summary, load(training.next_commands)(path))
+    return path

@@ -1,0 +1,1 @@
+"""Records of commands, and how they are found."""

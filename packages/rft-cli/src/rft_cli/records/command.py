@@ -1,0 +1,68 @@
+"""A command of `rft-train` as one record: what it is called, what its flags are, and what other commands ask of it.
+
+`check`, `plan`, `resume`, `runs` and `recipes` read the record of a command; none of them knows a command by name. The
+program's own records are in `rft_cli.commands.table`. A package of its own adds one by an entry point of the group
+`rft.commands`, whose value names the record:
+
+    [project.entry-points."rft.commands"]
+    distill = "my_package.commands:DISTILL"
+
+A record names functions as texts, "module:function", which are imported when they are called: pages need no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+StageResult = Literal["run", "output", "model"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Training of a command that makes runs: each field is the name of a function or an object."""
+
+    train: str
+    """`(resolved, words, *, in_place, front) -> rft.run_lifecycle.TrainedRun`: train to the end of the run."""
+    check: str
+    """`(settings, world_size) -> rft.check.Checked`: read data and reward as the start would, without weights."""
+    workload: str
+    """`rft.planning.workload.Workload`: what a rank holds and does beside training, by formula."""
+    plan_lines: str
+    """`(resolved, data) -> [(title, lines)]`: the plan page of a run, machine and notes apart."""
+    models: str
+    """`(resolved, machine) -> [(title, lines)]`: the plan page's lines on the models that are held."""
+    next_commands: str
+    """`(run directory) -> [(command, purpose)]`: what the end page proposes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One verb of `rft-train`."""
+
+    name: str
+    summary: str
+    """One line of `rft-train --help`."""
+    run: str = ""
+    """`(argv) -> exit code`; empty for a command that trains, which is run by its `training`."""
+    settings: str = ""
+    """Class of its settings, from which flags, files, help and reference page follow; empty if it has none."""
+    rules: str = ""
+    """`(SourcedValues) -> problems`: contradictions between its settings, beside those that every command has."""
+    notes: str = ""
+    """`(SourcedValues, defaults) -> lines`: settings of its own that have no effect beside the others."""
+    training: Training | None = None
+    trains: bool = False
+    """Whether it starts runs of other commands, which go on without their terminal."""
+    takes_run: bool = False
+    """Whether a run may stand in place of the model, as in `rft-train eval RUN`."""
+    stage_result: StageResult | None = None
+    """By what a stage of a recipe is found to be finished: the summary of a run, an output file or a model; None where
+    no stage can run it."""
+    fault: str = ""
+    """Why the record of another package cannot be used; empty for every command that works."""
+
+    @property
+    def makes_runs(self) -> bool:
+        """True for a command that trains, by itself or by starting commands that do."""
+        return self.trains or self.training is not None

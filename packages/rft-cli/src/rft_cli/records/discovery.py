@@ -1,0 +1,88 @@
+"""Commands by their names: the program's own and those of other packages, found without an import of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from rft_cli.records.command import Command, Training
+
+GROUP = "rft.commands"
+"""Group of entry points that name records."""
+BUILT_IN = "rft_cli.commands.table:BUILT_IN"
+"""The program's own records, which are there without an installation too."""
+
+TRAINING = "rft_cli.commands.training:run"
+"""How every command with a record of training is run."""
+
+
+def load(name: str) -> Any:
+    """Import what a text "module:attribute" names."""
+    module, _, attribute = name.partition(":")
+    found: Any = import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found
+
+
+@cache
+def commands() -> dict[str, Command]:
+    """Every command by its name: the program's own first, then those of other packages.
+
+    A record that cannot be used is in the list with its fault; no other command fails by it.
+    """
+    records: dict[str, Command] = {command.name: command for command in load(BUILT_IN)}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        record = _of_package(entry, taken=entry.name in records)
+        records[record.name] = record
+    return records
+
+
+def _of_package(entry: EntryPoint, *, taken: bool) -> Command:
+    """Load the record that an entry point names; `taken` says that there is a command of its name already."""
+    package = entry.dist.name if entry.dist else entry.value
+    if taken:
+        return _unusable(f"{entry.name}@{package}", f"there is another command {entry.name}")
+    try:
+        record = entry.load()
+    except Exception as error:  # noqa: BLE001 - whatever a module of another package raises while it is imported
+        return _unusable(entry.name, f"{entry.value} of {package}: {type(error).__name__}: {error}")
+    if getattr(record, "name", None) != entry.name:
+        return _unusable(entry.name, f"{entry.value} of {package} is no record of a command {entry.name}")
+    return record
+
+
+def _unusable(name: str, fault: str) -> Command:
+    return Command(name=name, summary=f"cannot be used: {fault}", fault=fault)
+
+
+def find_command(name: str) -> Command:
+    """The record of a command that is known to exist."""
+    return commands()[name]
+
+
+def with_settings() -> list[str]:
+    """The names of the commands that have settings, and so flags, files and a reference page."""
+    return [command.name for command in commands().values() if command.settings]
+
+
+def with_training() -> list[str]:
+    """The names of the commands that make runs by themselves."""
+    return [command.name for command in commands().values() if command.training]
+
+
+def training_of(name: str) -> Training:
+    """Return the training part of a command's record."""
+    training = find_command(name).training
+    assert training is not None, f"{name} trains nothing"
+    return training
+
+
+def run_command(command: Command, argv: Sequence[str]) -> int:
+    """Run a command of any kind; returns its exit code."""
+    if command.training is not None:
+        return int(load(TRAINING)(command.name, argv))
+    return int(load(command.run)(list(argv)))
