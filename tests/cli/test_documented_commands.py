@@ -54,7 +54,7 @@ def test_a_documented_command_is_understood(line: str, rft_train: Callable[..., 
         Path(name).write_text("seed: 3\n")
     Path("examples").symlink_to(ROOT / "examples")
     assert verb in commands(), line
-    if "-h" in words or "--help" in words:
+    if {"-h", "--help", "--help-all"} & set(words):
         assert rft_train(verb, *words).code == 0
     elif verb == "quickstart":
         command.parse(words)

@@ -20,7 +20,7 @@ from rft_cli.config.schema import schema
 from rft_cli.diagnostics import bundle, debug_mode, fault_injection
 from rft_cli.main import main
 from rft_cli.records.command import Command
-from rft_cli.records.discovery import commands, with_settings
+from rft_cli.records.discovery import commands, find_command, with_settings
 from rft_core import errors
 from rft_core.errors import ExitCode, RftError, SavedAfterSignal
 
@@ -38,7 +38,7 @@ BREAKING = """
 import sys, types
 from pathlib import Path
 from rft_cli.diagnostics import bundle; from rft_cli.records.command import Command
-from rft_cli.records.discovery import commands
+from rft_cli.records.discovery import commands, find_command
 from rft_cli.main import main
 def run(argv):
     if "--in_run" in argv:
@@ -76,7 +76,7 @@ def test_pages_that_need_no_torch_import_none(python: Program, argv: list[str]) 
 
 @pytest.mark.parametrize("name", with_settings())
 def test_help_of_a_command_lists_every_flag_and_imports_no_torch(python: Program, name: str) -> None:
-    done = python(WITHOUT_TORCH, name, "--help")
+    done = python(WITHOUT_TORCH, name, "--help-all")
     assert (done.returncode, done.stderr) == (0, "")
     for flag in schema(name):
         assert re.search(rf"--{flag}\b", done.stdout), flag
@@ -84,8 +84,20 @@ def test_help_of_a_command_lists_every_flag_and_imports_no_torch(python: Program
     assert "(required)" in done.stdout
 
 
+@pytest.mark.parametrize("name", ["rl", "sft"])
+def test_short_help_has_what_most_runs_choose_and_imports_no_torch(python: Program, name: str) -> None:
+    essential = find_command(name).essential.split()
+    done = python(WITHOUT_TORCH, name, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(re.findall(r"--(\w+)\b", done.stdout.partition("\u256d")[2])) >= set(essential)
+    assert not re.search(r"--heartbeat_seconds\b", done.stdout)
+    number = len(schema(name)) - len(set(essential) & set(schema(name)))
+    assert f"{number} settings more, and the whole text of each: rft-train {name} --help-all" in done.stdout
+    assert ("--advantage_estimator NAME" in done.stdout) is (name == "rl")
+
+
 def test_help_shows_the_values_of_a_recipe(recipes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["rl", "--config", "addition", "--help"]) == 0
+    assert main(["rl", "--config", "addition", "--help-all"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("\u2502", " ").split())
     assert "(default: 4)" in shown.partition("--n_samples_per_prompt")[2][:200]
 

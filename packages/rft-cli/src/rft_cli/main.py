@@ -26,6 +26,7 @@ ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None]
 UNEXPECTED = 1
 INTERRUPTED = 130
 _HELP = ("-h", "--help")
+_HELP_ALL = ("--help-all", "--help_all")
 _PRINT_CONFIG = ("--print_config", "--print-config")
 
 
@@ -89,7 +90,7 @@ def _run(words: list[str]) -> int:
     # before torch is imported, because some of these variables are read only then
     if debug_mode.asked(argv):
         debug_mode.switch_on(os.environ)
-    if command.settings and any(word in _HELP for word in argv):
+    if command.settings and any(word in (*_HELP, *_HELP_ALL) for word in argv):
         from rft_cli.config.help import print_help
 
         print_help(command.name, argv)

@@ -21,7 +21,7 @@ Shown = Callable[..., list[str]]
 def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shown:
     def lines(command: str, *argv: str, columns: int = 90) -> list[str]:
         monkeypatch.setenv("COLUMNS", str(columns))
-        print_help(command, argv)
+        print_help(command, argv or ("--help-all",))
         return capsys.readouterr().out.splitlines()
 
     return lines
@@ -82,8 +82,26 @@ def test_a_flag_is_shown_with_what_it_takes(flag: str, takes: str, shown: Shown)
 def test_a_value_is_shown_with_the_file_that_gives_it(shown: Shown) -> None:
     Path("below").mkdir()
     Path("below/mine.yaml").write_text("log_interval: 77\n")
-    joined = " ".join(" ".join(inside(shown("sft", "-h", "--config", "below/mine.yaml", "--help"))).split())
+    joined = " ".join(" ".join(inside(shown("sft", "-h", "--config", "below/mine.yaml", "--help-all"))).split())
     assert "(default: 77) (mine.yaml:1)" in joined
     assert joined.count(" (mine.yaml:1)") == 1
     assert "(default: empty)" in joined
     assert joined.count("(required)") == 1
+
+
+def test_the_short_page_has_its_settings_in_the_order_of_the_record(shown: Shown) -> None:
+    body = inside(shown("rl", "--help", columns=100))
+    flags = [line.split()[0][2:] for line in body if line.startswith("--")]
+    essential = find_command("rl").essential.split()
+    assert sorted(flags) == sorted(essential)
+    algorithm = [flag for flag in flags if schema("rl")[flag].group == "algorithm"]
+    assert algorithm == ["advantage_estimator", "policy_loss", "eps_clip", "loss_agg_mode", "init_kl_coef"]
+    joined = " ".join(" ".join(body).split())
+    assert "--seed INT Seed of every random choice: the same seed gives the same run (42)" in joined
+    assert "--lr_schedule How the learning rate falls after the warm-up {cosine, linear, constant} (cosine)" in joined
+    assert "--pretrain STR Model to start from: a Hugging Face directory on this machine (required)" in joined
+    assert "gae, ppo Proximal policy optimisation with a critic" in joined
+
+
+def test_a_command_without_a_choice_of_settings_shows_all(shown: Shown) -> None:
+    assert shown("generate", "--help") == shown("generate", "--help-all")

@@ -5,11 +5,27 @@ from __future__ import annotations
 from rft_cli.config.refused_flags import Refusal
 from rft_cli.records.command import Command, Training
 
+# settings that the short help shows, group by group
+_TRAINED = """
+pretrain bf16 device gradient_checkpointing lora_rank
+prompt_data max_samples input_key apply_chat_template system_prompt eval_data
+train_batch_size micro_train_batch_size max_steps max_epochs lr_schedule lr_warmup_ratio
+fsdp zero_stage eval_steps save_path save_steps load_checkpoint nproc
+seed run_name log_interval use_wandb use_tensorboard
+"""
+_OF_SFT = "output_key max_len packing_samples learning_rate held_out_rows patience"
+_OF_RL = """
+label_key reward reward_pretrain remote_rm_url advantage_estimator policy_loss eps_clip loss_agg_mode init_kl_coef
+rollout_batch_size n_samples_per_prompt num_episodes temperature top_p prompt_max_len generate_max_len
+engine_type actor_learning_rate
+"""
+
 SFT = Command(
     name="sft",
     summary="train a model on demonstrations",
     settings="rft.settings:SftSettings",
     rules="rft_cli.config.rules.sft:problems",
+    essential=_TRAINED + _OF_SFT,
     training=Training(
         train="rft.sft:train",
         check="rft.check:check_sft",
@@ -27,6 +43,8 @@ RL = Command(
     settings="rft.settings:RlSettings",
     rules="rft_cli.config.rules.rl:problems",
     notes="rft_cli.config.rules.rl:idle_settings",
+    essential=_TRAINED + _OF_RL,
+    help_tables="rft_cli.pages.algorithms:algorithm_table",
     training=Training(
         train="rft.rl:train",
         check="rft.check:check_rl",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
 from rft.resolved import Origin
@@ -24,21 +25,63 @@ _HOW = """Values come from the defaults, then from --config FILE_OR_RECIPE (YAML
 rft-train recipes lists recipes), then from flags; the later wins. - and _ are alike. A switch is --x, --no-x, or --x \
 with true, false, yes, no, 1 or 0. --print_config shows every value with its origin and starts nothing; --json_errors \
 prints problems as one JSON line."""
+HELP = ("-h", "--help")
+HELP_ALL = ("--help-all", "--help_all")
 _PAGE_WIDTH = 100
 """Longer lines are hard to read, however wide the terminal is."""
 
 
 def print_help(command: str, argv: Sequence[str] = ()) -> None:
-    """Print the help of a command; a `--config` among the words changes the values that are shown."""
-    owner: Any = load(find_command(command).settings)
-    merged = merge(command, [word for word in argv if word not in ("-h", "--help")])
+    """Print the help of a command; a `--config` among the words changes the values that are shown.
+
+    `--help` has the settings that most runs choose, a line or two each; `--help-all` has the whole text of all.
+    """
+    record = find_command(command)
+    owner: Any = load(record.settings)
+    essential = record.essential.split()
+    shows_all = not essential or any(word in HELP_ALL for word in argv)
+    merged = merge(command, [word for word in argv if word not in (*HELP, *HELP_ALL)])
     console = Console(highlight=False)
     console = Console(highlight=False, width=min(console.width, _PAGE_WIDTH))
-    console.print(f"usage: rft-train {command} [-h] [OPTIONS]\n", markup=False)
+    console.print(f"usage: rft-train {command} [-h] [--help-all] [OPTIONS]\n", markup=False)
     console.print(f"{inspect.getdoc(owner)}\n\n{_HOW}\n", markup=False)
     kinds = get_type_hints(owner)
     for group in fields(owner):
-        console.print(_panel(group.name, kinds[group.name], merged))
+        kind = kinds[group.name]
+        if shows_all:
+            console.print(_panel(group.name, kind, merged))
+        elif chosen := {item.name for item in fields(kind)}.intersection(essential):
+            console.print(_short_panel(group.name, sorted(chosen, key=essential.index), kind, merged))
+    if not shows_all:
+        for title, rows in load(record.help_tables)() if record.help_tables else ():
+            console.print(_named(title, rows))
+        number = len(merged.schema) - len(essential)
+        console.print(f"{number} settings more, and the whole text of each: rft-train {command} --help-all")
+
+
+def _short_panel(name: str, chosen: Sequence[str], kind: type, merged: MergedSources) -> Panel:
+    """Return the chosen settings of a group in a frame, each with the first sentence of its meaning."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(width=28, overflow="fold")
+    table.add_column(ratio=1)
+    for item in chosen:
+        setting, first = merged.schema[item], meanings(kind)[item].partition(". ")[0].rstrip(".")
+        takes = "" if setting.is_switch or setting.choices else _takes(setting).split(" of ")[0].split(" above ")[0]
+        words = f" {{{', '.join(setting.choices)}}}" if setting.choices else ""
+        value = _value(merged.values[item], merged.origins[item]).replace("(default: ", "(")
+        flag = Text.assemble((f"--{item}", "bold"), " ", (takes, "cyan"))
+        table.add_row(flag, Text.assemble(first, (words, "cyan"), " ", (value, "dim")))
+    return Panel(table, title=name, title_align="left", border_style="dim")
+
+
+def _named(title: str, rows: Mapping[str, str]) -> Panel:
+    """Return names and a line about each in a frame; what does not fit into the line is cut."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, min_width=max(map(len, rows)))
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    for name, about in rows.items():
+        table.add_row(Text(name, "bold"), about)
+    return Panel(table, title=title, title_align="left", border_style="dim")
 
 
 def _panel(name: str, kind: type, merged: MergedSources) -> Panel:

@@ -51,6 +51,10 @@ class Command:
     """`(SourcedValues) -> problems`: contradictions between its settings, beside those that every command has."""
     notes: str = ""
     """`(SourcedValues, defaults) -> lines`: settings of its own that have no effect beside the others."""
+    essential: str = ""
+    """Names of the settings that `--help` shows, divided by spaces: those which most runs choose; empty = all."""
+    help_tables: str = ""
+    """`() -> [(title, {name: line})]`: what the help has below the settings."""
     training: Training | None = None
     trains: bool = False
     """Whether it starts runs of other commands, which go on without their terminal."""

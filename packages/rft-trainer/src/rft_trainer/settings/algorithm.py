@@ -81,7 +81,8 @@ class DivergenceSettings:
     """Estimator of the divergence from the reference policy."""
 
     init_kl_coef: float | None = field(default=None, metadata={"minimum": 0.0})
-    """Weight of that divergence (of the drift, for an algorithm that has one); 0 = no reference policy is loaded."""
+    """Weight of the divergence from the reference policy (of the drift, for an algorithm that has one); 0 = no
+    reference policy is loaded."""
 
     use_kl_loss: bool | None = None
     """Add the divergence to the loss; no = subtract it from the reward."""
