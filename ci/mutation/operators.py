@@ -49,6 +49,8 @@ SILENT = ("print", "debug", "info", "warning", "error", "exception", "declare", 
 faults, or are needed to begin at all."""
 DEFENCES = {"strict", "exist_ok", "missing_ok", "parents", "daemon", "non_blocking"}
 """Keywords that refuse or allow what does not come about."""
+SAME_HERE = {"covariant", "contravariant", "encoding"}
+"""Keywords without an effect on a program: for type checkers alone, or the encoding that files have here anyway."""
 OF_ERRORS = {"code", "what", "why", "where"}
 """Keywords of what an error says."""
 FOR_PEOPLE = ("nearest_names", "sleep")
@@ -330,7 +332,7 @@ class _WiderFinder(_Finder):
         super().visit_Constant(node)
 
     def visit_keyword(self, node: ast.keyword) -> None:
-        if node.arg not in DEFENCES and not (_is_patience(node.arg) and _is_number(node.value)):
+        if node.arg not in DEFENCES | SAME_HERE and not (_is_patience(node.arg) and _is_number(node.value)):
             self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
