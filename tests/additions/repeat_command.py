@@ -53,5 +53,6 @@ REPEAT = replace(
     name="repeat",
     summary="train a model to repeat a word",
     settings="repeat_command:RepeatSettings",
+    essential=f"word copies {SFT.essential}",
     training=replace(SFT.training, train="repeat_command:train", check="repeat_command:check"),
 )
