@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ class OnTheHost(TorchFunctionMode):
 class Recorder:
     """Records a step by remembering it."""
 
-    made: list[Recorder]
+    made: ClassVar[list[Recorder]] = []
 
     def __init__(self) -> None:
         self.num_recordings = 0
