@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from rft_core import fault_points
 from rft_core.errors import DataError, OptionsError
 from rft_trainer.data.readers import json as json_rows
+from rft_trainer.data.readers.files import decode_text
 from rft_trainer.data.readers.formats import read_rows, resolve_files
 from rft_trainer.data.readers.rows import SkipLog
 
@@ -311,3 +313,24 @@ def test_what_is_not_there_is_told_with_the_nearest_name(tmp_path: Path) -> None
     with pytest.raises(DataError) as caught:
         read_rows("openai/gsm8k")
     assert caught.value.problem.do.startswith("hf download --repo-type dataset openai/gsm8k")
+
+
+@pytest.mark.parametrize(
+    ("content", "why", "do"),
+    [
+        (b"\xff\xfea\0", "the file starts as UTF-16 does", "iconv -f UTF-16 -t UTF-8"),
+        (b"\xfe\xff\0a", "the file starts as UTF-16 does", "iconv -f UTF-16 -t UTF-8"),
+        (gzip.compress(b"a"), "the file starts as gzip does", "gunzip -c"),
+        (b"a\xe9", "text must be UTF-8", "iconv -f LATIN1 -t UTF-8"),
+    ],
+    ids=["UTF-16, low byte first", "UTF-16, high byte first", "gzip", "Latin-1"],
+)
+def test_the_beginning_of_a_file_tells_its_encoding_and_the_way_to_convert_it(
+    content: bytes, why: str, do: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError) as caught:
+        decode_text(content, tmp_path / "rows.jsonl")
+    problem = caught.value.problem
+    assert problem.code == "data.not_utf8"
+    assert problem.why.startswith(why)
+    assert problem.do.startswith(do)
