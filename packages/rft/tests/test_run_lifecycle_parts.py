@@ -256,22 +256,45 @@ def test_a_run_that_said_that_it_finished_does_not_lack_its_end(tmp_path: Path, 
     assert other.sent == [None, None]
 
 
-def test_a_run_without_a_checkpoint_is_begun_again_by_its_first_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", ["resume", "load_checkpoint"])
+def test_a_run_that_never_saved_begins_again_in_its_directory(
+    tmp_path: Path, asked: str, caplog: pytest.LogCaptureFixture
+) -> None:
     directory = run_at(tmp_path / "run")
-    with pytest.raises(CheckpointError) as caught:
-        start(resolved(), directory.path, in_place=True)
-    assert caught.value.problem.code == "run.nothing_saved"
-    assert (
-        caught.value.problem.do == f"rm -r {directory.path} && {(directory.path / 'command.txt').read_text().strip()}"
-    )
-    (directory.path / "command.txt").unlink()
-    with pytest.raises(CheckpointError) as caught:
-        start(resolved(), directory.path, in_place=True)
-    assert caught.value.problem.do.endswith("&& rft-train")
+    directory.append_evaluation({"step": 0, "name": "before"})
+    directory.close()
+    settings, in_place = (resolved(load_checkpoint=True), False) if asked == "load_checkpoint" else (resolved(), True)
+    machine = Rank()
+    started = start(settings, directory.path, machine, in_place=in_place)
+    assert (started.restored, started.in_place, started.begins_again) == (None, False, True)
+    assert machine.sent[0] == b""
+    assert "begins again" in caplog.text
+    assert started.command == (["rft-train"] if in_place else ["rft-train", "sft"])
+    assert len(directory.read_evaluations().rows) == 1, "nothing changes before the run begins"
+    started.begin()
+    assert directory.read_evaluations().rows == ()
+    assert RunDirectory.open(directory.path).config_file.read_text() == settings.config_yaml
+    other = Rank(False, b"")
+    assert start(settings, directory.path, other, in_place=in_place).begins_again
+
+
+def test_what_has_a_damaged_checkpoint_or_no_run_does_not_begin_again(tmp_path: Path) -> None:
+    directory = run_at(tmp_path / "run")
     (directory.checkpoints_directory / "quarantine_step_000001").mkdir(parents=True)
-    with pytest.raises(CheckpointError) as caught:
-        start(resolved(), directory.path, in_place=True)
-    assert caught.value.problem.code != "run.nothing_saved"
+    for path in (directory.path, tmp_path / "nothing"):
+        with pytest.raises(CheckpointError) as caught:
+            start(resolved(load_checkpoint=True), path)
+        assert caught.value.exit_code == 5
+    with pytest.raises(OptionsError) as refused:
+        start(resolved(), directory.path)
+    assert refused.value.problem.code == "run.exists"
+
+
+def test_a_run_that_is_live_does_not_begin_again(tmp_path: Path) -> None:
+    directory = run_at(tmp_path / "run")
+    with directory.held(), pytest.raises(StorageError) as caught:
+        start(resolved(load_checkpoint=True), directory.path)
+    assert caught.value.problem.code == "run.in_use"
 
 
 def test_a_run_with_rows_and_no_checkpoint_is_never_advised_to_be_removed(tmp_path: Path) -> None:

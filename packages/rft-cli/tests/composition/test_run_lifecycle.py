@@ -12,7 +12,7 @@ from rft import run_lifecycle
 from rft.checkpoints.writer import ResumePoint, open_store
 from rft_cli.commands.quickstart import command as quickstart
 from rft_cli.commands.resume import command_of
-from rft_core.errors import CheckpointError, OptionsError
+from rft_core.errors import OptionsError
 from rft_dist.checkpoints.store import CheckpointStore
 from rft_dist.settings import CheckpointSettings
 from rft_trainer.runs.directory import RunDirectory
@@ -82,11 +82,8 @@ def test_what_saved_nothing_is_started_again_by_the_remedy(tmp_path: Path) -> No
         settings=SimpleNamespace(checkpoint=CheckpointSettings(save_path=str(run.path))),
         origins={"load_checkpoint": ""},
     )
-    with pytest.raises(CheckpointError) as resumed:
-        run_lifecycle.start(resolved, ["rft-train"], machine, 1, in_place=run.path)  # pyright: ignore[reportArgumentType]
     with pytest.raises(OptionsError) as started:
         run_lifecycle.start(resolved, ["rft-train"], machine, 1)  # pyright: ignore[reportArgumentType]
-    assert resumed.value.problem.do == f"rm -r '{run.path}' && rft-train"
     assert started.value.problem.do == f"rm -r '{run.path}'"
     save(CheckpointStore(run.checkpoints_directory, keep_last=None, keep_bytes=None, run_id="a run"), 0)
     with pytest.raises(OptionsError) as again:

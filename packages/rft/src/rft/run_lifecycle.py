@@ -77,6 +77,8 @@ class RunStart:
     goes_back: bool
     """Whether later checkpoints of this run stand beside the one that it continues from: that one is saved again
     before later records are taken away, so that it is the newest for whoever resumes next."""
+    begins_again: bool = False
+    """Whether the directory is that of a run which ended before its first save, and is begun anew."""
 
     def begin(self) -> None:
         """Write the directory's first files, or cut it back to the checkpoint: once everything else is built."""
@@ -95,6 +97,7 @@ class RunStart:
                 environment=environment(self.machine),
                 recipe_text=_recipe_text(self.resolved),
                 resume_command=self.resume_command,
+                again=self.begins_again,
             )
         self.front.run_begins(self.directory.path)
 
@@ -130,17 +133,16 @@ def start(
     checkpoint: CheckpointSettings = resolved.settings.checkpoint
     path = in_place or _choose_path(resolved, machine)
     directory = RunDirectory(path, sync_every=_SYNC_EVERY)
-    restored = None
+    restored, begins_again = None, False
     source = in_place or (Path(checkpoint.ckpt_path or path) if checkpoint.load_checkpoint else None)
     if source is not None:
         name = "ckpt_path" if checkpoint.ckpt_path else "load_checkpoint"
         asked_by = "rft-train resume" if in_place else f"--{name}"
-        if in_place and machine.is_first:
-            _require_any(directory)
-        restored = _find(source, asked_by=asked_by, machine=machine, origin=str(resolved.origins[name]))
-    continues = in_place is not None or (restored is not None and _belongs_to(restored, path))
+        restored = _find(source, directory, asked_by=asked_by, machine=machine, origin=str(resolved.origins[name]))
+        begins_again = restored is None
+    continues = restored is not None and (in_place is not None or _belongs_to(restored, path))
     resume_command = continued_by(script, path) if script else f"rft-train resume {path}"
-    if machine.is_first and not continues:
+    if machine.is_first and not continues and not begins_again:
         refuse_existing(path, resume_command)
     # from here on a failure leaves its files in the directory of the run
     machine.attach(path, resume_command)
@@ -153,7 +155,8 @@ def start(
         sinks = [JsonlSink(directory), *front.make_sinks(run, num_steps), *requested_trackers(run)]
     return RunStart(
         resolved=resolved,
-        command=command,
+        # a run that begins again by a resume keeps the command that made it
+        command=shlex.split(_first_command(path)) if begins_again and in_place else command,
         machine=machine,
         front=front,
         directory=directory,
@@ -163,6 +166,7 @@ def start(
         sinks=sinks,
         lacks_its_end=lacks_its_end,
         goes_back=goes_back,
+        begins_again=begins_again,
     )
 
 
@@ -236,42 +240,50 @@ _SYNC_EVERY = 100
 """Rows between two fsyncs: a checkpoint syncs before it is published, and what comes after it is done again anyway."""
 
 
-def _find(source: Path, *, asked_by: str, machine: Machine, origin: str) -> ResumePoint:
-    """Find the checkpoint to continue from: rank 0 verifies and quarantines, the others open the one it chose."""
+def _find(source: Path, directory: RunDirectory, *, asked_by: str, machine: Machine, origin: str) -> ResumePoint | None:
+    """Find the checkpoint to continue from: rank 0 verifies and quarantines, the others open the one it chose.
+
+    None on all ranks where `source` is the run itself, and it ended before its first save: it begins again.
+    """
     if machine.is_first:
+        if source == directory.path and _ended_unsaved(directory):
+            _LOG.warning("%s ended before its first save: the run begins again from its start", source)
+            machine.collectives.broadcast_bytes(b"")
+            return None
         resolved = resolve_checkpoint(source, asked_by=asked_by, origin=origin)
         for finding in resolved.findings:
             _LOG.warning("skipped a damaged checkpoint: %s", finding)
         # rank 0 alone may move damaged checkpoints, so the others wait for its choice
         machine.collectives.broadcast_bytes(str(resolved.checkpoint.path).encode())
         return ResumePoint(resolved.checkpoint)
-    chosen = Path(machine.collectives.broadcast_bytes(None).decode())
-    return ResumePoint(resolve_checkpoint(chosen, asked_by=asked_by, origin=origin).checkpoint)
+    chosen = machine.collectives.broadcast_bytes(None).decode()
+    if not chosen:
+        return None
+    return ResumePoint(resolve_checkpoint(Path(chosen), asked_by=asked_by, origin=origin).checkpoint)
 
 
-def _require_any(directory: RunDirectory) -> None:
-    """Raise `CheckpointError` where no checkpoint was saved, with the command that starts the run again."""
+def _ended_unsaved(directory: RunDirectory) -> bool:
+    """Return True where the run of this directory ended before its first save, as a requeued job finds it.
+
+    Rows of metrics without a checkpoint are no such run: a run saves before its first step, so that its checkpoints
+    were moved, or their disk is not mounted.
+    """
     path, folder = directory.path, directory.checkpoints_directory
+    if not any((path / mark).exists() for mark in RUN_MARKS):
+        return False
     if published(folder) or any(folder.glob("quarantine_*")):
-        return
+        return False
     directory.refuse_live()
-    if directory.has_rows():
-        raise CheckpointError(
-            code="run.checkpoints_missing",
-            what=f"{path} holds the records of a run that trained, and no checkpoint",
-            where=str(folder),
-            why="a run is continued from a checkpoint: it ended before the first was complete, or they were moved or "
-            "deleted, or their disk is not mounted",
-            state="nothing was started and nothing was changed",
-            do=_elsewhere(_first_command(path), _free_name(path)),
-        )
+    if not directory.has_rows():
+        return True
     raise CheckpointError(
-        code="run.nothing_saved",
-        what=f"{path} holds no checkpoint: the run ended before its first save",
+        code="run.checkpoints_missing",
+        what=f"{path} holds the records of a run that trained, and no checkpoint",
         where=str(folder),
-        why="a run is continued from a checkpoint",
-        state="nothing was trained, so a fresh start loses nothing; nothing was changed",
-        do=f"{remove(path)} && {_first_command(path)}",
+        why="a run is continued from a checkpoint, and saves one before its first step: they were moved or deleted, or "
+        "their disk is not mounted",
+        state="nothing was started and nothing was changed",
+        do=_elsewhere(_first_command(path), _free_name(path)),
     )
 
 

@@ -68,8 +68,9 @@ class RunDirectory:
         recipe_text: str | None = None,
         resume_command: str | None = None,
         sync_every: int = 1,
+        again: bool = False,
     ) -> RunDirectory:
-        """Create a run at `path`, where no run exists yet.
+        """Create a run at `path`, where no run exists yet, or `again` one that ended before its first save.
 
         `config_text` and `recipe_text` are YAML as the caller wrote it, `command` the argument
         list, `environment` JSON. `sync_every` is the number of metric lines between two fsyncs.
@@ -78,7 +79,10 @@ class RunDirectory:
         """
         run = cls(Path(path).expanduser(), sync_every=sync_every)
         # before the first folder is made, so that a refusal leaves nothing behind
-        run.refuse_existing(resume_command)
+        if again:
+            run.cut_after(-1)  # an evaluation before the first step: it is made again
+        else:
+            run.refuse_existing(resume_command)
         with storage_errors("make", run.path):
             for directory in (run.path, run.rollouts_directory, run.logs_directory, run.checkpoints_directory):
                 directory.mkdir(parents=True, exist_ok=True)
