@@ -281,7 +281,10 @@ def test_a_run_that_never_saved_begins_again_in_its_directory(
 def test_what_has_a_damaged_checkpoint_or_no_run_does_not_begin_again(tmp_path: Path) -> None:
     directory = run_at(tmp_path / "run")
     (directory.checkpoints_directory / "quarantine_step_000001").mkdir(parents=True)
-    for path in (directory.path, tmp_path / "nothing"):
+    foreign = tmp_path / "foreign"
+    (foreign / "checkpoints").mkdir(parents=True)
+    (foreign / "summary.json").write_text("{}")
+    for path in (directory.path, tmp_path / "nothing", foreign):
         with pytest.raises(CheckpointError) as caught:
             start(resolved(load_checkpoint=True), path)
         assert caught.value.exit_code == 5

@@ -269,7 +269,8 @@ def _ended_unsaved(directory: RunDirectory) -> bool:
     were moved, or their disk is not mounted.
     """
     path, folder = directory.path, directory.checkpoints_directory
-    if not any((path / mark).exists() for mark in RUN_MARKS):
+    # the first file of a run: a folder without it is another program's, and nothing is written over its files
+    if not (path / "command.txt").is_file():
         return False
     if published(folder) or any(folder.glob("quarantine_*")):
         return False

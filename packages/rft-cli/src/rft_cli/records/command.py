@@ -1,6 +1,6 @@
 """A command of `rft-train` as one record: what it is called, what its flags are, and what other commands ask of it.
 
-`check`, `plan`, `resume`, `runs` and `recipes` read the record of a command; none of them knows a command by name. The
+`check`, `plan`, `resume` and `recipes` read the record of a command; none of them knows a command by name. The
 program's own records are in `rft_cli.commands.table`. A package of its own adds one by an entry point of the group
 `rft.commands`, whose value names the record:
 
