@@ -142,6 +142,47 @@ def test_a_kill_reaches_what_the_child_has_started(start: Start) -> None:
     assert not is_there(grandchild)
 
 
+DAEMON = (
+    "def daemon(pipes):\n"
+    "    if os.fork(): return\n"
+    "    os.setsid()\n"
+    "    if os.fork(): os._exit(0)\n"
+    "    pipes.send(b'%d' % os.getpid())\n"
+    "    for number in (1, 2, int(sys.argv[1]), int(sys.argv[2])): os.close(number)\n"
+    "    time.sleep(600)\n"
+)
+
+
+def test_a_kill_reaches_a_daemon_that_has_left_the_session_of_the_child(start: Start) -> None:
+    code = DAEMON + PIPES + "daemon(pipes)\nfor line in pipes.requests: pass\n"
+    child, other = start(code), start(code)
+    daemon, others = int(next_line(child)), int(next_line(other))
+    assert is_there(daemon)
+    child.kill()
+    assert not is_there(daemon)
+    assert is_there(others), "what another child has started is left alone"
+    other.kill()
+    assert not is_there(others)
+
+
+def test_a_child_whose_parent_is_gone_ends_its_daemons_itself(start: Start) -> None:
+    code = DAEMON + PIPES + "daemon(pipes)\nfor line in pipes.requests: kill_descendants(); pipes.send(b'done')\n"
+    child = start("from rft_core.child_process import kill_descendants\n" + code)
+    daemon = int(next_line(child))
+    child.send(b"end")
+    assert next_line(child) == b"done"
+    assert not is_there(daemon)
+    assert child.is_alive
+
+
+def test_variables_that_are_not_inherited_are_not_there(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", "secret")
+    code = PIPES + "pipes.send(repr([os.environ.get(name) for name in ('A_TOKEN', 'B', 'C')]).encode())\n"
+    rest = {name: value for name, value in os.environ.items() if name != "A_TOKEN"} | {"B": "b"}
+    child = start(code, inherited=rest, environment={"C": "c"})
+    assert next_line(child) == b"[None, 'b', 'c']"
+
+
 def test_a_child_that_reads_nothing_does_not_block_and_one_that_closes_its_pipe_has_ended(start: Start) -> None:
     silent = start("time.sleep(600)")
     silent.send(b"x" * 1_000_000)

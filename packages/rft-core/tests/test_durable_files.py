@@ -6,8 +6,10 @@ import errno
 import json
 import math
 import os
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +20,7 @@ from rft_core import fault_points
 from rft_core.durable_files import (
     LineAppender,
     encode_record,
+    kind_of,
     read_records,
     replace_text,
 )
@@ -100,6 +103,22 @@ def test_a_line_that_the_disk_refused_is_taken_back(tmp_path: Path, fail_at: Cal
     fault_points.install(None)
     appender.append({"n": 3})
     assert [row["n"] for row in read_records(file).rows] == [1, 3]
+
+
+def test_a_file_system_without_inodes_is_told_from_one_without_bytes(
+    tmp_path: Path, fail_at: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(num_inodes: int, free_inodes: int, free_blocks: int, number: int = errno.ENOSPC) -> str:
+        status = SimpleNamespace(f_files=num_inodes, f_favail=free_inodes, f_bavail=free_blocks)
+        monkeypatch.setattr(os, "statvfs", lambda path: status)
+        fail_at("run.replace", number)
+        with pytest.raises(StorageError) as caught:
+            replace_text(tmp_path / "no folder" / "a", "text")
+        return caught.value.problem.do
+
+    assert refused(1000, 0, 5) == f"df -i {tmp_path / 'no folder'}"
+    for others in ((1000, 7, 0), (0, 0, 5), (1000, 0, 0), (1000, 0, 5, errno.EDQUOT)):
+        assert refused(*others) == f"df -h {tmp_path / 'no folder'}"
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -186,3 +205,22 @@ def test_an_appended_line_is_on_the_disk_when_its_turn_to_be_synced_has_come(
     assert held == [(1, 0), (2, 0), (3, 3), (4, 3)]
     appenders[1].close()
     assert durable_disk.contents(third).count(b"\n") == 4
+
+
+def test_what_is_at_a_path_is_told_by_its_kind(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+    (tmp_path / "link").symlink_to("/dev/zero")
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    kinds = {name: kind_of(tmp_path / name) for name in ("file", "", "pipe", "socket", "link", "broken", "nowhere")}
+    assert list(kinds.values()) == [
+        "a file",
+        "a directory",
+        "a pipe",
+        "a socket",
+        "a device",
+        "not there",
+        "not there",
+    ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import secrets
 import selectors
 import signal
 import subprocess
@@ -25,13 +26,17 @@ from rft_core.errors import RftError, ServiceError
 _CHUNK = 1 << 16  # what a pipe holds
 _TAIL = 1 << 13
 _LOOK_SECONDS = 0.005
+_LONGEST_KILL = 2.0
+_MARK = "RFT_CHILD"
+"""Variable of a child with the name of another one, by which what the child starts is found."""
 
 
 class ChildProcess:
     """One child and its pipes, none of which can block this process: bytes move in `wait_for_any` alone.
 
     It leads a session of its own: a kill reaches what it has started, and Ctrl-C on the terminal reaches the parent
-    alone, which then ends the child in order.
+    alone, which then ends the child in order. What has left that session, as a daemon does, is found by a variable of
+    its environment, where the system shows those (Linux).
     """
 
     def __init__(
@@ -41,14 +46,16 @@ class ChildProcess:
         *,
         log: Path | None = None,
         longest_line: int = sys.maxsize,
+        inherited: Mapping[str, str] | None = None,
     ) -> None:
         """Start `command` with the numbers of the two pipes behind it, which the child gives to `ParentPipes`.
 
         Args:
             command: program and arguments.
-            environment: variables beside those of this process.
+            environment: variables beside those that it inherits.
             log: file that takes what the child prints; None = the end of it is `last_output`.
             longest_line: bytes of a line; a child that sends more without an end of line has ended.
+            inherited: variables of this process that the child sees; None = all of them.
         """
         self.lines: deque[bytearray] = deque()
         """Lines that have arrived, oldest first; whoever uses one takes it out."""
@@ -57,6 +64,8 @@ class ChildProcess:
         self._unsent, self._partial, self._tail = bytearray(), bytearray(), b""
         self._longest_line = longest_line
         self._how = ""
+        self._mark = f"RFT_CHILD_{secrets.token_hex(8)}"
+        given = os.environ if inherited is None else inherited
         to_child, write = os.pipe()
         read, from_child = os.pipe()
         self._requests, self._replies = os.fdopen(write, "wb", buffering=0), os.fdopen(read, "rb", buffering=0)
@@ -68,7 +77,7 @@ class ChildProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **environment},
+                    env={**given, **environment, _MARK: self._mark, self._mark: "1"},
                     pass_fds=(to_child, from_child),
                     start_new_session=True,
                 )
@@ -134,6 +143,7 @@ class ChildProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             code = self._child.wait()
+            _kill_marked(self._mark)
             # what it printed last may still be in the pipe
             self._read_output()
             self.has_ended, self._output = True, None
@@ -170,6 +180,39 @@ class ChildProcess:
             self.has_ended = True
 
 
+def _kill_marked(mark: str) -> None:
+    """Kill every process of this user whose environment holds the variable `mark`, also what they start meanwhile."""
+    until = time.monotonic() + _LONGEST_KILL
+    while found := [pid for pid in _own_processes() if _holds(pid, mark)]:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        # one that the system cannot end now, as in a read of a disk that is gone, is left to it
+        if time.monotonic() > until:
+            return
+        time.sleep(_LOOK_SECONDS)
+
+
+def _own_processes() -> list[int]:
+    """Return the processes of this user, this one left out; none where the system does not list them."""
+    user, me = os.getuid(), os.getpid()
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir("/proc"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if entry.name.isdecimal() and entry.stat().st_uid == user and int(entry.name) != me:
+                    found.append(int(entry.name))
+    return found
+
+
+def _holds(pid: int, mark: str) -> bool:
+    """Return whether a process began with the variable; one that has ended has none."""
+    try:
+        return f"{mark}=1".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
 def wait_for_any(children: Iterable[ChildProcess], seconds: float) -> bool:
     """Wait until bytes have moved to or from a child, or `seconds` (may be infinite); return whether they have."""
     # poll takes file numbers above 1023, which select does not, and needs no descriptor as epoll does
@@ -198,6 +241,12 @@ class ParentPipes:
         view = memoryview(line + b"\n")
         while view:
             view = view[os.write(self._replies, view) :]
+
+
+def kill_descendants() -> None:
+    """Kill what this child process has started, daemons included: for one whose parent has gone and kills nothing."""
+    if mark := os.environ.get(_MARK):
+        _kill_marked(mark)
 
 
 def error_fields(error: RftError) -> dict[str, str]:

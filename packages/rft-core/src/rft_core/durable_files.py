@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import stat
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,14 +40,55 @@ def storage_errors(action: str, path: Path) -> Generator[None]:
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, type(error).__name__)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        inodes = no_inode_left(path) if error.errno == errno.ENOSPC else None
+        why, do = "the run directory must be writable", f"ls -ld {path.parent}"
+        if full:
+            why, do = "the run directory needs free space", f"df -h {path.parent}"
+        if inodes:
+            why, do = (
+                f"all {inodes:,} inodes of the file system are in use: no file can be made",
+                f"df -i {path.parent}",
+            )
         raise StorageError(
             code="storage.full" if full else "storage.refused",
             what=f"cannot {action} {path}: {name} ({error.strerror or error})",
             where=str(path),
-            why="the run directory needs free space" if full else "the run directory must be writable",
+            why=why,
             state=f"what {path.name} held before is unchanged",
-            do=f"df -h {path.parent}" if full else f"ls -ld {path.parent}",
+            do=do,
         ) from error
+
+
+def no_inode_left(path: Path) -> int | None:
+    """Return the number of inodes of a file system that has none left while bytes are free; None for any other.
+
+    The system says "no space left" for both. A file system that counts no inodes states 0 of them.
+    """
+    try:
+        status = os.statvfs(next(folder for folder in (path, *path.absolute().parents) if folder.exists()))
+    except OSError:
+        return None
+    exhausted = status.f_files > 0 and status.f_favail == 0 and status.f_bavail > 0
+    return status.f_files if exhausted else None
+
+
+_KINDS = (
+    (stat.S_ISREG, "a file"),
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def kind_of(path: Path) -> str:
+    """Return what is at a path, for a message: "a file", "a directory", "a pipe", ..., "not there"."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return "not there"
+    return next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
 
 
 def encode_record(record: Mapping[str, Any]) -> str:

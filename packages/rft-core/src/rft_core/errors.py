@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import ClassVar, Self
 
+from rft_core.secrets import hide_values
+
 
 class ExitCode(IntEnum):
     """One meaning each; `docs/errors.md` lists them."""
@@ -27,6 +29,7 @@ class ExitCode(IntEnum):
     NUMERICS = 7
     SERVICE = 8
     PEER = 9
+    OUTAGE = 69
     SAVED_AFTER_SIGNAL = 75
     NO_PROGRESS = 93
 
@@ -97,6 +100,8 @@ class RftError(Exception):
         do: str = "",
         bundle: str = "",
     ) -> None:
+        # texts of libraries, user code and servers are quoted here, and may hold what the environment holds
+        what, where, why, state, do = map(hide_values, (what, where, why, state, do))
         self.problem = Problem(code=code, what=what, where=where, why=why, state=state, do=do, bundle=bundle)
         self.problems: tuple[Problem, ...] = (self.problem,)
         super().__init__(self.problem.as_text())
@@ -193,6 +198,15 @@ class PeerError(RftError):
     """Another rank failed or did not arrive."""
 
     exit_code = ExitCode.PEER
+
+
+class OutageError(RftError):
+    """A service was away for longer than the run waits for it; a run that had begun has saved its last whole step.
+
+    All ranks of a run end with it together.
+    """
+
+    exit_code = ExitCode.OUTAGE
 
 
 class SavedAfterSignal(RftError):

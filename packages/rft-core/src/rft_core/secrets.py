@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import cast
 
 HIDDEN = "(hidden: looks like a secret)"
@@ -12,10 +14,75 @@ _SECRET_NAME = re.compile(r"(?:^|[_-])(?:api[_-]?key|access[_-]?key|token|secret
 _SECRET_TEXT = re.compile(
     r"""\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|wandb_v\d_[A-Za-z0-9_]{16,}
         |AKIA[0-9A-Z]{12,}|local-[0-9a-f]{32,}|(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f]))\b
-        |(?<=[Bb]earer\ )\S{8,}
-        |(?<=://)[^/\s:@]+:[^/\s@]+(?=@)""",
+        |(?<=[Bb]earer\ )(?!\(hidden)\S{8,}
+        |(?<=://)[^/\s:@'"]+(?::[^/\s@'"]*)?(?=@)""",
     re.X,
 )
+_NAMED_SECRET = re.compile(
+    r"""(?P<name>
+          \b[A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|_KEY)\b        # a variable of an environment
+        | \b(?i:api[_-]?key|access[_-]?key|[a-z_]*secret|password|passwd)\b      # a field of a request or a file
+        | (?<=[?&])(?i:[a-z_-]*(?:token|key|secret|password|signature|sig|auth))(?==)) # of a URL's query
+        (?P<between>["']?\s*[:=]\s*["']?)(?!\(hidden)(?P<value>[^\s"',;&{}()]{4,})""",
+    re.X,
+)
+_SECRET_WORDS = {
+    "TOKEN",
+    "TOKENS",
+    "SECRET",
+    "SECRETS",
+    "PASSWORD",
+    "PASSWD",
+    "PASSPHRASE",
+    "CREDENTIAL",
+    "CREDENTIALS",
+}
+_LAST_WORDS = {"KEY", "KEYS", "APIKEY", "AUTH", "PAT"}
+_PLACES = {"FILE", "PATH", "DIR", "URL", "URI", "LIFETIME"}
+"""Last words of variables that say where a secret is."""
+_SHORTEST = 6
+"""Characters of a variable's value that is looked for in texts: a shorter one stands in many."""
+
+
+def is_secret_variable(name: str) -> bool:
+    """Return whether a variable of the environment holds a secret by its name: HF_TOKEN, WANDB_API_KEY, AWS_..."""
+    words = name.upper().split("_")
+    return words[0] == "AWS" or bool(_SECRET_WORDS.intersection(words)) or words[-1] in _LAST_WORDS
+
+
+def without_secrets(environment: Mapping[str, str], allowed: Sequence[str] = ()) -> dict[str, str]:
+    """Return the variables that hold no secret by their names, and those that a pattern of `allowed` names."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not is_secret_variable(name) or any(fnmatchcase(name, pattern) for pattern in allowed)
+    }
+
+
+def hide_values(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """`text` with the values of this process's secret variables hidden, wherever they stand."""
+    given = os.environ if environment is None else environment
+    values = {
+        value for name, value in given.items() if len(value) >= _SHORTEST and value in text and _is_own(name, value)
+    }
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, HIDDEN)
+    return text
+
+
+def _is_own(name: str, value: str) -> bool:
+    """Return whether the value itself is a secret: a region of AWS is none, nor is the word in SORT_KEY=response."""
+    words = name.upper().split("_")
+    if _SECRET_WORDS.intersection(words):
+        return words[-1] not in _PLACES
+    return name == "AWS_ACCESS_KEY_ID" or (words[-1] in _LAST_WORDS and not value.isalpha())
+
+
+def holds_secret(name: str, value: str) -> bool:
+    """Return whether a field or parameter holds a secret, by its name or by what its value looks like."""
+    words = set(re.split(r"[_-]", name.upper()))
+    by_name = _SECRET_WORDS | _LAST_WORDS | {"SIG", "SIGNATURE"}
+    return bool(value) and (bool(words & by_name) or looks_like_key(value))
 
 
 def looks_like_key(text: str) -> bool:
@@ -24,8 +91,9 @@ def looks_like_key(text: str) -> bool:
 
 
 def scrub_text(text: str) -> str:
-    """`text` with every key, bearer token and password of an address hidden."""
-    return _SECRET_TEXT.sub(HIDDEN, text)
+    """`text` with every key, bearer token, password of an address, and value of a name for secrets hidden."""
+    named = _NAMED_SECRET.sub(lambda found: f"{found['name']}{found['between']}{HIDDEN}", hide_values(text))
+    return _SECRET_TEXT.sub(HIDDEN, named)
 
 
 def scrub_command(argv: Sequence[str]) -> list[str]:
