@@ -77,6 +77,10 @@ class CheckpointSettings:
     """Start a new run from those weights of `ckpt_path` whose names begin so (joined by commas); the others come from
     `pretrain`."""
 
+    accept_changes: str = ""
+    """Differences from what the run records that are taken knowingly where it goes on, joined by commas, such as
+    reward,tokenizer; the refusal of a changed run names them; empty = none."""
+
     max_ckpt_num: int = field(default=3, metadata={"minimum": 1})
     """Number of checkpoints to keep; older ones are deleted after a newer one has been verified."""
 

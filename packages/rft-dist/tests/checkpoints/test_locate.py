@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rft_core.errors import CheckpointError, ExitCode
-from rft_dist.checkpoints.locate import resolve_checkpoint
+from rft_dist.checkpoints.locate import resolve_checkpoint, unverified_checkpoint
 
 
 @pytest.fixture
@@ -43,6 +43,17 @@ def test_every_form_of_path_gives_the_checkpoint_it_means(small_run, run_directo
     resolved = resolve_checkpoint(run_directory / form)
     assert small_run.state_of(resolved.checkpoint) == (step, 0)
     assert resolved.findings == ()
+    assert unverified_checkpoint(run_directory / form) == resolved.checkpoint.path
+
+
+def test_without_verification_the_one_saved_last_is_meant_and_nothing_is_moved(small_run, run_directory: Path) -> None:
+    folder = run_directory / "checkpoints"
+    (folder / "step_000030" / "manifest.json").write_bytes(b"damaged")
+    (folder / "step_000020" / "model" / "config.json").write_bytes(b"damaged, which only verification finds")
+    names = sorted(path.name for path in folder.iterdir())
+    assert unverified_checkpoint(run_directory) == folder / "step_000020"
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert unverified_checkpoint(run_directory / "nowhere") is None
 
 
 def test_a_relative_path_and_a_link_to_a_run_are_followed(

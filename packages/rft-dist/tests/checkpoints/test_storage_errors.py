@@ -85,3 +85,12 @@ def test_a_save_that_would_not_fit_says_by_how_much(tmp_path: Path) -> None:
     assert problem.do.startswith("free 2.000 GiB on ")
     assert str(problem.state).startswith("no earlier checkpoint")
     assert "last good step 5" in str(too_little_space(7, tmp_path, 2, 1, 5).problem.state)
+
+
+def test_a_disk_without_inodes_is_not_told_to_free_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = SimpleNamespace(f_files=1000, f_favail=0, f_bavail=5, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: status)
+    for error in errors(tmp_path, errno.ENOSPC):
+        assert "df -i" in error.problem.do
+        assert "GiB" not in error.problem.what
+    assert "1,000 inodes" in errors(tmp_path, errno.ENOSPC)[0].problem.what

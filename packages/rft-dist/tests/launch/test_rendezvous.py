@@ -65,9 +65,11 @@ def refused(place: RankInfo, seconds: float = 1.0, environment: dict[str, str] |
 class Joining(threading.Thread):
     """A rank that tries to meet the others in a thread of its own."""
 
-    def __init__(self, place: RankInfo, seconds: float = 5.0, after: float = 0.0) -> None:
+    def __init__(
+        self, place: RankInfo, seconds: float = 5.0, after: float = 0.0, environment: dict[str, str] | None = None
+    ) -> None:
         super().__init__(daemon=True)
-        self.place, self.seconds, self.after = place, seconds, after
+        self.place, self.seconds, self.after, self.environment = place, seconds, after, environment or {}
         self.told = ""
         self.store: object = None
         self.start()
@@ -75,7 +77,7 @@ class Joining(threading.Thread):
     def run(self) -> None:
         time.sleep(self.after)
         try:
-            self.store = rendezvous.meet(self.place, self.seconds, {})
+            self.store = rendezvous.meet(self.place, self.seconds, self.environment)
         except PeerError as error:
             self.told = error.problem.what
 
@@ -260,3 +262,27 @@ def test_twenty_faults_are_told_within_fifteen_seconds(
         print(f"{len(cases)} of {len(cases)} told within 15 s")
     for thread in threads:
         thread.join(timeout=0.1)
+
+
+@pytest.mark.parametrize(
+    ("address", "environment", "is_open"),
+    [
+        ("127.0.0.1", {}, False),
+        ("localhost", {}, False),
+        (socket.gethostname(), {"LOCAL_WORLD_SIZE": "2"}, False),
+        (socket.gethostname(), {"LOCAL_WORLD_SIZE": "1"}, True),
+    ],
+)
+def test_a_store_listens_at_the_address_of_the_master_alone_where_no_rank_comes_from_outside(
+    free_port: int, address: str, environment: dict[str, str], is_open: bool
+) -> None:
+    ranks = [Joining(info(rank, 2, free_port, address), environment=environment) for rank in range(2)]
+    for rank in ranks:
+        rank.join()
+        assert rank.store is not None, rank.told
+    outside = "127.0.0.2"  # every address of 127/8 is this machine's, and none but the master's is meant
+    if is_open:
+        socket.create_connection((outside, free_port), 1.0).close()
+        return
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((outside, free_port), 1.0)

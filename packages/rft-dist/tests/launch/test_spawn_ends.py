@@ -18,7 +18,7 @@ from rft_dist.launch import spawn
 from rft_dist.launch.spawn import last_lines, rank_variables, spawn_ranks
 
 TERM, KILL, USR1 = signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1
-SAVED, PEER = int(ExitCode.SAVED_AFTER_SIGNAL), int(ExitCode.PEER)
+SAVED, PEER, OUTAGE = int(ExitCode.SAVED_AFTER_SIGNAL), int(ExitCode.PEER), int(ExitCode.OUTAGE)
 
 
 class Process:
@@ -130,6 +130,7 @@ def test_the_others_have_five_seconds_then_are_asked_and_ten_later_killed(
         (((2.0, PEER), (1.0, PEER)), PEER, 1),
         (((1.0, SAVED), (2.0, PEER)), PEER, 1),
         (((1.0, 0), (2.0, SAVED)), SAVED, 1),
+        (((1.0, OUTAGE), (2.0, PEER)), PEER, 1),
         (((1.0, -9), (1.0, 0)), 137, 0),
         (((1.0, PEER), (99.0, 0)), PEER, 0),
     ],
@@ -141,12 +142,13 @@ def test_the_code_is_that_of_the_first_that_failed_of_itself(
     assert (ended.code, ended.rank) == (code, rank)
 
 
-def test_ranks_that_save_after_a_signal_have_all_the_time_they_need(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("saved", [SAVED, OUTAGE])
+def test_ranks_that_save_after_a_signal_or_in_an_outage_have_all_the_time_they_need(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, saved: int
 ) -> None:
-    world, ended = run(monkeypatch, tmp_path, (1.0, SAVED), (60.0, SAVED))
+    world, ended = run(monkeypatch, tmp_path, (1.0, saved), (60.0, saved))
     assert world.sent == []
-    assert (ended.code, ended.rank, world.now) == (SAVED, 0, 60.0)
+    assert (ended.code, ended.rank, world.now) == (saved, 0, 60.0)
 
 
 def test_a_signal_reaches_those_that_still_run_while_they_are_waited_for(

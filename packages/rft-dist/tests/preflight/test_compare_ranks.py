@@ -268,8 +268,8 @@ CONTRADICTORY: list[tuple[dict[str, str], set[str]]] = [
     ({**NODES, "GPUS_PER_NODE": "4", "LOCAL_WORLD_SIZE": "8"}, {"GPUS_PER_NODE", "LOCAL_WORLD_SIZE"}),
     ({**NODES, "MASTER_ADDR": "localhost"}, {"MASTER_ADDR"}),
     ({**NODES, "GLOO_SOCKET_IFNAME": "lo"}, {"GLOO_SOCKET_IFNAME"}),
-    ({"NCCL_SOCKET_IFNAME": "ib7"}, {"NCCL_SOCKET_IFNAME"}),
-    ({"GLOO_SOCKET_IFNAME": "eth"}, {"GLOO_SOCKET_IFNAME"}),
+    ({**NODES, "NCCL_SOCKET_IFNAME": "ib7"}, {"NCCL_SOCKET_IFNAME"}),
+    ({**NODES, "GLOO_SOCKET_IFNAME": "wlan"}, {"GLOO_SOCKET_IFNAME"}),
     ({"NCCL_IB_DISABLE": "1", "NCCL_IB_HCA": "mlx5_0"}, {"NCCL_IB_DISABLE", "NCCL_IB_HCA"}),
     ({"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "NVL"}, {"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"}),
     (

@@ -124,6 +124,12 @@ def test_interfaces_of_nccl_are_beginnings_of_names_or_whole_ones(wanted: str, w
     assert bool(found({"NCCL_SOCKET_IFNAME": wanted})) is wrong
 
 
+def test_one_process_alone_needs_no_interface() -> None:
+    absent = {"NCCL_SOCKET_IFNAME": "wlan", "GLOO_SOCKET_IFNAME": "wlan"}
+    assert len(found(absent)) == 2
+    assert list(contradictions(absent, ranks_from_environment({}), ParallelDims(1, 1), HERE)) == []
+
+
 @pytest.mark.parametrize(("wanted", "wrong"), [("eth0", False), ("eth", True), ("eth0,wlan", True), ("eth0,", False)])
 def test_interfaces_of_gloo_are_whole_names(wanted: str, wrong: bool) -> None:
     assert bool(found({"GLOO_SOCKET_IFNAME": wanted})) is wrong

@@ -183,15 +183,16 @@ def test_rank_0_looks_at_the_port_unless_it_is_alone_or_torchrun_holds_it(
 
 
 def test_variables_and_interfaces_are_those_of_this_machine_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = ranks_from_environment({})
+    together = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    first = ranks_from_environment(together)
     here = interfaces_here()
     assert here == {name for _, name in socket.if_nameindex()}
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", min(here))
-    check_start(alone)
-    check_start(alone, {"NCCL_SOCKET_IFNAME": "ib7"}, interfaces={"ib7"})
+    check_start(first)
+    check_start(first, {"NCCL_SOCKET_IFNAME": "ib7"}, interfaces={"ib7"})
     for variables, interfaces in (({"NCCL_SOCKET_IFNAME": "ib7"}, None), (None, {"ib7"})):
         with pytest.raises(PreflightError) as caught:
-            check_start(alone, variables, interfaces=interfaces)
+            check_start(first, variables, interfaces=interfaces)
         assert caught.value.problem.code == "launch.contradictory_environment"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers.utils import logging as reports
 
 from rft_core.errors import DataError
@@ -184,3 +185,34 @@ def test_the_report_of_a_load_is_off_for_as_long_as_it_is_asked() -> None:
         raise RuntimeError
     assert seen == [logging.ERROR]
     assert reports.get_verbosity() == before != logging.ERROR
+
+
+def test_an_empty_path_and_a_pipe_are_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    monkeypatch.chdir(model)
+    os.mkfifo(tmp_path / "pipe")
+    for path, said in (("", "is empty"), (tmp_path / "pipe", "is a pipe")):
+        with pytest.raises(DataError, match=said) as caught:
+            existing_directory(path)
+        assert caught.value.problem.code == "models.no_directory"
+
+
+@pytest.mark.parametrize("damage", [b"no weights", b"", b"\xff" * 64, None])
+def test_a_damaged_file_of_weights_does_not_speak_against_the_configuration(
+    tmp_path: Path, damage: bytes | None
+) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 1000, "hidden_size": 64}')
+    weights = tmp_path / "model.safetensors"
+    save_file({"w": torch.zeros(1000, 64)}, weights)
+    whole = weights.read_bytes()
+    # None: cut behind its header, which still says how much there was
+    weights.write_bytes(whole[: len(whole) // 8] if damage is None else damage)
+    assert checked_model_directory(tmp_path)[1]["hidden_size"] == 64
+
+
+def test_sizes_that_the_weights_cannot_have_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 1000000, "hidden_size": 64}')
+    save_file({"w": torch.zeros(1000, 64)}, tmp_path / "model.safetensors")
+    with pytest.raises(DataError) as caught:
+        checked_model_directory(tmp_path)
+    assert caught.value.problem.code == "models.config_value"
+    assert "vocab_size = 1000000" in caught.value.problem.what

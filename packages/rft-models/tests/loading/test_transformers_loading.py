@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import transformers
 
 from rft_core.errors import DataError, OptionsError
 from rft_models.attention.hf_interface import IMPLEMENTATION
+from rft_models.critic.causal_critic import load_critic
 from rft_models.families import registry
 from rft_models.families.registry import CustomFamily
 from rft_models.layers import gradient_checkpointing
@@ -28,6 +30,9 @@ from rft_models.loading.transformers_loading import (
     prepare,
     refuse_other_kinds,
 )
+from rft_models.policy.load import load_policy
+from rft_models.policy.load_on_meta import load_on_meta
+from rft_models.reward_model.loading import load_reward_model
 from rft_models.tiny_models.text import build_character_model
 
 VISION = {"model_type": "llava", "vision_config": {}, "architectures": ["LlavaForConditionalGeneration"]}
@@ -174,7 +179,45 @@ def test_the_attention_that_a_file_names_is_not_used(tiny: Path, tmp_path: Path,
     config = json.loads((tiny / "config.json").read_text())
     (tmp_path / "m" / "config.json").write_text(json.dumps(config | {"_attn_implementation": named}))
     model = load_model(tmp_path / "m", torch.float32, "sdpa", auto_class="AutoModelForCausalLM")
-    assert model.config._attn_implementation == "sdpa"
+    without = model_without_weights(tmp_path / "m")
+    on_meta = load_on_meta(tmp_path / "m").model
+    assert {one.config._attn_implementation for one in (model, without)} == {"sdpa"}
+    assert on_meta.config._attn_implementation != named
+
+
+def test_adapters_beside_a_model_do_not_lead_to_other_weights(tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path / "m")
+    (tmp_path / "m" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tiny)}))
+    for load in (load_policy, load_on_meta, partial(load_critic, seed=1), load_reward_model):
+        with pytest.raises(DataError) as caught:
+            load(tmp_path / "m")
+        assert caught.value.problem.code == "models.adapters_beside"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("num_hidden_layers", [1], "num_hidden_layers"),
+        ("head_dim", [8], "validate_rope"),
+        ("hidden_act", "nope", "nope"),
+        ("layer_types", ["nope"], "layer_type"),
+        ("rope_parameters", {"rope_type": "nope", "rope_theta": 1.0}, "nope"),
+        ("vocab_size", None, "vocab_size"),
+        ("quantization_config", {"quant_method": "gptq", "bits": 4}, "optimum"),
+    ],
+)
+def test_values_that_an_architecture_refuses_are_named(
+    tiny: Path, tmp_path: Path, field: str, value: object, named: str
+) -> None:
+    shutil.copytree(tiny, tmp_path / "m")
+    config = json.loads((tiny / "config.json").read_text())
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config | {field: value}))
+    for load in (load_policy,) if field in ("quantization_config",) else (load_policy, load_on_meta):
+        with pytest.raises(DataError) as caught:
+            load(tmp_path / "m")
+        problem = caught.value.problem
+        assert problem.code in ("models.config_refused", "models.damaged_weights")
+        assert named in problem.what
 
 
 def test_a_model_without_weights_has_their_shapes(tiny: Path) -> None:
@@ -189,12 +232,15 @@ def test_a_model_without_weights_has_their_shapes(tiny: Path) -> None:
 def test_the_configuration_is_read_from_local_files_without_code(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
+    class Asked(Exception):
+        pass
+
     def from_pretrained(path: str, **words: bool) -> Any:
         asked.append((path, words))
-        raise ZeroDivisionError
+        raise Asked
 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_pretrained)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(Asked):
         model_without_weights(Path("here"))
     assert asked == [("here", {"local_files_only": True, "trust_remote_code": False})]
 

@@ -12,6 +12,7 @@ from tokenizers.normalizers import Lowercase
 
 from rft_core.errors import DataError
 from rft_models.tiny_models.text import build_bpe_tokenizer, build_character_tokenizer
+from rft_models.tokenization import tokenizer as tokenizer_module
 from rft_models.tokenization.tokenizer import HfTokenizer, load_tokenizer
 
 ALPHABET = "0123+= "
@@ -232,3 +233,58 @@ def test_why_a_tokenizer_does_not_load_is_said_in_one_line(
     assert caught.value.problem.code == "models.tokenizer_damaged"
     assert caught.value.problem.what.endswith(said)
     assert caught.value.__cause__ is error
+
+
+def changed(folder: Path, file: str, **values: Any) -> Path:
+    """A directory of a tokenizer with these entries in one of its files."""
+    build_character_tokenizer(ALPHABET).save_pretrained(str(folder))
+    path = folder / file
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | values))
+    return folder
+
+
+@pytest.mark.parametrize("index", [2**31, 2**24, -1, "x", None, 1.5])
+@pytest.mark.parametrize("place", ["model.vocab", "added_tokens"])
+def test_a_token_id_that_no_vocabulary_has_is_refused_before_memory_is_taken_for_it(
+    tmp_path: Path, place: str, index: Any
+) -> None:
+    content = json.loads((changed(tmp_path, "tokenizer.json") / "tokenizer.json").read_text())
+    if place == "model.vocab":
+        content["model"]["vocab"]["1"] = index
+    else:
+        content["added_tokens"][0]["id"] = index
+    with pytest.raises(DataError) as caught:
+        load_tokenizer(changed(tmp_path, "tokenizer.json", **content))
+    assert caught.value.problem.code == "models.config_value"
+    assert place in caught.value.problem.where
+
+
+@pytest.mark.parametrize("value", ["x", float("nan"), [[1]], {}, 2**31])
+def test_ids_that_end_a_response_are_numbers_of_tokens(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(DataError) as caught:
+        load_tokenizer(changed(tmp_path, "generation_config.json", eos_token_id=value))
+    assert caught.value.problem.where.endswith("generation_config.json: eos_token_id")
+
+
+@pytest.mark.parametrize(("name", "value"), [("tokenizer_class", 1), ("added_tokens_decoder", "x"), ("eos_token", [1])])
+def test_settings_of_a_tokenizer_that_its_library_cannot_read_are_damage(tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(DataError) as caught:
+        load_tokenizer(changed(tmp_path, "tokenizer_config.json", **{name: value}))
+    assert caught.value.problem.code == "models.tokenizer_damaged"
+
+
+LOOP = "{% for i in range(100000) %}"
+ENDLESS = 3 * LOOP + 3 * "{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "template", [ENDLESS, "{% for i in range(10**12) %}{% endfor %}", "{{ messages[0].content + 1 }}", "{{ 1 / 0 }}"]
+)
+@pytest.mark.timeout(60)
+def test_a_template_that_never_ends_or_fails_is_named(monkeypatch: pytest.MonkeyPatch, template: str) -> None:
+    monkeypatch.setattr(tokenizer_module, "_MOST_SECONDS", 0.3)
+    tokenizer = build_character_tokenizer(ALPHABET)
+    tokenizer.chat_template = template
+    with pytest.raises(DataError) as caught:
+        HfTokenizer(tokenizer, where="m").render_chat([{"role": "user", "content": "1"}], add_generation_prompt=True)
+    assert (caught.value.problem.code, caught.value.problem.where) == ("text.chat_template_broken", "m")

@@ -208,7 +208,7 @@ def test_messages_are_rendered_in_parts_by_the_processors_template() -> None:
     ]
     text = {"type": "text", "text": "a"}
     picture = {"type": "image"}
-    with pytest.raises(TypeError):  # the double flattens no None
+    with pytest.raises(DataError):  # the double flattens no None
         tokenizer.render_chat(messages, add_generation_prompt=False)
     [(rendered, template, prompt)] = words.rendered
     assert [message["content"] for message in rendered] == [

@@ -63,6 +63,23 @@ def resolve_checkpoint(path: Path, *, asked_by: str = "--ckpt_path", origin: str
     raise _nothing_found(path, asked_by, origin, findings)
 
 
+def unverified_checkpoint(path: Path) -> Path | None:
+    """Return the directory that `resolve_checkpoint` would verify first; None where there is none. Nothing is moved."""
+    named = _enclosing_checkpoint(path) or _by_name(path)
+    if named is not None:
+        return named
+    for folder in (path, path / CHECKPOINTS):
+        found: list[tuple[int, Path]] = []
+        for candidate in published(folder).values():
+            try:
+                found.append((read_manifest(candidate).sequence, candidate))
+            except (OSError, ManifestFault):
+                continue  # it would not verify
+        if found:
+            return max(found)[1]
+    return None
+
+
 def _enclosing_checkpoint(path: Path) -> Path | None:
     """`path` itself or the nearest directory above it that is a checkpoint."""
     if not path.exists():

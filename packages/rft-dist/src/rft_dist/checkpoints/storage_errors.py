@@ -6,6 +6,7 @@ import errno
 import os
 from pathlib import Path
 
+from rft_core.durable_files import no_inode_left
 from rft_core.errors import StorageError
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -28,9 +29,13 @@ def refused_save(step: int, directory: Path, need: int, error: OSError, last_goo
     """The error for an operation of a save that the system refused (template F37)."""
     name = errno.errorcode.get(error.errno or 0, "no errno")
     free = _free_or_none(directory)
+    what = f"cannot save step {step}: {directory} needs {gib(need)}, {_has(free)} ({name}, quota not read)"
+    inodes = no_inode_left(directory) if error.errno == errno.ENOSPC else None
+    if inodes:
+        what = f"cannot save step {step}: all {inodes:,} inodes of the file system of {directory} are in use ({name})"
     return StorageError(
         code="checkpoint.save_refused",
-        what=f"cannot save step {step}: {directory} needs {gib(need)}, {_has(free)} ({name}, quota not read)",
+        what=what,
         where=str(error.filename or directory),
         why=f"{name}: {error.strerror or error}",
         state=_untouched(step, last_good),
@@ -86,6 +91,8 @@ def _untouched(step: int, last_good: int | None) -> str:
 
 
 def _remedy(number: int, directory: Path, need: int, free: int | None) -> str:
+    if number == errno.ENOSPC and no_inode_left(directory):
+        return f"delete files on the file system of {directory}: df -i {directory} counts them"
     if number in _NO_ROOM:
         return f"free {gib(max(need - (free or 0), need // 10, 1))} on the file system of {directory}"
     return _REMEDIES.get(number, "move the run to a file system that works, from {path}").format(path=directory)

@@ -7,6 +7,8 @@ processes with one rank are told apart, and unequal world sizes are noticed befo
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import logging
 import os
 import socket
@@ -14,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
@@ -65,10 +68,50 @@ def _connect(info: RankInfo, seconds: float, environment: Mapping[str, str]) -> 
         _wait_for_master(info, seconds)
     # the search for the master has used up a part of the time
     left = max(1.0, seconds - (time.monotonic() - start))
-    return PrefixStore(_prefix(environment), _open(info, seconds if serves else left, serves=serves))
+    listener = _listener(info, environment) if serves else None
+    store = _open(info, seconds if serves else left, serves=serves, listener=listener)
+    return PrefixStore(_prefix(environment), store)
 
 
-def _open(info: RankInfo, seconds: float, *, serves: bool) -> TCPStore:
+def _listener(info: RankInfo, environment: Mapping[str, str]) -> int | None:
+    """Return a socket that listens at the master's address alone, as a number that the store closes.
+
+    The store has no authentication: who reaches it can end the run. Where no rank comes from outside, nobody else is
+    let in from there. None: torch listens at every address, because the name may be another one for other machines, or
+    the address is not this machine's (behind a service or a translation of addresses).
+    """
+    is_local = environment.get("LOCAL_WORLD_SIZE") == str(info.world_size)
+    if not (is_local or info.master_addr == "localhost" or _is_address(info.master_addr)):
+        return None
+    places: list[Any] = []
+    with contextlib.suppress(OSError):
+        places = socket.getaddrinfo(info.master_addr, info.master_port, type=socket.SOCK_STREAM)
+    for family, kind, protocol, _, place in places:
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(place)
+            listener.listen(_BACKLOG)
+        except OSError:  # also where this very process serves the port already, which torch knows
+            listener.close()
+            continue
+        return listener.detach()
+    return None
+
+
+_BACKLOG = 2048
+
+
+def _is_address(text: str) -> bool:
+    """Return whether a host is given by its address, which is the same on every machine."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _open(info: RankInfo, seconds: float, *, serves: bool, listener: int | None = None) -> TCPStore:
     """The store at the master's address. A client of torch waits without a limit for whatever listens there."""
     opened: list[TCPStore] = []
     refused: list[RuntimeError] = []
@@ -77,7 +120,8 @@ def _open(info: RankInfo, seconds: float, *, serves: bool) -> TCPStore:
         limit = timedelta(seconds=seconds)
         endpoint = (info.master_addr, info.master_port, info.world_size)
         try:
-            opened.append(TCPStore(*endpoint, serves, limit, wait_for_workers=False, multi_tenant=True))
+            given: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener}
+            opened.append(TCPStore(*endpoint, serves, limit, wait_for_workers=False, multi_tenant=True, **given))
         except RuntimeError as error:  # torch.distributed.DistError and its kinds
             refused.append(error)
 

@@ -137,6 +137,10 @@ def _forwarding(processes: Sequence[subprocess.Popen]) -> Generator[None]:
             signal.signal(number, handler)
 
 
+_SAVED = (ExitCode.SAVED_AFTER_SIGNAL, ExitCode.OUTAGE)
+"""Exit codes of an end on which all ranks have agreed, after a save."""
+
+
 def _wait(processes: Sequence[subprocess.Popen]) -> int | None:
     """Wait until all ranks have ended; return the one that failed by itself, if one did."""
     order: list[int] = []
@@ -146,8 +150,8 @@ def _wait(processes: Sequence[subprocess.Popen]) -> int | None:
         for rank, process in enumerate(processes):
             if rank not in order and process.poll() is not None:
                 order.append(rank)
-        # a rank that saved after a signal is no failure: the others are saving too and need their time
-        failures = [rank for rank in order if processes[rank].returncode not in (0, ExitCode.SAVED_AFTER_SIGNAL)]
+        # a rank that has saved is no failure: the others are saving too and need their time
+        failures = [rank for rank in order if processes[rank].returncode not in (0, *_SAVED)]
         if len(order) == len(processes):
             # what ended only because it was asked to is not the culprit
             return _culprit(processes, order[:asked])
@@ -172,10 +176,10 @@ def _send(processes: Sequence[subprocess.Popen], number: signal.Signals) -> None
 def _culprit(processes: Sequence[subprocess.Popen], order: Sequence[int]) -> int | None:
     """The first to end with an error of its own; else the first that missed another, or that was asked to end."""
     codes = {rank: processes[rank].returncode for rank in order}
-    weaker = (0, ExitCode.PEER, ExitCode.SAVED_AFTER_SIGNAL)
+    weaker = (0, ExitCode.PEER, *_SAVED)
     own = [rank for rank in order if codes[rank] not in weaker]
     peers = [rank for rank in order if codes[rank] == ExitCode.PEER]
-    saved = [rank for rank in order if codes[rank] == ExitCode.SAVED_AFTER_SIGNAL]
+    saved = [rank for rank in order if codes[rank] in _SAVED]
     return next(iter([*own, *peers, *saved]), None)
 
 

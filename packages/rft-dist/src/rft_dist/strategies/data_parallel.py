@@ -112,6 +112,17 @@ class DataParallelOptimizer(AdamWOptimizer):
         self._dtypes = {name: _sum_dtype(parameter, master) for name, parameter in self._parameters.items()}
         self._sum_in_float32()
 
+    def own_norm(self) -> float | None:
+        """Return the L2 norm of this rank's gradients of the loss: they are not exchanged before `step`."""
+        own = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+        own += self._sums.values()
+        return total_norm(own) / (self._scaler.scale or 1.0) if own else 0.0
+
+    def discard(self) -> None:
+        """Drop the accumulated gradients, and their sums in float32."""
+        super().discard()
+        self._sums = {}
+
     def restore(self, stored: StoredComponent) -> None:
         """Read the state in full on every rank."""
         self.load_state_tensors(stored.tensors())

@@ -35,8 +35,16 @@ class StrategyOptimizer(Protocol):
         """Add the gradients of one micro-batch; `last`: no other follows before `step`."""
         ...
 
-    def step(self, learning_rate: float) -> StepOutcome:
-        """Clip, update, clear the gradients; every rank calls it."""
+    def step(self, learning_rate: float, *, largest_norm: float = math.inf) -> StepOutcome:
+        """Clip, update, clear the gradients, unless their norm is above `largest_norm`; every rank calls it."""
+        ...
+
+    def own_norm(self) -> float | None:
+        """Return the L2 norm of the gradients that this rank accumulated; None where they arrive summed over ranks."""
+        ...
+
+    def discard(self) -> None:
+        """Drop the gradients accumulated since the last step; every rank calls it."""
         ...
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -155,11 +163,21 @@ class AdamWOptimizer(ABC):
         del last
         self._scaler.scaled(loss).backward()
 
-    def step(self, learning_rate: float) -> StepOutcome:
+    def own_norm(self) -> float | None:
+        """Return None: where weights are sharded the gradients of all ranks arrive summed."""
+        return None
+
+    def discard(self) -> None:
+        """Drop the accumulated gradients."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def step(self, learning_rate: float, *, largest_norm: float = math.inf) -> StepOutcome:
         """Sum the gradients over ranks, clip, update; gradients are cleared either way.
 
         Every rank must call it, also one that had no micro-batch. A parameter that no micro-batch of any rank
-        touched has gradient zero: its moments decay. Where the norm is not finite on any rank, no rank updates.
+        touched has gradient zero: its moments decay. Where the norm is not finite on any rank, or above `largest_norm`,
+        no rank updates.
         `learning_rate` is finite and at least 0.
 
         Raises:
@@ -172,15 +190,16 @@ class AdamWOptimizer(ABC):
         # before the norm, since `max_norm` is meant for gradients of the loss itself
         self._scaler.unscale(gradients.values())
         norm = self._gradient_norm(gradients)
-        applied = self._is_finite(norm)
+        finite = self._is_finite(norm)
+        # one norm of the sum over all ranks, so that they agree
+        applied = finite and norm <= largest_norm
         if applied:
             clip(gradients.values(), norm, self._max_norm)
             self._adamw.update(gradients, learning_rate)
         # after a refused step too: its gradients must not go into the next one
-        for parameter in self._parameters.values():
-            parameter.grad = None
+        self.discard()
         # last, because it may raise: by now the gradients are cleared
-        self._scaler.update(finite=applied)
+        self._scaler.update(finite=finite)
         return StepOutcome(norm, applied, scale)
 
     def state_tensors(self) -> dict[str, Tensor]:

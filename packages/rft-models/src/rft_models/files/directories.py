@@ -7,18 +7,32 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from rft_core.durable_files import kind_of
 from rft_core.errors import DataError
 from rft_core.nearest_names import nearest_names
+from rft_models.files.config_values import check_config, check_sizes, wrong_value
+
+_LARGEST_HEADER = 100_000_000
+"""Bytes that the safetensors format allows for a header."""
 
 
 def existing_directory(directory: str | Path) -> Path:
     """Return the path if it is a directory; else raise `DataError` naming what is there instead."""
     path = Path(directory).expanduser()
-    if path.is_dir():
+    # an empty text would be the working directory
+    if str(directory) and path.is_dir():
         _refuse_adapters(path)
         return path
+    if not str(directory):
+        raise DataError(
+            code="models.no_directory",
+            what="the path of the model is empty",
+            where="the path of the model",
+            why="a model is a local Hugging Face directory; nothing is downloaded",
+            do="--pretrain DIRECTORY",
+        )
     parent = next(candidate for candidate in path.absolute().parents if candidate.is_dir())
     # of the nearest directory that exists, so that the error shows where the path goes wrong
     names = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
@@ -27,7 +41,7 @@ def existing_directory(directory: str | Path) -> Path:
     listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     raise DataError(
         code="models.no_directory",
-        what=f"{path} is {'a file' if path.is_file() else 'not there'}; {parent} holds {listed or 'no directories'}",
+        what=f"{path} is {kind_of(path)}; {parent} holds {listed or 'no directories'}",
         where=str(path),
         why="a model is a local Hugging Face directory; nothing is downloaded",
         do=f"use {parent / near[0]}" if near else f"put the model's directory at {path}",
@@ -58,7 +72,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """config.json of a directory; `DataError` where there is none, or a damaged one."""
+    """config.json of a directory; `DataError` where there is none, a damaged one, or one with impossible values."""
     if not (path / "config.json").is_file():
         inside = sorted(entry.name for entry in path.iterdir())
         below = [entry.name for entry in path.iterdir() if (entry / "config.json").is_file()]
@@ -69,14 +83,21 @@ def read_config(path: Path) -> dict[str, Any]:
             why="config.json names the architecture and its sizes",
             do=f"use {path / below[0]}" if below else f"copy the model's config.json into {path}",
         )
-    return read_json(path / "config.json")
+    config = read_json(path / "config.json")
+    check_config(path / "config.json", config)
+    return config
 
 
 def checked_model_directory(directory: str | Path) -> tuple[Path, dict[str, Any]]:
     """(path, config.json) of a directory with a configuration and a complete set of safetensors files."""
     path = existing_directory(directory)
     config = read_config(path)
+    _refuse_adapters_beside(path)
     _refuse_missing_weights(path)
+    sizes = [_stated_bytes(file) for file in path.glob("*.safetensors")]
+    # a damaged file says nothing of the configuration; it is refused by its own name when it is read
+    if None not in sizes:
+        check_sizes(path / "config.json", config, sum(size or 0 for size in sizes))
     return path, config
 
 
@@ -122,10 +143,25 @@ def _refuse_adapters(path: Path) -> None:
         )
 
 
+def _refuse_adapters_beside(path: Path) -> None:
+    """Raise a DataError where transformers would read the base model of adapters instead of the directory's weights."""
+    if (path / "adapter_config.json").is_file():
+        raise DataError(
+            code="models.adapters_beside",
+            what=f"{path} holds a model and adapters, adapter_config.json",
+            where=str(path / "adapter_config.json"),
+            why="it is not clear which weights are meant: adapters name a base model of their own",
+            do=f"move adapter_config.json and the adapters' weights out of {path}",
+        )
+
+
 def _refuse_missing_weights(path: Path) -> None:
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        shards = set(map(str, read_json(index).get("weight_map", {}).values()))
+        weight_map = read_json(index).get("weight_map", {})
+        if not isinstance(weight_map, dict):
+            raise wrong_value(index, "weight_map", weight_map, "an object with the file of each tensor")
+        shards = set(map(str, cast(dict[str, Any], weight_map).values()))
         foreign = sorted(name for name in shards if not name.endswith(".safetensors") or Path(name).name != name)
         if foreign:
             raise DataError(
@@ -190,3 +226,20 @@ def no_load_report() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
+
+
+def _stated_bytes(file: Path) -> int | None:
+    """Return the bytes that the header of a safetensors file speaks of; None where there is no such header.
+
+    The size of the file is not asked: of one that was cut the header still tells how large the model is.
+    """
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > _LARGEST_HEADER:
+                return None
+            header = json.loads(stream.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        return max(map(int, ends), default=0)
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        return None

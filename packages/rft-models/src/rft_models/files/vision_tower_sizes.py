@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rft_models.families.vision import VISION_FAMILIES, is_vision
-from rft_models.files.directories import existing_directory, read_json
+from rft_models.files.directories import existing_directory, read_config
+from rft_models.files.transformers_config import hf_config, refusals
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ def tower_sizes(directory: str | Path) -> TowerSizes | None:
     """
     path = existing_directory(directory)
     file = path / "config.json"
-    kind = str(read_json(file).get("model_type", "")) if file.is_file() else ""
+    kind = str(read_config(path).get("model_type", "")) if file.is_file() else ""
     if not is_vision(kind):
         return None
     config, parameters = _counted(path)
@@ -53,10 +54,10 @@ def tower_sizes(directory: str | Path) -> TowerSizes | None:
 def _counted(path: Path) -> tuple[Any, int]:
     """(configuration, parameters outside the decoder and its output matrix)."""
     import torch
-    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers import AutoModelForImageTextToText
 
-    config = AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-    with torch.device("meta"):
+    config = hf_config(path)
+    with refusals(path, RuntimeError), torch.device("meta"):
         model: Any = AutoModelForImageTextToText.from_config(config)
     own = {id(weight) for weight in model.get_decoder().parameters()}
     own |= {id(weight) for weight in model.get_output_embeddings().parameters()}

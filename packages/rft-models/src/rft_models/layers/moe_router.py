@@ -30,6 +30,7 @@ from torch import Tensor
 
 from rft_core.errors import OptionsError, PreflightError
 from rft_models.files.directories import checked_model_directory
+from rft_models.files.transformers_config import hf_config
 from rft_models.layers.eval_mode import eval_mode
 
 
@@ -73,10 +74,8 @@ def router_of(model_type: str, config: Mapping[str, Any], where: str) -> Router:
 
 def router_facts(directory: str | Path) -> Router:
     """`router_of` a directory, without its weights."""
-    from transformers import AutoConfig
-
     path, stated = checked_model_directory(directory)
-    config = AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+    config = hf_config(path)
     return router_of(stated["model_type"], config.get_text_config(decoder=True).to_dict(), str(path))
 
 

@@ -13,6 +13,7 @@ from rft_models.attention.hf_interface import IMPLEMENTATION, register, switched
 from rft_models.families.registry import custom_classes, packed_families, packs
 from rft_models.families.vision import is_unknown_vision, is_vision, unknown_family
 from rft_models.files.directories import damaged_weights, missing_weights, no_progress_bars
+from rft_models.files.transformers_config import hf_config, refusals, refused_config
 from rft_models.layers import gradient_checkpointing as checkpointing
 from rft_models.layers.fast_linear import use_fast_linears
 from rft_models.layers.gradient_checkpointing import Checkpointing
@@ -119,11 +120,12 @@ def load_model(
     """
     import transformers
 
+    config = hf_config(path, attention)
     try:
         with no_progress_bars():
             loaded: Any = getattr(transformers, auto_class).from_pretrained(
                 str(path),
-                config=_config_with(path, attention),
+                config=config,
                 dtype=dtype,
                 local_files_only=True,
                 trust_remote_code=False,
@@ -134,6 +136,9 @@ def load_model(
             )
     except (SafetensorError, OSError, ValueError, RuntimeError, KeyError) as error:
         raise damaged_weights(path, error) from error
+    # of values that are no values of this architecture; the files have not been looked at
+    except (ArithmeticError, AssertionError, AttributeError, ImportError, IndexError, TypeError) as error:
+        raise refused_config(path, error) from error
     model, report = loaded
     # transformers draws these at random and only warns
     missing = sorted(str(name) for name in report["missing_keys"])
@@ -143,24 +148,15 @@ def load_model(
     return model
 
 
-def _config_with(path: Path, attention: str) -> Any:
-    """Return the configuration of a directory with this attention, whatever the file asks for, in its parts too.
+def model_without_weights(directory: str | Path) -> Any:
+    """Return the transformers model that a directory's configuration describes; its tensors have no memory.
 
-    A file may name code of somebody's repository, which transformers would fetch and run, or a kernel that is not here.
+    Raises:
+        DataError: no model can be made with it.
     """
     import transformers
 
-    config: Any = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-    for part in (config, *(getattr(config, name) for name in config.sub_configs)):
-        if part is not None:
-            part._attn_implementation = attention
-    return config
-
-
-def model_without_weights(directory: str | Path) -> Any:
-    """Return the transformers model that a directory's configuration describes; its tensors have no memory."""
-    import transformers
-
-    config = transformers.AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    with torch.device("meta"):  # shapes without memory
+    path = Path(directory)
+    config = hf_config(path)
+    with refusals(path, RuntimeError), torch.device("meta"):  # shapes without memory
         return getattr(transformers, auto_class_of(config.to_dict())).from_config(config)

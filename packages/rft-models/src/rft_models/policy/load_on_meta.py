@@ -19,6 +19,7 @@ from rft_models.families.vision import text_type
 from rft_models.files.checkpoint_names import names_in_files
 from rft_models.files.directories import checked_model_directory
 from rft_models.files.safetensors_reader import WeightFiles, shapes_of
+from rft_models.files.transformers_config import hf_config, refusals
 from rft_models.layers.gradient_checkpointing import Checkpointing
 from rft_models.loading.transformers_loading import (
     auto_class_of,
@@ -60,7 +61,8 @@ def load_on_meta(
     packed = choose_packed(config["model_type"], "auto", path, text_type=text_type(config))
     model = patches.apply(_empty_model(path, config, dtype))
     # `MetaParameters` reaches what `torch.empty` makes; gains of norms are made of ones
-    _drop_memory(model)
+    with refusals(path, RuntimeError):
+        _drop_memory(model)
     _place_buffers(model, torch.device(device), path)
     files = WeightFiles(path)
     files.rename(names_in_files(model, files.names()))
@@ -95,10 +97,11 @@ def _empty_model(path: Path, config: dict[str, Any], dtype: torch.dtype) -> Any:
     """Build the architecture of the directory as transformers does, with its generation settings."""
     import transformers
 
-    hf_config: Any = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-    with MetaParameters():
+    attention = native_attention(config)
+    read = hf_config(path, attention)
+    with refusals(path, RuntimeError), MetaParameters():
         model: Any = getattr(transformers, auto_class_of(config)).from_config(
-            hf_config, dtype=dtype, attn_implementation=native_attention(config), trust_remote_code=False
+            read, dtype=dtype, attn_implementation=attention, trust_remote_code=False
         )
     if (path / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(str(path), local_files_only=True)

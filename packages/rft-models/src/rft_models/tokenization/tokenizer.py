@@ -5,13 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rft_core.errors import DataError
+from rft_models.files.config_values import MOST_TOKENS, check_token_id, wrong_value
+from rft_models.tokenization.time_limit import call_within
 
 _CLASSES_OF_THE_FILE = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Tokenizer classes that add nothing to tokenizer.json."""
 
+_MOST_SECONDS = 10.0
+"""For one conversation: a template takes less than a thousandth of it."""
+
+_TEMPLATE_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -91,12 +105,19 @@ class HfTokenizer:
                 do="give prompts as plain text, or put chat_template.jinja into the model's directory",
             )
         try:
-            text = self.hf_tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in self.tools] or None,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
+            text = call_within(
+                _MOST_SECONDS,
+                lambda: self.hf_tokenizer.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tools=[dict(tool) for tool in self.tools] or None,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                ),
             )
+        except TimeoutError as error:
+            raise self._broken_template(
+                f"did not end within {_MOST_SECONDS:g} s for {len(messages)} messages"
+            ) from error
         except jinja2.TemplateError as error:
             raise DataError(
                 code="text.chat_refused",
@@ -105,8 +126,28 @@ class HfTokenizer:
                 why="templates accept only certain roles in a certain order",
                 do=f"change the roles {[message.get('role') for message in messages][:8]} to what the template takes",
             ) from error
+        # what a template's own expressions raise, such as a sum of text and nothing, or a range without end
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            MemoryError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise self._broken_template(f"failed for {len(messages)} messages: {_named(error)}") from error
         assert isinstance(text, str)
         return text
+
+    def _broken_template(self, what: str) -> DataError:
+        return DataError(
+            code="text.chat_template_broken",
+            what=f"the chat template {what}",
+            where=self.where,
+            why="a template is a short program of the model's directory, which is run for every conversation",
+            do="copy chat_template.jinja and tokenizer_config.json of the model again",
+        )
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write the tokenizer's files, chat template included."""
@@ -153,7 +194,9 @@ def load_tokenizer(directory: str | Path) -> HfTokenizer:
         )
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if (path / name).is_file():
-            read_json(path / name)
+            content = read_json(path / name)
+            if name == "tokenizer.json":
+                _refuse_huge_ids(path / name, content)
     # beside tokenizer.json the code is not needed and not looked at
     if "auto_map" in _json_or_empty(path / "tokenizer_config.json") and "tokenizer.json" not in files:
         raise DataError(
@@ -175,7 +218,7 @@ def _from_pretrained(path: Path) -> Any:
     kind: Any = PreTrainedTokenizerFast if as_written and (path / "tokenizer.json").is_file() else AutoTokenizer
     try:
         return kind.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except Exception as error:  # the compiled tokenizer raises plain exceptions for what it cannot read
         raise DataError(
             code="models.tokenizer_damaged",
             what=f"the tokenizer does not load: {_first_line(error)}",
@@ -185,8 +228,24 @@ def _from_pretrained(path: Path) -> Any:
         ) from error
 
 
+def _refuse_huge_ids(file: Path, content: dict[str, Any]) -> None:
+    """Raise `DataError` for an id that no vocabulary has: the tokenizer would take memory for all ids below it."""
+    model = content.get("model")
+    vocab = cast(dict[str, Any], model).get("vocab") if isinstance(model, dict) else None
+    for token, index in cast(dict[str, Any], vocab).items() if isinstance(vocab, dict) else ():
+        if not isinstance(index, int) or not 0 <= index < MOST_TOKENS:
+            raise wrong_value(file, f"model.vocab[{token!r}]", index, f"a token id from 0 to {MOST_TOKENS - 1}")
+    added = content.get("added_tokens")
+    for entry in cast(list[Any], added) if isinstance(added, list) else ():
+        index = cast(dict[str, Any], entry).get("id") if isinstance(entry, dict) else None
+        if not isinstance(index, int) or not 0 <= index < MOST_TOKENS:
+            raise wrong_value(file, "added_tokens.id", index, f"a token id from 0 to {MOST_TOKENS - 1}")
+
+
 def _generation_eos_ids(path: Path) -> list[int]:
-    value = _json_or_empty(path / "generation_config.json").get("eos_token_id")
+    file = path / "generation_config.json"
+    value = _json_or_empty(file).get("eos_token_id")
+    check_token_id(file, "eos_token_id", value)
     if value is None:
         return []
     return [int(item) for item in value] if isinstance(value, list) else [int(value)]
@@ -207,6 +266,10 @@ def _closed_alphabet(tokenizer: Any) -> frozenset[str] | None:
     if model.get("type") != "WordLevel":
         return None
     return frozenset(token for token in model["vocab"] if len(token) == 1)
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {_first_line(error)}"
 
 
 def _first_line(error: Exception) -> str:

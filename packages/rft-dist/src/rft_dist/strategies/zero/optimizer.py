@@ -224,12 +224,37 @@ class ZeroOptimizer:
         with local_rank(self._engine.device):
             self._engine.backward(loss * self._engine.world_size, scale_wrt_gas=False)
 
-    def step(self, learning_rate: float) -> StepOutcome:
+    def own_norm(self) -> float | None:
+        """Return None: DeepSpeed sums the gradients of all ranks."""
+        return None
+
+    def discard(self) -> None:
+        """Drop the gradients since the last step; every rank must have called `backward` as often as the others."""
+        if not self._begun:
+            return
+        self._begun = False
+        optimizer = self._engine.optimizer
+        # what is still in its buckets is exchanged first: they must be empty when the next step begins
+        with local_rank(self._engine.device):
+            optimizer.set_gradient_accumulation_boundary(True)
+            buckets = getattr(optimizer, "ipg_buckets", None)  # of stages 1 and 2, gone from memory once exchanged
+            waiting = buckets is None or any(bucket.elements for bucket in buckets.values())
+            if self._engine.zero_optimization_partition_gradients() and waiting:
+                optimizer.overlapping_partition_gradients_reduce_epilogue()
+            optimizer.zero_grad()
+        # stages 1 and 2 add the next backward to these, which only a step would have dropped
+        kept = getattr(optimizer, "all_grad_tensors", {})
+        kept.update(dict.fromkeys(kept))
+        clear_kept_gradients(optimizer)
+
+    def step(self, learning_rate: float, *, largest_norm: float = math.inf) -> StepOutcome:
         """Clip by the norm over all ranks, update, clear the gradients; all ranks or none.
 
-        The norm is added up in float32: gradients whose squares overflow it are refused, as what is not finite.
+        DeepSpeed learns the norm inside of its step, so `largest_norm` is infinity. It is added up in float32:
+        gradients whose squares overflow it are refused, as what is not finite.
         """
         assert 0 <= learning_rate < math.inf, f"learning rate {learning_rate}"
+        assert largest_norm == math.inf, "a rule of the settings refuses --max_norm_spike beside --zero_stage"
         if not self._begun:
             self._begin_without_gradients()
         self._begun = False

@@ -1,0 +1,82 @@
+"""Calls that are ended after some seconds: the late one alone, in its own thread, and with an error of its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rft_models.tokenization import time_limit
+from rft_models.tokenization.time_limit import call_within
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limit, "_LOOK_SECONDS", 0.01)
+
+
+def endless() -> None:
+    while True:
+        pass
+
+
+def stubborn() -> Iterator[int]:
+    """Keeps every `Exception` that it meets."""
+    while True:
+        try:
+            yield 1
+        except Exception:  # noqa: BLE001 - as a template's environment might
+            continue
+
+
+def test_a_call_that_ends_gives_its_result_or_raises_its_own_error() -> None:
+    assert call_within(30.0, lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        call_within(30.0, lambda: 1 / 0)
+
+
+@pytest.mark.parametrize("call", [endless, lambda: sum(stubborn())])
+def test_a_call_without_end_is_ended(call: object) -> None:
+    with pytest.raises(TimeoutError, match=r"0\.05 s"):
+        call_within(0.05, call)  # type: ignore[arg-type]
+    assert call_within(30.0, lambda: 4) == 4, "the next one is not"
+
+
+def test_only_the_thread_of_the_late_call_is_interrupted() -> None:
+    results: list[object] = []
+
+    def late() -> None:
+        try:
+            call_within(0.05, endless)
+        except TimeoutError as error:
+            results.append(error)
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    call_within(30.0, thread.join)
+    assert len(results) == 1
+
+
+def test_nothing_is_raised_after_a_call() -> None:
+    for _ in range(20):
+        call_within(0.02, lambda: None)
+    until = time.monotonic() + 0.1
+    while time.monotonic() < until:
+        pass
+
+
+def test_a_forked_child_has_limits_too() -> None:
+    call_within(30.0, lambda: None)
+    child = os.fork()
+    if not child:
+        try:
+            call_within(0.05, endless)
+        except TimeoutError:
+            os._exit(7)
+        os._exit(8)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
