@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 
-from rft_engine.registry import ENGINES, EngineCapabilities, engine_kind, limits_met, limits_of
+from rft_core.errors import OptionsError
+from rft_engine.registry import ENGINES, EngineCapabilities, engine_kind, limits_met, limits_of, require_constraint
 
 OWN_PROCESS = {"supports_sharded_policy", "supports_replicas"}
+ANY = {"supports_images", "supports_constraint"}
 
 
 def test_what_each_engine_can_do() -> None:
     found = {name: {key for key, value in asdict(kind.can).items() if value is True} for name, kind in ENGINES.items()}
     assert found == {
-        "native": OWN_PROCESS | {"shares_weights", "supports_partial_rollouts", "supports_images", "sleeps_on_cpu"},
-        "hf": {"shares_weights", "supports_images", "sleeps_on_cpu"},
-        "vllm": OWN_PROCESS | {"supports_images", "supports_fp8", "reserves_memory", "splits_model"},
+        "native": OWN_PROCESS | ANY | {"shares_weights", "supports_partial_rollouts", "sleeps_on_cpu"},
+        "hf": ANY | {"shares_weights", "sleeps_on_cpu"},
+        "vllm": OWN_PROCESS | ANY | {"supports_fp8", "reserves_memory", "splits_model"},
         "sglang": OWN_PROCESS | {"reserves_memory", "splits_model", "sleeps_on_cpu"},
     }
     assert {name: kind.can.max_lora_rank for name, kind in ENGINES.items()} == {
@@ -26,9 +28,8 @@ def test_what_each_engine_can_do() -> None:
         "vllm": 512,
         "sglang": 0,
     }
-    assert {key for key, value in asdict(EngineCapabilities()).items() if value} == OWN_PROCESS | {
-        "supports_images",
-        "sleeps_on_cpu",
+    assert {key for key, value in asdict(EngineCapabilities()).items() if value} == OWN_PROCESS | ANY | {
+        "sleeps_on_cpu"
     }
 
 
@@ -85,3 +86,15 @@ def test_which_values_an_engine_refuses(name: str, values: dict[str, Any], codes
     assert [limit.code for limit in limits_of(name, values)] == codes
     assert [limit.code for limit in limits_met(values | {"engine_type": name})] == codes
     assert limits_met(values) == [], "a command without an engine"
+
+
+def test_an_engine_without_constraints_is_refused_by_its_capability_before_anything_starts() -> None:
+    for name, kind in ENGINES.items():
+        if kind.can.supports_constraint:
+            require_constraint(name)
+            continue
+        with pytest.raises(OptionsError) as caught:
+            require_constraint(name)
+        assert caught.value.problem.code == "engine.no_constraint"
+    assert [name for name, kind in ENGINES.items() if not kind.can.supports_constraint] == ["sglang"]
+    require_constraint("auto")

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rft_core.errors import OptionsError
+
 Values = Mapping[str, Any]
 """The value of every setting of a command by its name; a command may lack some settings."""
 
@@ -28,6 +30,8 @@ class EngineCapabilities:
     supports_partial_rollouts: bool = False
     """A call can be interrupted, and its samples continued under newer weights."""
     supports_images: bool = True
+    supports_constraint: bool = True
+    """It draws within a token trie (`generate(constraint=...)`), alone and as one of several replicas."""
     supports_fp8: bool = False
     """It rounds its copy of the matrices to 8 bits as they are loaded."""
     reserves_memory: bool = False
@@ -182,7 +186,9 @@ _ROWS = (
         title="SGLang",
         summary=_COPY_SUMMARY,
         builder="rft_engine.sglang.engine:build",
-        can=EngineCapabilities(supports_images=False, reserves_memory=True, splits_model=True),
+        can=EngineCapabilities(
+            supports_images=False, supports_constraint=False, reserves_memory=True, splits_model=True
+        ),
         limits=_SGLANG,
         package="sglang",
         needs_gpu="SGLang's CPU kernels are no part of its published package, and its keyed draws and sleep want a GPU",
@@ -197,6 +203,25 @@ ENGINES: dict[str, EngineKind] = {kind.name: kind for kind in _ROWS}
 def engine_kind(name: str) -> EngineKind:
     """Return the engine of this name; the reference for `auto`, which becomes another one only on a GPU."""
     return ENGINES.get(name, ENGINES[REFERENCE_ENGINE])
+
+
+def require_constraint(name: str) -> None:
+    """Raise for an engine that does not draw within a token trie; a run that needs one asks before it trains.
+
+    Raises:
+        OptionsError: naming the engines that do.
+    """
+    kind = engine_kind(name)
+    if kind.can.supports_constraint:
+        return
+    able = [other.name for other in ENGINES.values() if other.can.supports_constraint]
+    raise OptionsError(
+        code="engine.no_constraint",
+        what=f"completions are to be sequences of a fixed set, and {kind.title} draws within none",
+        where="--engine_type",
+        why="a completion outside of the set would be trained on as if it were one of it",
+        do=f"--engine_type {able[0]} (or {', '.join(able[1:])})",
+    )
 
 
 def limits_met(values: Values) -> list[EngineLimit]:

@@ -104,6 +104,10 @@ class SamplingSettings:
     max_len: int | None = field(default=None, metadata={"minimum": 2})
     """Maximum length of prompt plus response for engine and trainer, in tokens; none = the sum of the two above."""
 
+    constraint: str = ""
+    """Task of an installed package among whose sequences every response is drawn, as TASK or TASK:ARGUMENT; empty =
+    responses are free."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeLengthSettings:

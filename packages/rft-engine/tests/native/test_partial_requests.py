@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError
 from rft_engine.native.partial_requests import SampleRequests
 from rft_engine.weight_sync.shared_images import SharedImage
@@ -64,7 +65,16 @@ def test_fields_are_json_of_which_the_same_call_can_be_made() -> None:
         "budgets": [3, 9, 5, 1, 2],
         "media": [2, -1, 0, 0, 2],
         "shown": [{"name": "a"}, {"name": "b"}, {"name": "c"}],
+        "constraint": None,
     }
+
+
+def test_a_constraint_travels_as_plain_numbers_and_stays_with_a_part() -> None:
+    trie = TokenTrie.of([[1, 2], [3]])
+    call = SampleRequests([(1,), (2,)], [5, 6], [0, 0], [2, 2], OPTIONS, constraint=trie)
+    assert call.part([1]).constraint is trie
+    sent = json.loads(json.dumps(call.fields()["constraint"]))
+    assert TokenTrie.from_lists(sent).as_lists() == trie.as_lists()
 
 
 def one(prefix: tuple[int, ...], start: int, budget: int, options: SamplingOptions = OPTIONS) -> SampleRequests:

@@ -17,7 +17,9 @@ from rft_engine.engine_base import EngineFacts
 from rft_engine.native.partial_requests import SampledTokens, SampleRequests
 from rft_engine.process.client import EngineDied
 from rft_engine.replicas import dispatch as module
+from rft_engine.replicas import health as health_module
 from rft_engine.replicas.dispatch import ReplicaDispatch
+from rft_engine.replicas.health import ReplicaHealth
 from rft_engine.weight_sync.shared_memory import WeightSnapshot
 
 VERSION = 3
@@ -29,6 +31,7 @@ pytestmark = pytest.mark.timeout(30)
 @pytest.fixture(autouse=True)
 def _waits_are_for_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_WAIT_SECONDS", 600.0)
+    monkeypatch.setattr(health_module, "_PAUSE_SECONDS", (0.0, 0.0, 0.0))
 
 
 def died() -> EngineDied:
@@ -61,8 +64,8 @@ class Scripted:
     def interrupt(self) -> None:
         self.interrupted.set()
 
-    def restart(self, snapshot: WeightSnapshot) -> None:
-        self.asked.append(("restart", snapshot.version))
+    def restart(self, newest: Callable[[], WeightSnapshot]) -> None:
+        self.asked.append(("restart", newest().version))
         assert self.may_restart.wait(PATIENCE)
 
     def sleep(self, level: int) -> None:
@@ -87,9 +90,9 @@ def dispatch_of(
     stop: Callable[[], bool] | None = None,
     versions: list[int | None] | None = None,
 ) -> ReplicaDispatch:
-    return ReplicaDispatch(
-        replicas, [None] * len(replicas) if versions is None else versions, call_of(num), WEIGHTS, stop
-    )
+    health = ReplicaHealth(replicas, versions)
+    health.weights = WEIGHTS
+    return ReplicaDispatch(replicas, health, call_of(num), WEIGHTS, stop)
 
 
 def threads() -> list[threading.Thread]:
@@ -114,7 +117,7 @@ def test_each_replica_is_loaded_where_it_must_be_and_draws_its_share() -> None:
     assert replicas[0].asked == [("load", VERSION), ("draw", [10, 12, 14])]
     assert replicas[1].asked == [("draw", [11, 13])]
     assert versions == [VERSION] * 2
-    assert (run.num_reissued, run.num_restarts) == (0, 0)
+    assert (run.num_reissued, run.health.taken_restarts()) == (0, 0)
     assert threads() == []
     assert all(replica.interrupted.is_set() for replica in replicas), "whatever is under way ends with the call"
 
@@ -151,11 +154,13 @@ def test_a_replica_that_died_is_restarted_and_draws_what_it_had_left() -> None:
         ("load", VERSION),
         ("draw", [10, 11, 12, 13]),
         ("restart", VERSION),
+        ("load", VERSION),
         ("draw", [12, 13]),
         ("restart", VERSION),
+        ("load", VERSION),
         ("draw", [12, 13]),
     ]
-    assert (run.num_reissued, run.num_restarts, versions) == (4, 2, [VERSION])
+    assert (run.num_reissued, run.health.taken_restarts(), versions) == (4, 2, [VERSION])
 
 
 def test_a_request_is_given_to_three_replicas_at_most() -> None:
@@ -170,7 +175,7 @@ def test_a_request_is_given_to_three_replicas_at_most() -> None:
         list(run.results())
     assert caught.value.problem.code == "engine.replicas.die"
     assert [name for name, _ in replica.asked].count("draw") == 3
-    assert (run.num_restarts, run.num_reissued) == (2, 4)
+    assert (run.health.taken_restarts(), run.num_reissued) == (2, 4)
     assert threads() == []
 
 
@@ -194,7 +199,7 @@ def test_another_replica_draws_while_the_lost_one_starts_again() -> None:
     assert by_request(run.results()) == whole(5)
     assert lost.asked[:3] == [("load", VERSION), ("draw", [10, 12, 14]), ("restart", VERSION)]
     assert other.asked == [("load", VERSION), ("draw", [11, 13]), ("draw", [12, 14])]
-    assert (run.num_reissued, run.num_restarts) == (2, 1)
+    assert (run.num_reissued, run.health.taken_restarts()) == (2, 1)
 
 
 def test_a_stop_is_asked_for_until_it_is_true_and_interrupts_every_replica() -> None:
@@ -312,4 +317,40 @@ def test_a_call_that_ends_without_all_results_loses_those_that_are_missing() -> 
     run = dispatch_of([replica], 5)
     assert by_request(run.results()) == whole(5)
     assert [keys for name, keys in replica.asked if name == "draw"] == [[10, 11, 12, 13, 14], [12, 13, 14], [14]]
-    assert (run.num_reissued, run.num_restarts) == (4, 2)
+    assert (run.num_reissued, run.health.taken_restarts()) == (4, 2)
+
+
+def test_requests_are_drawn_by_one_that_comes_back_when_all_others_are_given_up() -> None:
+    may_die = threading.Event()
+
+    def dies(replica: Scripted, key: int) -> None:
+        may_die.set()  # not before: the other one has no share of its own, whoever is faster
+        raise died()
+
+    class Broken(Scripted):
+        def restart(self, newest: Callable[[], WeightSnapshot]) -> None:
+            raise died()
+
+    back, broken = Scripted(), Broken(dies)
+    back.may_restart = may_die
+    run = dispatch_of([back, broken], 3)
+    run.health.lost(0, died())
+    assert run.health.ready == [1]
+    assert by_request(run.results()) == whole(3)
+    assert not run.health.wait(1, lambda: False)
+    assert back.asked[-1] == ("draw", [10, 11, 12])
+
+
+def test_a_call_ends_when_all_replicas_are_given_up() -> None:
+    class Broken(Scripted):
+        def restart(self, newest: Callable[[], WeightSnapshot]) -> None:
+            raise died()
+
+    def dies(replica: Scripted, key: int) -> None:
+        raise died()
+
+    run = dispatch_of([Broken(dies), Broken(dies)], 4)
+    with pytest.raises(ServiceError) as caught:
+        list(run.results())
+    assert caught.value.problem.code == "engine.replicas.gone"
+    assert threads() == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import RftError, ServiceError
 from rft_engine.completions import Completion
 from rft_engine.engine_base import EngineFacts
@@ -19,9 +20,10 @@ from rft_engine.native.engine import NativeEngine
 from rft_engine.native.partial_requests import SampledTokens, SampleRequests
 from rft_engine.native.resumable_batch import ResumableEngine
 from rft_engine.process.client import EngineDied
+from rft_engine.process.hang_watch import HangLimits
 from rft_engine.replicas.engine import ReplicaEngine
 from rft_engine.replicas.load_balancing import assign_samples
-from rft_engine.replicas.process import ProcessReplica, ReplicaLimits
+from rft_engine.replicas.process import ProcessReplica, ReplicaLimits, ReplicaProcess
 from rft_engine.testing.replica_worker import CARRY, COMMAND, VOCAB, table_of
 from rft_engine.testing.table_model import FakeDecodableModel
 from rft_engine.weight_sync.shared_memory import SharedWeightStore, WeightSnapshot
@@ -89,6 +91,24 @@ def test_two_replicas_draw_what_one_engine_draws_and_follow_the_weights(two: tup
     assert tokens_of(limited) == tokens_of(expected(1, budgets=budgets))
 
 
+def test_two_replicas_draw_within_a_constraint_what_one_engine_draws(two: tuple[ReplicaEngine, Weights]) -> None:
+    engine, weights = two
+    trie = TokenTrie.of([[1, 2, 3], [1, 4], [5, 6, 1, 2], [3, 3, 0]])  # 0, which stops, ends one of them
+    weights.table = table_of(1)
+    engine.refresh()
+    try:
+        drawn = engine.generate(PROMPTS, KEYS, OPTIONS, constraint=trie)
+    finally:
+        weights.table = table_of(0)
+        engine.refresh()
+    assert drawn_alike(drawn, expected(1, constraint=trie))
+    assert len({one.token_ids for group in drawn for one in group}) > 2
+
+
+def drawn_alike(some: Sequence[Sequence[Completion]], others: Sequence[Sequence[Completion]]) -> bool:
+    return tokens_of(some) == tokens_of(others) and all(one.finish_reason == "stop" for group in some for one in group)
+
+
 def test_interrupted_samples_go_on_elsewhere_under_other_weights_with_their_own_draws(
     two: tuple[ReplicaEngine, Weights],
 ) -> None:
@@ -139,11 +159,15 @@ def by_hand(prompt: Sequence[int], key: int, seeds: Sequence[int]) -> tuple[int,
     return tuple(found)
 
 
-@pytest.mark.parametrize("trouble", ["die", "hang"])
-def test_what_a_dead_replica_had_is_drawn_again_to_the_same_tokens(tmp_path: Path, trouble: str) -> None:
+@pytest.mark.parametrize("trouble", ["die", "hang", "stop"])
+@pytest.mark.timeout(60)
+def test_what_a_dead_replica_had_is_drawn_again_to_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
     bad = {"trouble": trouble, "trouble_at": 5, "marker": str(tmp_path / "was"), "pause": 0.01}
-    limits = ReplicaLimits(silence=3.0)
-    engine = pool(tmp_path, Weights(), [bad, {"pause": 0.01}], limits)
+    monkeypatch.setattr(ReplicaProcess, "hang_limits", HangLimits(stopped=1.5, asleep=2.5))
+    # the deadline alone would come ten minutes later
+    engine = pool(tmp_path, Weights(), [bad, {"pause": 0.01}], ReplicaLimits())
     try:
         drawn = engine.generate(PROMPTS, KEYS, OPTIONS)
         assert (tmp_path / "was").exists()
@@ -151,6 +175,7 @@ def test_what_a_dead_replica_had_is_drawn_again_to_the_same_tokens(tmp_path: Pat
         counters = engine.counters()
         assert counters["engine/restarts"] == 1
         assert counters["engine/reissued"] >= 1
+        assert engine._health.wait(0, lambda: False), "it comes back beside the other one"  # pyright: ignore
         assert tokens_of(engine.generate(PROMPTS, KEYS, OPTIONS)) == tokens_of(expected(0)), "both are there again"
         assert engine.counters()["engine/restarts"] == 0
     finally:
@@ -175,7 +200,7 @@ class Dying:
     def interrupt(self) -> None:
         """It ends by itself."""
 
-    def restart(self, snapshot: WeightSnapshot) -> None:
+    def restart(self, newest: Callable[[], WeightSnapshot]) -> None:
         self.lives += 1
 
     def sleep(self, level: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,11 +21,20 @@ from rft_engine.lifecycle import EngineState
 from rft_engine.native.partial_requests import SampledTokens, SampleRequests
 from rft_engine.process.client import EngineDied
 from rft_engine.replicas import engine as module
+from rft_engine.replicas import health
 from rft_engine.replicas.engine import ReplicaEngine
 from rft_engine.testing.replica_worker import FakeMedia
 from rft_engine.weight_sync.shared_memory import SharedWeightStore, WeightSnapshot
 
 VOCAB = 7
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "_PAUSE_SECONDS", (0.0, 0.0, 0.0))
+
+
 OPTIONS = SamplingOptions(temperature=1.0, max_new_tokens=5, stop_token_ids=(0,))
 
 
@@ -55,9 +64,8 @@ class Recording:
     def interrupt(self) -> None:
         """It ends by itself."""
 
-    def restart(self, snapshot: WeightSnapshot) -> None:
-        self.log.append(("restart", self.number, snapshot.version))
-        self.version = snapshot.version
+    def restart(self, newest: Callable[[], WeightSnapshot]) -> None:
+        self.log.append(("restart", self.number, newest().version))
 
     def sleep(self, level: int) -> None:
         self.log.append(("sleep", self.number, level))
@@ -182,7 +190,9 @@ def test_a_replica_that_is_gone_during_a_load_is_restarted_with_the_weights(read
     assert sorted(entries[-3:]) == [("load", 0, 1), ("load", 1, 1), ("restart", 1, 1)]
     assert ready.engine.counters()["engine/restarts"] == 1
     ready.engine.generate([[1], [2]], [[1], [2]], OPTIONS)
-    assert ready.taken() == [], "both hold the version"
+    assert ready.taken() == [("load", 1, 1)], "the other holds the version"
+    ready.engine.generate([[1], [2]], [[1], [2]], OPTIONS)
+    assert ready.taken() == [], "both hold it"
     fault = ServiceError(code="engine.logprob_parity", what="", where="", why="", do="")
     ready.replicas[1].fault = fault
     with pytest.raises(ServiceError) as caught:
@@ -192,6 +202,59 @@ def test_a_replica_that_is_gone_during_a_load_is_restarted_with_the_weights(read
     ready.taken()
     ready.engine.generate([[1], [2]], [[1], [2]], OPTIONS)
     assert ready.taken() == [("load", 1, 2)], "only the one whose load failed"
+
+
+def test_a_replica_that_did_not_start_is_started_beside_the_one_that_did() -> None:
+    log: list[Any] = []
+    replicas, told = [Recording(log, number) for number in range(2)], list[str]()
+    fault = EngineDied(code="engine.died", what="no memory", where="log 0", why="", do="")
+    engine = ReplicaEngine(replicas, Store(log), max_len=20, lost={0: fault}, notify=told.append)
+    try:
+        assert engine.facts == replicas[1].facts
+        engine.refresh()
+        assert engine._health.wait(0, lambda: False, 20.0)  # pyright: ignore[reportPrivateUsage]
+        assert ("restart", 0, 0) in log
+        assert ("load", 1, 0) in log
+        assert "no memory" in told[0]
+        assert engine.counters()["engine/restarts"] == 1
+        assert len(engine.generate([[1], [2]], [[1], [2]], OPTIONS)) == 2
+        assert [len(replica.calls) for replica in replicas] == [1, 1]
+    finally:
+        engine.close()
+
+
+def test_without_the_replicas_that_are_given_up_the_others_draw_everything() -> None:
+    made = Made(3)
+    try:
+        made.engine.refresh()
+
+        def fails(newest: Callable[[], WeightSnapshot]) -> None:
+            raise EngineDied(code="engine.died", what="gone again", where="log", why="", do="")
+
+        made.replicas[1].restart = fails  # type: ignore[method-assign]
+        made.replicas[1].fault = EngineDied(code="engine.died", what="gone", where="log", why="", do="")
+        made.engine.load_weights(1)
+        assert not made.engine._health.wait(1, lambda: False, 20.0)  # pyright: ignore[reportPrivateUsage]
+        assert len(made.engine.generate(PROMPTS, KEYS, OPTIONS)) == 3
+        made.engine.load_weights(2)
+        made.engine.sleep()
+        made.engine.wake()
+        assert not made.replicas[1].calls
+        assert [entry for entry in made.taken() if entry[:2] == ("load", 1)] == [("load", 1, 0), ("load", 1, 1)]
+    finally:
+        made.engine.close()
+
+
+def test_a_replica_that_died_between_two_calls_is_found_when_it_is_put_to_sleep(ready: Made) -> None:
+    def gone(level: int) -> None:
+        raise EngineDied(code="engine.died", what="gone", where="log", why="", do="")
+
+    ready.replicas[0].sleep = gone  # type: ignore[method-assign]
+    ready.engine.sleep()
+    ready.engine.wake()
+    assert ready.engine._health.wait(0, lambda: False, 20.0)  # pyright: ignore[reportPrivateUsage]
+    assert {("sleep", 1, 1), ("restart", 0, 0)} <= set(ready.taken())
+    assert ready.engine.counters()["engine/restarts"] == 1
 
 
 def test_sleep_wake_and_close_reach_each_replica_once(ready: Made) -> None:
@@ -249,7 +312,7 @@ def test_budgets_reach_the_replicas_and_the_largest_is_that_of_the_call(ready: M
 @pytest.mark.parametrize(
     ("prompts", "keys", "given", "code"),
     [
-        ([[1]], [[1]], {"constraint": TokenTrie.of([[1, 2]])}, "engine.replicas.constraint"),
+        ([[1]], [[1]], {"constraint": TokenTrie.of([[1] * 6])}, "engine.constraint.budget"),
         ([[1], [2]], [[1], [2]], {"media": [None]}, "engine.media"),
         ([[1] * 16], [[1]], {}, "engine.prompt_too_long"),
         ([[VOCAB]], [[1]], {}, "engine.unknown_token"),
@@ -266,6 +329,21 @@ def test_what_no_replica_could_generate_is_refused(
     assert caught.value.problem.code == code
     assert not any(replica.calls for replica in ready.replicas)
     ready.engine.generate([[1] * 15], [[1]], OPTIONS)
+
+
+def test_a_constraint_reaches_every_replica_and_what_is_outside_of_it_is_refused(ready: Made) -> None:
+    # the double draws the start of a sample, 0, and its key
+    free = SamplingOptions(temperature=1.0, max_new_tokens=5)
+    inside = TokenTrie.of([[0, 1], [0, 3], [0, 5]])
+    found = ready.engine.generate([(1,), (2,), (3,)], [[1], [3], [5]], free, constraint=inside)
+    assert [one.token_ids for [one] in found] == [(0, 1), (0, 3), (0, 5)]
+    assert [replica.calls[0].constraint for replica in ready.replicas] == [inside] * 2
+    with pytest.raises(ServiceError) as caught:
+        ready.engine.generate([(1,)], [[6]], free, constraint=inside)
+    assert caught.value.problem.code == "engine.constraint.not_whole"
+    with pytest.raises(OptionsError) as refused:
+        list(ready.engine.draw([(1, 0)], [1], [1], [2], free, constraint=inside))
+    assert refused.value.problem.code == "engine.draw_constrained"
 
 
 def test_what_no_replica_could_draw_is_refused(ready: Made) -> None:
@@ -342,7 +420,7 @@ def test_figures_of_a_call_and_the_share_of_idle_time(ready: Made, monkeypatch: 
         """A dispatch that worked for 1.5 of 2 x 2 seconds."""
 
         busy_seconds = (1.0, 0.5)
-        num_reissued, num_restarts = 3, 2
+        num_reissued = 3
 
         def __init__(self, *given: Any) -> None:
             self.call: SampleRequests = given[2]
@@ -360,7 +438,7 @@ def test_figures_of_a_call_and_the_share_of_idle_time(ready: Made, monkeypatch: 
             engine.generate(PROMPTS, KEYS, OPTIONS)
         assert engine.counters() == {
             "engine/reissued": 3 * calls,
-            "engine/restarts": 2 * calls,
+            "engine/restarts": 0,
             "time/engine_idle_share": pytest.approx(1.0 - 1.5 / 4.0),
         }
     Run.busy_seconds = (9.0, 9.0)

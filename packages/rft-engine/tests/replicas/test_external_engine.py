@@ -56,6 +56,10 @@ class FakeEngine:
 def engine() -> tuple[ExternalEngineReplica, FakeEngine]:
     made: list[FakeEngine] = []
     replica = ExternalEngineReplica(3, lambda provider: made.append(FakeEngine(provider)) or made[0])  # type: ignore[arg-type,return-value]
+    replica.close()  # nothing to close yet
+    replica.ready()
+    replica.ready()
+    assert len(made) == 1
     return replica, made[0]
 
 
@@ -78,7 +82,7 @@ def test_a_newer_version_is_loaded_and_the_same_one_again_after_a_restart(
     try:
         replica.load(store.put(1))
         weight.fill_(5.0)
-        replica.restart(store.get(1))
+        replica.restart(lambda: store.get(1))
         assert inner.calls == [("load_weights", 1), ("refresh", 1)]
         assert inner.loaded == [1.0, 1.0], "those of the version, not what is trained now"
         replica.load(store.put(2))
@@ -109,6 +113,7 @@ def test_samples_of_a_prompt_and_its_image_are_one_prompt_of_one_call(
     assert named == {
         "budgets": [[budgets[request] for request in group] for group in groups],
         "media": ["second", None, "first"] if has_images else None,
+        "constraint": None,
     }
     order = [request for group in groups for request in group]
     assert found == [

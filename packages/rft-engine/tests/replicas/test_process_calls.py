@@ -146,18 +146,16 @@ def test_an_interrupt_ends_the_call_under_way_and_none_after_it(tmp_path: Path, 
         list(drawing)
 
 
-def test_a_restart_is_another_process_with_the_weights_and_a_flag_of_its_own(
-    tmp_path: Path, processes: list[Scripted]
-) -> None:
+def test_a_restart_is_another_process_with_a_flag_of_its_own(tmp_path: Path, processes: list[Scripted]) -> None:
     replica = started(tmp_path)
     for _ in range(3):
         list(replica.draw(CALL))
     replica.interrupt()
-    replica.restart(SNAPSHOT)
+    replica.restart(lambda: SNAPSHOT)
     first, second = processes
     assert (first.num_kills, second.num_kills) == (1, 0)
     assert second.given == first.given
-    assert [operation for operation, _, _ in second.asked] == ["start", "load"]
+    assert [operation for operation, _, _ in second.asked] == ["start"], "weights come with the next load"
     assert replica.pid == 101
     assert second.flag is not None
     assert not second.flag.reached(1), "the first call of the new process is not ended"

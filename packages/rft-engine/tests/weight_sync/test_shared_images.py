@@ -168,6 +168,7 @@ class Noting:
         options: SamplingOptions,
         *,
         budgets: Sequence[Sequence[int]] | None = None,
+        constraint: object = None,
         media: Sequence[object | None] | None = None,
     ) -> list[list[Completion]]:
         self.seen = [(tuple(prompt), one) for prompt, one in zip(prompts, media or (), strict=True)]
@@ -192,6 +193,7 @@ class Noting:
 def test_an_engine_with_an_image_processor_of_its_own_gets_the_media_themselves() -> None:
     noting = Noting()
     replica = ExternalEngineReplica(0, lambda provider: noting)
+    replica.ready()
     engine = ReplicaEngine([replica], SharedWeightStore(table_provider, torch.float32, num_bytes=1000), max_len=64)
     engine.refresh()
     answers = engine.generate(PROMPTS, KEYS, OPTIONS, media=MEDIA)

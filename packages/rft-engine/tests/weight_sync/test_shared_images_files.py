@@ -19,8 +19,8 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
     write = shared_images.write_weight_file
 
-    def owned(prefix: str, name: str, num_bytes: int) -> Path:
-        calls.append(("path", prefix, name.split("-")[1:], num_bytes))
+    def own(name: str, num_bytes: int) -> Path:
+        calls.append(("path", name.split("-")[0], name.split("-")[2:], num_bytes))
         return tmp_path / name
 
     def written(path: Path, tensors: Any, expected_tensors: int) -> int:
@@ -31,9 +31,9 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             raise OSError("full")
         return num
 
-    monkeypatch.setattr(shared_images, "owned_path", owned)
+    monkeypatch.setattr(shared_images, "own_path", own)
     monkeypatch.setattr(shared_images, "write_weight_file", written)
-    monkeypatch.setattr(shared_images, "remove_leftovers", lambda prefix: calls.append(("leftovers", prefix)))
+    monkeypatch.setattr(shared_images, "remove_empty_folders", lambda: calls.append("empty"))
     monkeypatch.setattr(shared_images.atexit, "register", lambda call: calls.append(("register", call)))
     monkeypatch.setattr(shared_images.atexit, "unregister", lambda call: calls.append(("unregister", call)))
     return calls
@@ -45,19 +45,18 @@ def test_each_new_image_is_written_once(log: list[Any], tmp_path: Path) -> None:
     assert log == []
     store.hold([FakeMedia.of(3)])
     assert log == [
-        ("leftovers", "rft-images-of-"),
         ("register", store.close),
-        ("path", "rft-images-of-", ["1"], 16),
+        ("path", "images", ["1"], 16),
         ("write", "pixel_values", [1.5, 1.5], 1),
     ]
     log.clear()
     store.hold([FakeMedia.of(3), FakeMedia.of(2, 3)])
-    assert log == [("path", "rft-images-of-", ["2"], 16), ("write", "pixel_values", [1.0, 1.0], 1)]
+    assert log == [("path", "images", ["2"], 16), ("write", "pixel_values", [1.0, 1.0], 1)]
     assert (store.num_images, len(list(tmp_path.iterdir()))) == (2, 2)
     log.clear()
     store.close()
     store.close()
-    assert log == [("unregister", store.close)] * 2
+    assert log == [("unregister", store.close), "empty"] * 2
     assert (store.num_images, list(tmp_path.iterdir())) == (0, [])
 
 

@@ -36,7 +36,7 @@ def test_the_first_version_goes_where_there_is_room_for_it(
     monkeypatch.setattr(weight_file.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     store = SharedWeightStore(provider, torch.float32, num_bytes=num_bytes)
     try:
-        assert store.put(1).path.parent == (memory if num_bytes == NUM_BYTES else tmp_path)
-        assert store.put(2).path.parent == memory, "by what was written"
+        assert store.put(1).path.parent.parent == (memory if num_bytes == NUM_BYTES else tmp_path)
+        assert store.put(2).path.parent.parent == memory, "by what was written"
     finally:
         store.close()

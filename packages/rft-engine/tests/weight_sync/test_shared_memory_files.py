@@ -30,17 +30,17 @@ class Calls:
         self.log: list[Any] = []
         write = shared_memory.write_weight_file
 
-        def owned(prefix: str, name: str, num_bytes: int) -> Path:
-            self.log.append(("path", prefix, name.split("-")[1:], num_bytes))
+        def own(name: str, num_bytes: int) -> Path:
+            self.log.append(("path", name.split("-")[0], name.split("-")[2:], num_bytes))
             return folder / f"{len(list(folder.iterdir()))}-{name}"
 
         def written(path: Path, tensors: Any, expected_tensors: int) -> int:
             self.log.append(("write", expected_tensors))
             return write(path, tensors, expected_tensors)
 
-        monkeypatch.setattr(shared_memory, "owned_path", owned)
+        monkeypatch.setattr(shared_memory, "own_path", own)
         monkeypatch.setattr(shared_memory, "write_weight_file", written)
-        monkeypatch.setattr(shared_memory, "remove_leftovers", lambda prefix: self.log.append(("leftovers", prefix)))
+        monkeypatch.setattr(shared_memory, "remove_empty_folders", lambda: self.log.append("empty"))
         monkeypatch.setattr(shared_memory.atexit, "register", lambda call: self.log.append(("register", call)))
         monkeypatch.setattr(shared_memory.atexit, "unregister", lambda call: self.log.append(("unregister", call)))
 
@@ -56,16 +56,16 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 def test_each_version_has_a_file_of_its_own_until_it_is_dropped(calls: Calls, tmp_path: Path) -> None:
     store = SharedWeightStore(provider, torch.bfloat16, num_bytes=100)
-    assert calls.taken() == [("leftovers", "rft-weights-of-"), ("register", store.close)]
+    assert calls.taken() == [("register", store.close)]
     first = store.put(4)
-    assert calls.taken() == [("path", "rft-weights-of-", ["4", "1"], 200), ("write", 1000)]
+    assert calls.taken() == [("path", "weights", ["4", "1"], 200), ("write", 1000)]
     found = dict(first.tensors())
     assert torch.equal(found["w"], WEIGHT.detach().to(torch.bfloat16))
     assert torch.equal(found["n"], COUNT)
     assert first.digests == {name: element_digest(tensor, tensor.shape, tensor.dtype) for name, tensor in found.items()}
     assert (first.version, first.num_bytes) == (4, 6 * 2 + 8)
     again = store.put(4)
-    assert calls.taken() == [("path", "rft-weights-of-", ["4", "2"], 40), ("write", 4)]
+    assert calls.taken() == [("path", "weights", ["4", "2"], 40), ("write", 4)]
     assert not first.path.exists(), "replaced"
     assert store.get(4) is again
     later = [store.put(version) for version in (7, 5, 6)]
@@ -78,7 +78,7 @@ def test_each_version_has_a_file_of_its_own_until_it_is_dropped(calls: Calls, tm
     calls.taken()
     store.close()
     store.close()
-    assert calls.taken() == [("unregister", store.close)] * 2
+    assert calls.taken() == [("unregister", store.close), "empty"] * 2
     assert (list(tmp_path.iterdir()), store.versions) == ([], [])
 
 

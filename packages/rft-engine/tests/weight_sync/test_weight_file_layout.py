@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
-from rft_engine.weight_sync import weight_file
-from rft_engine.weight_sync.weight_file import owned_path, read_weight_file, remove_leftovers, write_weight_file
+from rft_engine.weight_sync.weight_file import read_weight_file, write_weight_file
 
 
 def test_a_header_is_compact_and_may_fill_its_room_exactly(tmp_path: Path) -> None:
@@ -53,26 +49,3 @@ def test_tensors_at_an_aligned_place_are_mapped_and_others_copied_to_one(tmp_pat
     for name, begin in (("one", 3), ("two", 7), ("three", 12)):
         assert found[name].data_ptr() % 4 == 0
         assert (found[name].data_ptr() - first == begin) is ((odd + begin) % 4 == 0)
-
-
-def test_where_processes_cannot_be_seen_nothing_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    gone.wait()
-    monkeypatch.setattr(weight_file, "_MEMORY", tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with monkeypatch.context() as patch:
-        patch.setattr(weight_file, "shared_directory", lambda size: tmp_path)
-        patch.setattr(weight_file.os, "getpid", lambda: gone.pid)
-        left = owned_path("some-of-", "1", 10)
-    left.touch()
-
-    class Blind(type(tmp_path)):  # type: ignore[misc]
-        def exists(self, **options: bool) -> bool:
-            return False
-
-    with monkeypatch.context() as patch:
-        patch.setattr(weight_file, "Path", Blind)
-        remove_leftovers("some-of-")
-    assert left.exists()
-    remove_leftovers("some-of-")
-    assert not left.exists()

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_engine.request_checks import check_prompts, refusal
 from rft_engine.weight_sync.shared_images import SharedImage
 
@@ -46,6 +47,8 @@ class SampleRequests:
     """For each request the place of its prompt's images in `shown`, -1 where it has none; empty: none has any."""
     shown: Sequence[SharedImage] = ()
     """Images of prompts, no two the same."""
+    constraint: TokenTrie | None = None
+    """Every completion is one of its sequences, whole; such samples are drawn from their first token to their last."""
 
     def part(self, requests: Sequence[int]) -> SampleRequests:
         """These requests of the call, in this order."""
@@ -62,6 +65,7 @@ class SampleRequests:
             replace(self.options, max_new_tokens=max(budgets, default=1)),
             [new_index.get(index, -1) for index in media] if new_index else [],
             [self.shown[index] for index in new_index],
+            self.constraint,
         )
 
     def contexts(self) -> list[tuple[int, ...]]:
@@ -86,6 +90,7 @@ class SampleRequests:
             "options": asdict(self.options),
             "media": list(self.media),
             "shown": [dict(one.plain) for one in self.shown],
+            "constraint": None if self.constraint is None else self.constraint.as_lists(),
         }
 
     def check(self, max_len: int, vocab_size: int) -> None:
@@ -100,6 +105,10 @@ class SampleRequests:
                 what = f"a request with budget {budget}, start {start} and {len(prefix)} tokens before it"
                 raise refusal("engine.draw_request", what, "a request begins with its prompt", "budget >= 1")
         begun = any(self.starts)
+        if begun and self.constraint is not None:
+            why = "a sequence of a token trie is drawn whole, so that it can be checked"
+            what = "constrained samples that were started elsewhere"
+            raise refusal("engine.draw_constrained", what, why, "--async_deterministic")
         # the draw counts tokens of this call, so a resumed sample would be taken for a new one
         if begun and (self.options.min_new_tokens or self.options.first_token_temperature is not None):
             why = "min_new_tokens and the first token's temperature count from the first token of a whole sample"

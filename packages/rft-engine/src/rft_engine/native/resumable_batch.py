@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rft_core import keyed_random
+from rft_engine.native.constrained_batch import ConstrainedBatch
 from rft_engine.native.continuous_batch import ContinuousBatch
 from rft_engine.native.engine import NativeEngine
 from rft_engine.native.memory_budget import CacheRequest
@@ -92,6 +93,10 @@ class ResumableBatch(ContinuousBatch[CacheT]):
         )
 
 
+class ConstrainedResumableBatch(ResumableBatch[CacheT], ConstrainedBatch[CacheT]):
+    """A batch that can be interrupted, of whole sequences of a tree, which is the last of its `arguments`."""
+
+
 class ResumableEngine(NativeEngine[CacheT]):
     """Native engine whose calls can be interrupted and resumed: `NativeEngine` with `draw`."""
 
@@ -144,7 +149,7 @@ class ResumableEngine(NativeEngine[CacheT]):
         full_len = max(lengths) + call.options.max_new_tokens
         with torch.inference_mode():
             cache = self._fitting_cache(CacheRequest(rows, full_len, len(prompts), max(lengths)))
-            batch = ResumableBatch[CacheT](
+            arguments = (
                 [call.starts[request] for request in requests],
                 interrupted,
                 self._model,
@@ -154,7 +159,12 @@ class ResumableEngine(NativeEngine[CacheT]):
                 call.options,
                 self._device,
                 [call.budgets[request] for request in requests],
-                is_tight=full_len > self._max_len,
+            )
+            is_tight = full_len > self._max_len
+            batch = (
+                ResumableBatch[CacheT](*arguments, is_tight=is_tight)
+                if call.constraint is None
+                else ConstrainedResumableBatch[CacheT](*arguments, call.constraint, is_tight=is_tight)
             )
         if call.shown:
             indices = [call.media_of(first) for first in firsts]

@@ -16,6 +16,7 @@ from typing import Any, cast
 from rft_core.child_process import ChildProcess, error_of, wait_for_any
 from rft_core.errors import ServiceError
 from rft_core.json_records import json_bytes
+from rft_engine.process.hang_watch import HangLimits, HangWatch
 from rft_engine.process.requests import garbage
 from rft_engine.process.settings import deadline_error
 
@@ -33,6 +34,8 @@ class EngineProcess(ChildProcess):
 
     renews_deadline = False
     """Whether the deadline of a call restarts with every message."""
+    hang_limits = HangLimits()
+    """When a call counts as hung, long before its deadline."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log_path: Path) -> None:
         """Start `command` with the two pipes' numbers appended; what it prints is appended to the log."""
@@ -52,7 +55,7 @@ class EngineProcess(ChildProcess):
         """Ask for one operation, hand out its items as they come, and return its reply.
 
         Raises:
-            EngineDied: the process ended; items that came before it are good.
+            EngineDied: the process ended, or hung and has been ended; items that came before it are good.
             ServiceError: `seconds` passed, and the process has been ended; or a line is no message.
         """
         reply = None
@@ -65,23 +68,27 @@ class EngineProcess(ChildProcess):
 
     def _exchange(self, operation: str, seconds: float, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
         deadline = time.monotonic() + seconds
+        # a start waits for files, other processes and devices: of that only the deadline tells
+        watch = HangWatch(self.pid, HangLimits() if operation == "start" else self.hang_limits)
         self.send(json_bytes({"do": operation, **fields}))
         # a request may be larger than the pipe: a worker that does not read must not hold this process for ever
         while self.is_sending:
             self._check(operation, seconds, deadline)
             wait_for_any([self], _SLICE_SECONDS)
+            self._look(operation, watch)
         while True:
             # also after a sign of life, which is a message without a result
             if self.renews_deadline:
                 deadline = time.monotonic() + seconds
-            message = _decoded(self._line(operation, seconds, deadline))
+            message = _decoded(self._line(operation, seconds, deadline, watch))
+            watch.received()
             if "error" in message:
                 raise error_of(message["error"])
             yield message
             if "reply" in message:
                 return
 
-    def _line(self, operation: str, seconds: float, deadline: float) -> bytearray:
+    def _line(self, operation: str, seconds: float, deadline: float, watch: HangWatch) -> bytearray:
         while not self.lines:
             if self.has_ended:
                 raise self._death(operation)
@@ -89,8 +96,11 @@ class EngineProcess(ChildProcess):
             if time.monotonic() > deadline:
                 self._check(operation, seconds, deadline)
             # what a dead process has sent is read before its death is noticed
-            if not wait_for_any([self], _SLICE_SECONDS) and not self.is_alive:
+            if wait_for_any([self], _SLICE_SECONDS):
+                continue
+            if not self.is_alive:
                 raise self._death(operation)
+            self._look(operation, watch)
         return self.lines.popleft()
 
     def _check(self, operation: str, seconds: float, deadline: float) -> None:
@@ -106,6 +116,19 @@ class EngineProcess(ChildProcess):
             state="the process was killed; the next call starts a new one with the current weights",
             do=f"set a deadline above {seconds:g} s if the engine was still working; else see the end of its log",
         )
+
+    def _look(self, operation: str, watch: HangWatch) -> None:
+        """End the process and raise where it counts as hung."""
+        if hung := watch.look():
+            self.kill()
+            raise EngineDied(
+                code="engine.hung",
+                what=f"the engine's process {self.pid} {hung} during {operation}, and was ended",
+                where=f"log {self._log_path}, which ends: {self._end_of_log()}",
+                why="an engine's process must work while it owes an answer",
+                state="finished samples are kept; no weights are lost, because the trainer holds them",
+                do=f"see {self._log_path}",
+            )
 
     def _death(self, operation: str) -> EngineDied:
         how = self.kill(_EXIT_GRACE_SECONDS)  # it is still writing down what ended it

@@ -19,8 +19,10 @@ from rft_core.errors import RftError
 from rft_core.json_records import json_bytes
 from rft_engine.engine_base import EngineFacts
 from rft_engine.process.requests import GenerateCall, SampleResult, StepCounts
+from rft_engine.weight_sync.weight_file import remove_all_leftovers
 
 _PARENT_CHECK_SECONDS = 1.0
+_LONGEST_END_SECONDS, _END_CHECK_SECONDS = 0.2, 0.01
 
 
 class LocalEngine(Protocol):
@@ -105,10 +107,16 @@ def serve(read_fd: int, write_fd: int, make_engine: Callable[[dict[str, Any]], L
 def serve_with(read_fd: int, write_fd: int, make_worker: Callable[[ParentPipes], RequestWorker]) -> None:
     """`serve` with a worker of another kind."""
     pipes = ParentPipes(read_fd, write_fd)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    parent = os.getppid()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     worker = make_worker(pipes)
     for line in pipes.requests:
         worker.answer(json.loads(line))
+    # its pipes close a moment before it is gone; the other thread looks less often
+    until = time.monotonic() + _LONGEST_END_SECONDS
+    while os.getppid() == parent and time.monotonic() < until:
+        time.sleep(_END_CHECK_SECONDS)
+    remove_all_leftovers()
     os._exit(0)  # the engine's threads and children are not waited for
 
 
@@ -117,4 +125,6 @@ def _end_with(parent: int) -> None:
     # a process whose parent has ended gets another one
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_SECONDS)
+    # a parent that was killed could not give its shared memory back
+    remove_all_leftovers()
     os._exit(1)

@@ -8,7 +8,7 @@
    ask stop() every 5 ms                  share done: wait until all is done, or something is left over
      true: interrupt every replica ─────► (shared flag) the call ends between two steps, with what it has
    until every request has a result       replica dead: its unfinished requests are left over (wakes the others);
-                                          start it again with its weights, then wait as the others do
+                                          `health` starts it again; once it is ready, wait as the others do
 ```
 
 A result is the same whichever replica draws it: it follows from the key. A request whose replica ended is
@@ -29,6 +29,7 @@ from rft_core.errors import RftError, ServiceError
 from rft_engine.engine_base import EngineFacts
 from rft_engine.native.partial_requests import SampledTokens, SampleRequests
 from rft_engine.process.requests import garbage
+from rft_engine.replicas.health import ReplicaHealth
 from rft_engine.replicas.load_balancing import assign_samples
 from rft_engine.replicas.process import is_lost
 from rft_engine.weight_sync.shared_memory import WeightSnapshot
@@ -56,7 +57,7 @@ class Replica(Protocol):
 
     def interrupt(self) -> None: ...
 
-    def restart(self, snapshot: WeightSnapshot) -> None: ...
+    def restart(self, newest: Callable[[], WeightSnapshot]) -> None: ...
 
     def sleep(self, level: int) -> None: ...
 
@@ -71,13 +72,13 @@ class ReplicaDispatch:
     def __init__(
         self,
         replicas: Sequence[Replica],
-        versions: list[int | None],
+        health: ReplicaHealth,
         call: SampleRequests,
         weights: WeightSnapshot,
         stop: Callable[[], bool] | None,
     ) -> None:
-        """`versions`: the one that each replica holds, kept here; `weights` are loaded first where it holds another."""
-        self._versions = versions
+        """Begin a call; `weights` are loaded first into a replica that holds others, as `health` knows."""
+        self.health, self._versions = health, health.versions
         self._replicas, self._call, self._weights, self._stop = replicas, call, weights, stop
         self._changed = threading.Condition()
         self._left_over: list[int] = []
@@ -86,19 +87,24 @@ class ReplicaDispatch:
         self._ending = False
         self._inbox: queue.SimpleQueue[SampledTokens | BaseException] = queue.SimpleQueue()
         self.busy_seconds = [0.0] * len(replicas)
-        self.num_reissued, self.num_restarts = 0, 0
+        self.num_reissued = 0
 
     def results(self) -> Iterator[SampledTokens]:
         """Yield every request's result as it comes; after `stop()` those that are left have the reason "interrupted".
 
         Raises:
-            RftError: of a replica, where it is not simply gone.
+            RftError: of a replica, where it is not simply gone; all are gone for good.
         """
-        shares, waiting = assign_samples(self._call, len(self._replicas)), len(self._call.prefixes)
+        waiting = len(self._call.prefixes)
+        if waiting:
+            self.health.require_one()
+        # those that start again come later, for what is left over then
+        ready = self.health.ready
+        shares = dict(zip(ready, assign_samples(self._call, len(ready)), strict=True)) if ready else {}
         threads = [
             # a thread each, because a replica's results are read from its pipe with blocking waits
-            threading.Thread(target=self._serve, args=(index, share), name=f"replica-{index}", daemon=True)
-            for index, share in enumerate(shares)
+            threading.Thread(target=self._serve, args=(i, shares.get(i, [])), name=f"replica-{i}", daemon=True)
+            for i in self.health.remaining
         ]
         for thread in threads:
             thread.start()
@@ -117,7 +123,8 @@ class ReplicaDispatch:
             # also where the caller stops iterating: no replica may draw on into the next call
             self._end()
             for thread in threads:
-                thread.join()  # bounded: every call to a replica has a deadline, and has been interrupted
+                # bounded: every call to a replica has a deadline, and has been interrupted; restarts are not waited for
+                thread.join()
 
     def _interrupt_where_asked(self) -> None:
         """Interrupt all replicas once `stop()` is true, and at every later poll: a call may begin between two polls."""
@@ -127,32 +134,37 @@ class ReplicaDispatch:
                 unassigned, self._left_over = self._left_over, []
                 self._open.difference_update(unassigned)
                 self._changed.notify_all()
+            self.health.tell()
             # nobody draws these any more, and the caller waits for a result of each
             for request in unassigned:
                 self._inbox.put(SampledTokens(request, (), (), (), "interrupted", self._weights.version))
         if self._ending:
-            for replica in self._replicas:
-                replica.interrupt()
+            for index in self.health.ready:
+                self._replicas[index].interrupt()
 
     def _end(self) -> None:
         with self._changed:
             self._ending = True
             self._changed.notify_all()
-        for replica in self._replicas:
-            replica.interrupt()
+        self.health.tell()
+        for index in self.health.ready:
+            self._replicas[index].interrupt()
 
     def _serve(self, index: int, share: list[int]) -> None:
         """Run a replica's thread: draw its share, then requests of lost replicas, until all is done."""
         try:
-            while share or (share := self._next_share()):
+            while self.health.wait(index, self._is_over) and (share or (share := self._next_share())):
                 started = time.monotonic()
                 lost = self._draw(index, share)
                 self.busy_seconds[index] += time.monotonic() - started
                 if lost is not None:
                     # before the restart, which takes long: the others draw them meanwhile
                     self._give_away(share, lost)
-                    self._restart(index)
+                    self.health.lost(index, lost)
+                else:
+                    self.health.worked(index)
                 share = []
+            self._require_a_replica()
         except BaseException as error:  # noqa: BLE001 - raised in the thread of the caller
             self._inbox.put(error)
 
@@ -170,6 +182,7 @@ class ReplicaDispatch:
                     # wakes the replicas that wait for left-over requests
                     if not self._open:
                         self._changed.notify_all()
+                        self.health.tell()
                 self._inbox.put(replace(drawn, request=request))
             self._require_answered(index, share)
         except RftError as error:
@@ -220,11 +233,14 @@ class ReplicaDispatch:
         for request in lost if ending else []:
             self._inbox.put(SampledTokens(request, (), (), (), "interrupted", self._weights.version))
 
-    def _restart(self, index: int) -> None:
-        self.num_restarts += 1
-        self._versions[index] = None
-        self._replicas[index].restart(self._weights)
-        self._versions[index] = self._weights.version
+    def _is_over(self) -> bool:
+        # asked under the lock of `health`, inside which this one's is never taken; both values only ever go one way
+        return self._ending or not self._open
+
+    def _require_a_replica(self) -> None:
+        """Raise the error that all replicas are gone where requests are left that nobody draws any more."""
+        if not self._is_over() and (error := self.health.all_gone):
+            raise error
 
 
 def _deadly(num: int, error: RftError) -> ServiceError:

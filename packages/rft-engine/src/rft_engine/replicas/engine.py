@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -17,14 +17,19 @@ from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import RftError
 from rft_engine.completions import Completion, EngineStats
+from rft_engine.decoding.trie_constraint import check_constraint, check_whole
 from rft_engine.engine_base import EngineBase, EngineFacts
 from rft_engine.lifecycle import EngineState
 from rft_engine.native.partial_requests import SampledTokens, SampleRequests
 from rft_engine.replicas.dispatch import Replica, ReplicaDispatch
+from rft_engine.replicas.health import ReplicaHealth
 from rft_engine.replicas.process import is_lost
 from rft_engine.request_checks import check_budgets, check_keys, check_media, check_prompts, refusal
 from rft_engine.weight_sync.shared_images import SharedImage, SharedImageStore, distinct
 from rft_engine.weight_sync.shared_memory import SharedWeightStore
+
+_RESTART_SECONDS = 2.0
+"""A load of weights waits so long for a replica that starts again; it draws later otherwise."""
 
 
 class ReplicaEngine(EngineBase):
@@ -39,27 +44,39 @@ class ReplicaEngine(EngineBase):
         [samples] = engine.generate([[5, 6, 7]], [[11, 12]], SamplingOptions(temperature=1.0, max_new_tokens=32))
     """
 
-    def __init__(self, replicas: Sequence[Replica], weight_store: SharedWeightStore, *, max_len: int) -> None:
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        weight_store: SharedWeightStore,
+        *,
+        max_len: int,
+        lost: Mapping[int, RftError] | None = None,
+        notify: Callable[[str], None] | None = None,
+    ) -> None:
         """Make one engine of started replicas.
 
         Args:
             replicas: started; at least one.
             weight_store: where weights are kept for them.
             max_len: tokens of the longest prompt with its completion.
+            lost: by their places those that did not start, and why; they are started again with the first weights.
+            notify: told when a replica is lost, when it is back, and when it is given up.
         """
-        assert replicas, "an engine of no replicas"
+        assert len(replicas) > len(lost or {}), "an engine of no replicas"
         super().__init__()
         self._replicas, self._weight_store, self._max_len = tuple(replicas), weight_store, max_len
         self._images = SharedImageStore()
         self._served = 0
-        self._versions: list[int | None] = [None] * len(replicas)  # version by replica
+        self._health = ReplicaHealth(self._replicas, notify=notify)
+        self._lost_at_start = dict(lost or {})
+        self._first_started = next(one for i, one in enumerate(self._replicas) if i not in self._lost_at_start)
         self._counts = Counter[str]()
         self._busy, self._drawing = [0.0] * len(replicas), 0.0
 
     @property
     def facts(self) -> EngineFacts:
-        """Facts of the first replica; all replicas are alike."""
-        return self._replicas[0].facts
+        """Facts of the first replica that started; all replicas are alike."""
+        return self._first_started.facts
 
     @property
     def max_len(self) -> int:
@@ -116,24 +133,48 @@ class ReplicaEngine(EngineBase):
         self._states.refresh()
 
     def _load_all(self) -> None:
-        """Load the served weights into every replica, whatever it held before."""
-        weights = self._weight_store.get(self._served)
+        """Load the served weights into every replica that is ready, whatever it held before.
+
+        One that is lost starts again beside the others, and loads them before it draws.
+        """
+        weights, health = self._weight_store.get(self._served), self._health
+        health.weights = weights
+        self._start_lost()
+        # those that are starting, with other weights of the same version perhaps, load these before they draw
+        health.versions[:] = [None] * len(self._replicas)
+        health.require_one()
 
         def load(index: int) -> None:
-            # a load that fails half-way leaves neither version
-            self._versions[index] = None
             try:
                 self._replicas[index].load(weights)
             except RftError as error:
                 if not is_lost(error):
                     raise
-                self._counts["restarts"] += 1
-                self._replicas[index].restart(weights)
-            self._versions[index] = weights.version
+                health.lost(index, error)
+                health.wait(index, lambda: False, _RESTART_SECONDS)
+            else:
+                health.versions[index] = weights.version
 
         # at once: the replicas map the same file, and each copies it in its own process
         with ThreadPoolExecutor(len(self._replicas)) as pool:
-            list(pool.map(load, range(len(self._replicas))))
+            list(pool.map(load, health.ready))
+        health.require_one()
+
+    def _start_lost(self) -> None:
+        """Begin to start again what did not start, as there are weights for it now."""
+        lost, self._lost_at_start = self._lost_at_start, {}
+        for index, error in lost.items():
+            self._health.lost(index, error)
+
+    def _each(self, ask: Callable[[Replica], None]) -> None:
+        """Ask every replica that is ready; one that is gone is started again."""
+        for index in self._health.ready:
+            try:
+                ask(self._replicas[index])
+            except RftError as error:
+                if not is_lost(error):
+                    raise
+                self._health.lost(index, error)
 
     def draw(
         self,
@@ -145,6 +186,7 @@ class ReplicaEngine(EngineBase):
         *,
         media: Sequence[object | None] | None = None,
         stop: Callable[[], bool] | None = None,
+        constraint: TokenTrie | None = None,
     ) -> Iterator[SampledTokens]:
         """Yield results as samples end, in any order; after `stop()` the unfinished ones with the tokens so far.
 
@@ -156,6 +198,7 @@ class ReplicaEngine(EngineBase):
             options: how tokens are drawn.
             media: images of each one's prompt, None where it has none; None: no prompt has any.
             stop: polled during the call; None = until every sample has ended.
+            constraint: every sample is one of its sequences, whole, and was not begun elsewhere.
 
         Raises:
             OptionsError: an option or a request out of range.
@@ -165,14 +208,18 @@ class ReplicaEngine(EngineBase):
         options = replace(options, max_new_tokens=max(budgets, default=1))
         check_media(prefixes, media)
         shown, image_indices = self._shown(media)
-        call = SampleRequests(list(prefixes), list(keys), list(starts), list(budgets), options, image_indices, shown)
+        lists = (list(prefixes), list(keys), list(starts), list(budgets))
+        call = SampleRequests(*lists, options, image_indices, shown, constraint)
         call.check(self._max_len, self.facts.vocab_size)
         if any(starts) and not self.can_resume:
             why = "these engines draw samples from their first token to their last"
             raise refusal("engine.cannot_resume", "samples that were started elsewhere", why, "--async_deterministic")
         # replicas that cannot resume draw every sample to its end, so nothing asks `stop`
         asked = stop if self.can_resume else None
-        current = ReplicaDispatch(self._replicas, self._versions, call, self._weight_store.get(self._served), asked)
+        weights = self._weight_store.get(self._served)
+        # before older ones are gone for those that start again now
+        self._health.weights = weights
+        current = ReplicaDispatch(self._replicas, self._health, call, weights, asked)
         started = time.perf_counter()
         try:
             yield from current.results()
@@ -180,7 +227,7 @@ class ReplicaEngine(EngineBase):
             # also for a call that was left early: the share of idle time counts what was used of it
             self._drawing += time.perf_counter() - started
             self._busy = [old + new for old, new in zip(self._busy, current.busy_seconds, strict=True)]
-            self._counts.update(reissued=current.num_reissued, restarts=current.num_restarts)
+            self._counts.update(reissued=current.num_reissued)
 
     def generate(
         self,
@@ -195,16 +242,15 @@ class ReplicaEngine(EngineBase):
         """Continue every prompt once for each of its keys; arguments and result as of `NativeEngine.generate`.
 
         Raises:
-            OptionsError: as of `NativeEngine.generate`; a constraint, which replicas do not draw within.
+            OptionsError: as of `NativeEngine.generate`, and of the replicas' engine where that one has no constraints.
             ServiceError: the engine is asleep or closed, or a replica failed.
         """
-        if constraint is not None:
-            why = "a request to a replica carries no token trie"
-            raise refusal("engine.replicas.constraint", "generation within a token trie", why, "--engine_replicas 1")
         check_media(prompts, media)
         check_prompts(prompts, options.max_new_tokens, self._max_len, self.facts.vocab_size)
         check_keys(prompts, sample_keys)
         allowed = check_budgets(sample_keys, budgets, options.max_new_tokens)
+        if constraint is not None:
+            check_constraint(constraint, options, allowed, self.facts.vocab_size)
         started = time.perf_counter()
         drawn = self.draw(
             [prompt for prompt, keys in zip(prompts, sample_keys, strict=True) for _ in keys],
@@ -213,8 +259,11 @@ class ReplicaEngine(EngineBase):
             allowed,
             options,
             media=[one for one, keys in zip(media, sample_keys, strict=True) for _ in keys] if media else None,
+            constraint=constraint,
         )
         completions = {one.request: _completion(one) for one in drawn}
+        if constraint is not None:
+            check_whole(constraint, [completions[request] for request in range(len(allowed))])
         tokens = sum(len(completion.token_ids) for completion in completions.values())
         self._stats = EngineStats(num_generated_tokens=tokens, seconds=time.perf_counter() - started)
         flat = iter(completions[request] for request in range(len(allowed)))
@@ -225,7 +274,7 @@ class ReplicaEngine(EngineBase):
         possible = self._drawing * len(self._replicas)
         metrics: dict[str, float] = {
             "engine/reissued": self._counts["reissued"],
-            "engine/restarts": self._counts["restarts"],
+            "engine/restarts": self._health.taken_restarts(),
             "time/engine_idle_share": max(0.0, 1.0 - sum(self._busy) / possible) if possible else 0.0,
         }
         self._counts.clear()
@@ -235,25 +284,26 @@ class ReplicaEngine(EngineBase):
     def sleep(self, level: int = 1) -> None:
         """Free the caches until `wake`. Does nothing when asleep."""
         if self.state is EngineState.READY:
-            for replica in self._replicas:
-                replica.sleep(level)
+            self._each(lambda replica: replica.sleep(level))
         self._states.sleep(level)
 
     def wake(self) -> None:
         """Be ready again. Does nothing when awake."""
         if self.state is EngineState.ASLEEP:
-            for replica in self._replicas:
-                replica.wake()
+            self._each(lambda replica: replica.wake())
         self._states.wake()
 
     def close(self) -> None:
         """End the replicas and give the weights back. Does nothing when closed."""
         if self._states.close():
-            for replica in self._replicas:
-                # before the stores, which the replicas read from
-                replica.close()
+            # before the stores, which the replicas read from
+            self._health.close(self._close_replicas)
             self._weight_store.close()
             self._images.close()
+
+    def _close_replicas(self) -> None:
+        for replica in self._replicas:
+            replica.close()
 
     def _shown(self, media: Sequence[object | None] | None) -> tuple[list[SharedImage], list[int]]:
         """Return the images of a call as replicas read them, and for each request the index of its images."""

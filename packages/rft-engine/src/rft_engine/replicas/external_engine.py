@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_engine.completions import Completion
 from rft_engine.engine_base import EngineFacts
 from rft_engine.native.partial_requests import SampledTokens, SampleRequests
@@ -35,6 +36,7 @@ class ExternalEngine(Protocol):
         options: SamplingOptions,
         *,
         budgets: Sequence[Sequence[int]] | None = None,
+        constraint: TokenTrie | None = None,
         media: Sequence[object | None] | None = None,
     ) -> list[list[Completion]]: ...
 
@@ -56,14 +58,24 @@ class ExternalEngineReplica:
     reads_files = False
 
     def __init__(self, number: int, make_engine: Callable[[WeightProvider], ExternalEngine]) -> None:
-        self.number = number
+        """Keep what makes the engine; `ready` makes it, which starts its process."""
+        self.number, self._make_engine = number, make_engine
         self._weights: WeightSnapshot | None = None
-        self._engine = make_engine(self._tensors)
+        self._made: ExternalEngine | None = None
 
     @property
     def facts(self) -> EngineFacts:
         """Facts that the started engine reported."""
         return self._engine.facts
+
+    def ready(self) -> None:
+        """Make the engine where there is none yet, and wait until it has started.
+
+        Raises:
+            ServiceError: it did not start.
+        """
+        if self._made is None:
+            self._made = self._make_engine(self._tensors)
 
     def load(self, snapshot: WeightSnapshot) -> None:
         """Serve these weights; the engine compares digests itself."""
@@ -86,6 +98,7 @@ class ExternalEngineReplica:
             [[call.keys[request] for request in together] for together in same.values()],
             call.options,
             budgets=[[call.budgets[request] for request in together] for together in same.values()],
+            constraint=call.constraint,
             media=_media_of(call, [together[0] for together in same.values()]),
         )
         for together, completions in zip(same.values(), answers, strict=True):
@@ -97,9 +110,10 @@ class ExternalEngineReplica:
     def interrupt(self) -> None:
         """Do nothing: samples of an external engine run to their end."""
 
-    def restart(self, snapshot: WeightSnapshot) -> None:
-        """Load the weights; an engine whose process is gone starts it again by itself."""
-        self.load(snapshot)
+    def restart(self, newest: Callable[[], WeightSnapshot]) -> None:
+        """Load the newest weights: an engine starts a process that is gone again, and is made where there is none."""
+        self.ready()
+        self.load(newest())
 
     def sleep(self, level: int) -> None:
         """Put the engine to sleep at this level."""
@@ -110,8 +124,14 @@ class ExternalEngineReplica:
         self._engine.wake()
 
     def close(self) -> None:
-        """Close the engine for good."""
-        self._engine.close()
+        """Close the engine for good, where there is one."""
+        if self._made is not None:
+            self._made.close()
+
+    @property
+    def _engine(self) -> ExternalEngine:
+        assert self._made is not None, "ready() comes first"
+        return self._made
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         assert self._weights is not None, "load() comes first"

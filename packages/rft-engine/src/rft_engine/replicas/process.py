@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +12,7 @@ from rft_core.fault_points import declare, fault_point
 from rft_engine.engine_base import EngineFacts
 from rft_engine.native.partial_requests import SampledTokens, SampleRequests
 from rft_engine.process.client import EngineDied, EngineProcess
+from rft_engine.process.hang_watch import HangLimits
 from rft_engine.process.requests import fault_of_tokens, garbage, is_integer
 from rft_engine.replicas.interrupt_flag import InterruptFlag
 from rft_engine.weight_sync.fingerprints import compare
@@ -27,7 +28,8 @@ class ReplicaLimits:
 
     start: float = 900.0
     silence: float = 600.0
-    """Without a sign of life while it draws: it gives one at least once a segment of a few tokens."""
+    """Without a sign of life in its first call, which it gives at least once a segment of a few tokens; `hang_limits`
+    knows later ones better."""
     load: float = 600.0
     other: float = 120.0
 
@@ -36,6 +38,8 @@ class ReplicaProcess(EngineProcess):
     """Engine process whose calls have a deadline for silence only: long work is not late."""
 
     renews_deadline = True
+    # below 10 s with the look that finds it
+    hang_limits = HangLimits(asleep=7.0, least_silence=8.0)
 
 
 class ProcessReplica:
@@ -133,12 +137,12 @@ class ProcessReplica:
         """End the call that is under way, between two steps; it hands out what it has."""
         self._flag.set(self._call)
 
-    def restart(self, snapshot: WeightSnapshot) -> None:
-        """Start another process and load these weights."""
+    def restart(self, newest: Callable[[], WeightSnapshot]) -> None:
+        """Start another process, whose weights come with the next load: `newest` may be replaced until it is ready."""
+        del newest
         self.close()
         self._launch()
         self.ready()
-        self.load(snapshot)
 
     def sleep(self, level: int) -> None:
         """Give the cache back."""
@@ -195,6 +199,9 @@ def _fault_of(item: Any, call: SampleRequests, vocab_size: int, version: int | N
         return fault
     if result.weight_version != version:
         return f"comes from weights of version {result.weight_version}; the replica holds version {version}"
+    # which sequences are whole is checked when all are there
+    if call.constraint is not None:
+        return "" if reason == "stop" or reason == "interrupted" else "is no whole sequence of the constraint"
     has_stopped = bool(result.token_ids) and result.token_ids[-1] in call.options.stop_token_ids
     if has_stopped != (reason == "stop"):
         return f"ends with token {result.token_ids[-1:]} for the reason {reason!r}"

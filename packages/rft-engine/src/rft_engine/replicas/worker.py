@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.child_process import ParentPipes
 from rft_core.errors import ServiceError
 from rft_engine.engine_base import EngineFacts
@@ -101,11 +102,17 @@ class ReplicaWorker(RequestWorker):
         return self.replica.load(path, version)
 
     def do_draw(
-        self, number: int, options: dict[str, Any], shown: Sequence[PlainMedia] = (), **lists: Sequence[Any]
+        self,
+        number: int,
+        options: dict[str, Any],
+        shown: Sequence[PlainMedia] = (),
+        constraint: dict[str, Any] | None = None,
+        **lists: Sequence[Any],
     ) -> dict[str, Any]:
         """Every request's result as an item, between them signs of life; replies with figures."""
         images = [SharedImage(media) for media in self.replica.media.of_call(shown)]
-        call = SampleRequests(options=SamplingOptions.from_fields(options), shown=images, **lists)
+        trie = None if constraint is None else TokenTrie.from_lists(constraint)
+        call = SampleRequests(options=SamplingOptions.from_fields(options), shown=images, constraint=trie, **lists)
         flag = self._flag
         assert flag is not None
         last = time.monotonic()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ def table_of(seed: int) -> Tensor:
 
 
 class TroubledModel(FakeDecodableModel):
-    """Table model that exits or hangs at a step while a marker file is absent; sleeps `pause` seconds a step."""
+    """Table model that exits, hangs or stops at a step while a marker file is absent; sleeps `pause` seconds a step."""
 
     def misbehave(self, settings: dict[str, Any]) -> None:
         """Set the misbehaviour: pause, step and kind of the trouble."""
@@ -46,6 +47,8 @@ class TroubledModel(FakeDecodableModel):
                 marker.touch()
                 if self._settings["trouble"] == "die":
                     os._exit(9)
+                if self._settings["trouble"] == "stop":
+                    os.kill(os.getpid(), signal.SIGSTOP)
                 time.sleep(600.0)
         return super().step(cache, token_ids_B)
 

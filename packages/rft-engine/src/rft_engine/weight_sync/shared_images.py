@@ -16,9 +16,9 @@ from typing import Any, Protocol, cast
 from torch import Tensor
 
 from rft_core.errors import ServiceError
-from rft_engine.weight_sync.weight_file import owned_path, read_weight_file, remove_leftovers, write_weight_file
+from rft_engine.weight_sync.private_folder import remove_empty_folders
+from rft_engine.weight_sync.weight_file import own_path, read_weight_file, write_weight_file
 
-_PREFIX = "rft-images-of-"
 _NAME = "pixel_values"
 
 
@@ -110,7 +110,6 @@ class SharedImageStore:
             StorageError: there is no room for them.
         """
         if not self._serial and media:
-            remove_leftovers(_PREFIX)
             atexit.register(self.close)
         parts = [cast(MediaParts, one) for one in media]
         wanted = {image.digest: image for one in parts for image in one.images}
@@ -128,11 +127,12 @@ class SharedImageStore:
         for path in self._paths.values():
             path.unlink(missing_ok=True)
         self._paths.clear()
+        remove_empty_folders()
 
     def _write(self, image: ImageParts) -> Path:
         self._serial += 1
         size = image.pixel_values.numel() * image.pixel_values.element_size()
-        path = owned_path(_PREFIX, f"{id(self):x}-{self._serial}", 2 * size)
+        path = own_path(f"images-{id(self):x}-{self._serial}", 2 * size)
         try:
             write_weight_file(path, [(_NAME, image.pixel_values)], 1)
         except BaseException:

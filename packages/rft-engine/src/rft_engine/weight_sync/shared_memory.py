@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from rft_engine.weight_sync.fingerprints import Fingerprint, WeightProvider, element_digest
-from rft_engine.weight_sync.weight_file import owned_path, read_weight_file, remove_leftovers, write_weight_file
-
-_PREFIX = "rft-weights-of-"
+from rft_engine.weight_sync.private_folder import remove_empty_folders
+from rft_engine.weight_sync.weight_file import own_path, read_weight_file, write_weight_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class SharedWeightStore:
         num_bytes: int,
         together: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """Make an empty store, and delete files that killed processes left.
+        """Make an empty store.
 
         Args:
             provider: called at every `put`: the policy's present tensors, whole, under their names.
@@ -70,7 +69,6 @@ class SharedWeightStore:
         self._lock = threading.Lock()
         self._num_bytes, self._num_tensors = num_bytes, 1000
         self._serial = 0
-        remove_leftovers(_PREFIX)
         atexit.register(self.close)
 
     @property
@@ -95,7 +93,7 @@ class SharedWeightStore:
 
         # a new file name each time: replicas may still map the old file of the same version
         self._serial += 1
-        path = owned_path(_PREFIX, f"{id(self):x}-{version}-{self._serial}", 2 * self._num_bytes)
+        path = own_path(f"weights-{id(self):x}-{version}-{self._serial}", 2 * self._num_bytes)
 
         def copy() -> None:
             self._num_bytes = write_weight_file(path, converted(), self._num_tensors)
@@ -136,6 +134,7 @@ class SharedWeightStore:
             gone, self._sets = list(self._sets.values()), {}
         for snapshot in gone:
             snapshot.path.unlink(missing_ok=True)
+        remove_empty_folders()
 
 
 def _call_directly(call: Callable[[], None]) -> None:

@@ -7,13 +7,10 @@ shared memory.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import mmap
 import os
 import shutil
-import socket
 import struct
 import tempfile
 from collections.abc import Iterable
@@ -25,6 +22,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import StorageError
+from rft_engine.weight_sync.private_folder import private_folder, remove_leftovers
 
 _CODES = {
     torch.float64: "F64",
@@ -45,34 +43,30 @@ _MEMORY = Path("/dev/shm")
 
 
 def shared_directory(num_bytes: int) -> Path:
-    """Shared memory where the system has that much of it free, else the temporary directory."""
+    """Return this process's own folder: in shared memory where that much is free, else in the temporary directory."""
+    return private_folder(_roomy(num_bytes))
+
+
+def own_path(name: str, num_bytes: int) -> Path:
+    """Return the path of a weight file of this process in its own folder."""
+    return shared_directory(num_bytes) / f"{name}.safetensors"
+
+
+def remove_all_leftovers() -> None:
+    """Remove what killed processes of this user left, wherever it went."""
+    for folder in {_MEMORY, Path(tempfile.gettempdir())}:
+        remove_leftovers(folder)
+
+
+def _roomy(num_bytes: int) -> Path:
     if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > num_bytes + 2**26:
         return _MEMORY
     return Path(tempfile.gettempdir())
 
 
-def owned_path(prefix: str, name: str, num_bytes: int) -> Path:
-    """Path of a file with this process's number in its name, for `remove_leftovers` of a later process."""
-    return shared_directory(num_bytes) / f"{_of_this_host(prefix)}{os.getpid()}-{name}.safetensors"
-
-
-def remove_leftovers(prefix: str) -> None:
-    """Delete the files at `owned_path`s of processes that were killed, wherever they went."""
-    start = _of_this_host(prefix)
-    # without /proc every owner would seem to be gone
-    if not Path("/proc/self").exists():
-        return
-    for path in [path for folder in {_MEMORY, Path(tempfile.gettempdir())} for path in folder.glob(f"{start}*")]:
-        owner = path.name.removeprefix(start).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            # gone meanwhile, or of another user of this host
-            with contextlib.suppress(FileNotFoundError, PermissionError):
-                path.unlink()
-
-
-def _of_this_host(prefix: str) -> str:
-    """Prefix of this host's files: hosts may share a temporary directory, and none sees the processes of another."""
-    return f"{prefix}{hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()}-"
+def _for_the_owner(path: str, flags: int) -> int:
+    """Open a file that its user alone may read; one that somebody put there as a link is refused."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def write_weight_file(path: Path, tensors: Iterable[tuple[str, Tensor]], expected_tensors: int = 1000) -> int:
@@ -86,7 +80,7 @@ def write_weight_file(path: Path, tensors: Iterable[tuple[str, Tensor]], expecte
     room = max(_LEAST_HEADER_ROOM, _HEADER_BYTES_A_TENSOR * expected_tensors)
     entries: dict[str, Any] = {}
     end = 0
-    with path.open("w+b") as file:
+    with open(path, "w+b", opener=_for_the_owner) as file:
         for name, tensor in tensors:
             contiguous = tensor.detach().contiguous()
             size = contiguous.numel() * contiguous.element_size()
