@@ -5,6 +5,7 @@ Three-line fakes that satisfy these are in `rft_trainer.testing.bigram`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -187,7 +188,17 @@ class Optimizer(Protocol):
         """Accumulate the gradient of a micro-batch; `last`: the last one before `step`."""
         ...
 
-    def step(self, learning_rate: float) -> StepOutcome: ...
+    def step(self, learning_rate: float, *, largest_norm: float = math.inf) -> StepOutcome:
+        """Sum, clip and apply the gradients; a norm above `largest_norm` is refused as one that is not finite is."""
+        ...
+
+    def discard(self) -> None:
+        """Drop the gradients accumulated since the last step; every rank calls it."""
+        ...
+
+    def own_norm(self) -> float | None:
+        """Return the L2 norm of the gradients that this rank accumulated; None where they arrive summed over ranks."""
+        ...
 
     def checkpoint_tensors(self) -> object:
         """Return what this rank saves of the state, in a form that the checkpoint writer takes."""

@@ -15,9 +15,8 @@ from rft_trainer.batches.packing import (
     count,
     pack,
     rank_micro_batches,
-    split_by_tokens,
-    split_in_order,
 )
+from rft_trainer.batches.units import split_by_tokens, split_in_order
 from rft_trainer.records.rollouts import TrainingSample
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=60)

@@ -16,9 +16,8 @@ from rft_trainer.batches.packing import (
     num_filler_batches,
     pack,
     rank_micro_batches,
-    split_by_tokens,
-    split_in_order,
 )
+from rft_trainer.batches.units import split_by_tokens, split_in_order
 from rft_trainer.records.rollouts import Counts, TrainingSample
 from rft_trainer.testing.bigram import OneRank
 
@@ -98,7 +97,7 @@ def test_counts_are_of_tokens_in_the_loss() -> None:
         TrainingSample("prompt", (1, 2), 2, 0.0),
         TrainingSample("masked", (1, 2, 3), 1, 0.0, loss_mask=(False, False)),
     ]
-    assert count(samples) == Counts(num_loss_tokens=4, num_sequences=2)
+    assert count(samples) == Counts(num_loss_tokens=4, num_sequences=2, num_units=len(samples))
     assert count([]) == Counts(0, 0)
 
 

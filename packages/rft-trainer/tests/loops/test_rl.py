@@ -19,6 +19,7 @@ from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
 from rft_core.errors import NumericsError, SavedAfterSignal, ServiceError
 from rft_core.keyed_random import derive_key, permutation
 from rft_trainer.batches.prompt_ledger import Ledger
+from rft_trainer.batches.units import MicroBatching
 from rft_trainer.evaluation.ema_evaluator import EmaEvaluator
 from rft_trainer.evaluation.evaluator import Evaluator
 from rft_trainer.loops.rl import CriticTrainer, OldPolicyScorer, RlLoop, StepConfig
@@ -45,9 +46,10 @@ from rft_trainer.testing.bigram import (
     PlainOutcome,
     TokenCritic,
 )
-from rft_trainer.update.critic import CriticUpdater, ValueAnnotator, ValueObjective
+from rft_trainer.update.critic import ValueAnnotator, ValueLoss, ValueObjective
 from rft_trainer.update.mismatch_monitor import MismatchMonitor
-from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.optimizer_step import Updater
+from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
 
 VOCABULARY, STOP = 6, 0
@@ -124,9 +126,8 @@ class Made:
             critic=self._critic_part(one) if record.advantage.needs_values else None,
             control=None,
             updater=Updater(
-                self.policy,
+                PolicyLoss(self.policy, PolicyObjective(record, self.credit.coefficients)),
                 optimizer,
-                PolicyObjective(record, self.credit.coefficients),
                 one,
                 micro_batching=MicroBatching(3, 0, False),
                 learning_rate=lambda update: 8.0,
@@ -170,10 +171,9 @@ class Made:
     def _critic_part(self, one: OneRank) -> CriticTrainer:
         return CriticTrainer(
             ValueAnnotator(self.critic, one, max_sequences=4, max_tokens=0),
-            CriticUpdater(
-                self.critic,
+            Updater(
+                ValueLoss(self.critic, ValueObjective(clip=None)),
                 PlainOptimizer([parameter for _, parameter in self.critic.named_parameters()]),
-                ValueObjective(clip=None),
                 one,
                 micro_batching=MicroBatching(3, 0, False),
                 learning_rate=lambda update: 1.0,
@@ -295,7 +295,7 @@ def test_a_critic_whose_updates_are_refused_ends_the_run_though_the_policy_learn
     assert "--critic_learning_rate" in caught.value.problem.do
     assert made.policy.table.detach().abs().max() > 0, "the policy was trained between them"
     counts = made.loop.progress
-    assert (counts.refused_in_a_row, counts.critic_refused_in_a_row) == (0, 2)
+    assert counts.refused == {"policy": 0, "critic": 2}
 
 
 class SkippingOptimizer(PlainOptimizer):
@@ -303,7 +303,7 @@ class SkippingOptimizer(PlainOptimizer):
 
     scale, left = 1024.0, 3
 
-    def step(self, learning_rate: float) -> PlainOutcome:
+    def step(self, learning_rate: float, *, largest_norm: float = float("inf")) -> PlainOutcome:
         self.left -= 1
         if self.left < 0:
             return replace(super().step(learning_rate), loss_scale=self.scale)
@@ -316,7 +316,7 @@ def test_a_step_that_a_loss_scale_skips_is_no_refused_step(tmp_path: Path) -> No
     made = Made(tmp_path / "run", replace(RULES, max_steps=4))
     made.loop.updater._optimizer = SkippingOptimizer([made.policy.table])  # pyright: ignore[reportPrivateUsage]
     made.loop.run(StopSignals())
-    assert made.loop.progress.refused_in_a_row == 0
+    assert made.loop.progress.refused == {"policy": 0}
     rows = made.rows()
     assert [row["policy/updates_skipped"] for row in rows] == [1, 1, 1, 0]
     assert [row["policy/loss_scale"] for row in rows] == [512.0, 256.0, 128.0, 128.0]

@@ -264,15 +264,15 @@ def test_a_step_may_have_a_single_prompt() -> None:
 def test_a_step_of_two_rollouts_samples_them_one_after_the_other_and_trains_them_in_batches() -> None:
     parts = Parts()
     loop = loop_of(parts, replace(RULES, rollouts_per_step=2, train_batch_size=3, epochs_per_step=2))
-    done = loop.train_step(parts.signals, {})
+    done = loop.train_step(parts.signals)
     assert parts.collected == [["p:0", "p:1"], ["p:2", "p:3"]]
     names = [f"p:{number}#{index}" for number in range(4) for index in range(2)]
     passes = [names[:3], names[3:6], names[6:]]
     assert [row["samples"] for row in parts.updated] == [*passes, *passes]
-    assert [row["counts"] for row in parts.updated] == [Counts(6, 3), Counts(6, 3), Counts(4, 2)] * 2
+    assert [row["counts"] for row in parts.updated] == [Counts(6, 3, 3), Counts(6, 3, 3), Counts(4, 2, 2)] * 2
     assert parts.steps_of("update") == [f"update {number}" for number in range(6)]
     assert loop.progress.updates == 6
-    assert [group.prompt.prompt_id for group in done.groups] == ["p:0", "p:1", "p:2", "p:3"]
+    assert [group.prompt.prompt_id for group in done.data] == ["p:0", "p:1", "p:2", "p:3"]
     row = parts.rows[0]
     assert row == {**done.metrics, "num_samples": 8, "num_tokens": 8 * 5}
     assert (row["source/groups"], row["control/samples"]) == (4, 8)
@@ -294,7 +294,7 @@ def test_samples_without_advantage_are_left_out_of_the_forward_and_stay_in_the_d
     loop_of(all_of_them).run(all_of_them.signals)
     assert parts.updated[0]["samples"] == ["p:0#0", "p:1#0"]
     assert len(all_of_them.updated[0]["samples"]) == 4
-    assert parts.updated[0]["counts"] == all_of_them.updated[0]["counts"] == Counts(8, 4)
+    assert parts.updated[0]["counts"] == all_of_them.updated[0]["counts"] == Counts(8, 4, 4)
 
 
 def test_the_gap_to_the_engine_is_looked_at_in_the_first_update_of_each_step() -> None:
@@ -351,7 +351,7 @@ def test_only_refused_updates_in_a_row_end_a_run(part: str) -> None:
     assert problem.where == "step 2, update 6; samples 0/2/p:2#0, 0/2/p:2#1, 0/3/p:3#0"
     assert f"--{part}_learning_rate" in problem.do
     counts = loop.progress
-    assert (counts.refused_in_a_row, counts.critic_refused_in_a_row) == ((3, 0) if part == "actor" else (0, 3))
+    assert counts.refused == {"policy": 3 * (part == "actor"), "critic": 3 * (part == "critic")}
 
 
 def test_without_a_second_forward_the_engine_s_probabilities_stand_for_those_of_the_policy() -> None:

@@ -14,7 +14,9 @@ import torch
 from rft_core.errors import CheckpointError, SavedAfterSignal
 from rft_core.keyed_random import derive_key, permutation
 from rft_trainer.batches.prompt_ledger import Ledger
-from rft_trainer.loops.sft import EarlyStop, SftLoop, TokenLikelihood, mean_loss
+from rft_trainer.batches.units import MicroBatching
+from rft_trainer.loops.early_stop import EarlyStop
+from rft_trainer.loops.sft import SftLoop, TokenLikelihood, mean_loss
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.runs.best_weights import BestWeights
@@ -24,7 +26,8 @@ from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.sinks.jsonl import JsonlSink
 from rft_trainer.testing.bigram import BigramPolicy, MemoryWriter, OneRank, PlainOptimizer
-from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.optimizer_step import Updater
+from rft_trainer.update.policy_loss import PolicyLoss
 
 SAMPLES = [TrainingSample(f"s:{i}", (1 + i % 4, 2 + i % 4, 0), 1, 0.0) for i in range(14)]
 
@@ -57,9 +60,8 @@ class Made:
             held_out=SAMPLES[:3],
             policy=self.policy,
             updater=Updater(
-                self.policy,
+                PolicyLoss(self.policy, TokenLikelihood()),
                 optimizer,
-                TokenLikelihood(),
                 one,
                 micro_batching=MicroBatching(2, 0, False),
                 learning_rate=rate if callable(rate) else lambda update: rate,

@@ -18,7 +18,8 @@ from rft_core.errors import NumericsError, SavedAfterSignal
 from rft_trainer.batches.packing import count, pack
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.evaluation.evaluator import EvaluationResult
-from rft_trainer.loops.sft import EarlyStop, SftLoop, TokenLikelihood, mean_loss
+from rft_trainer.loops.early_stop import EarlyStop
+from rft_trainer.loops.sft import SftLoop, TokenLikelihood, mean_loss
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.runs.checkpointing import Progress
@@ -236,7 +237,7 @@ def test_only_refused_updates_in_a_row_end_a_run() -> None:
     with pytest.raises(NumericsError) as caught:
         loop.run(parts.signals)
     assert caught.value.problem.code == "numerics.non_finite"
-    assert caught.value.problem.where == "step 4; samples s:0, s:1, s:2"
+    assert caught.value.problem.where == "step 4, update 4; samples s:0, s:1, s:2"
     assert loop.progress.step == 3
 
 

@@ -13,6 +13,7 @@ from rft_algos.algorithms.published import PUBLISHED, Grpo, PolicyAlgorithm, Ppo
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_trainer.batches.packing import count, pack
 from rft_trainer.batches.prompt_ledger import LedgerEntry
+from rft_trainer.batches.units import MicroBatching
 from rft_trainer.environments.episodes import BuiltinEpisodes
 from rft_trainer.environments.protocol import Answer, AssistantTurn, EnvironmentPrompt
 from rft_trainer.environments.tool_calls import ToolCallFormat
@@ -29,7 +30,8 @@ from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.scoring.samples import FilterResult, build_samples
 from rft_trainer.testing.bigram import BigramEngine, BigramPolicy, DigitDecoder, OneRank, PlainOptimizer, PlainOutcome
 from rft_trainer.update.critic import explained_variance
-from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.optimizer_step import Updater
+from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
 
 STOP = 9
@@ -126,7 +128,7 @@ def test_a_critic_is_asked_and_judged_at_sampled_tokens_alone() -> None:
 
 
 class KeepGradients(PlainOptimizer):
-    def step(self, learning_rate: float) -> PlainOutcome:
+    def step(self, learning_rate: float, *, largest_norm: float = float("inf")) -> PlainOutcome:
         return PlainOutcome(0.0, True)
 
 
@@ -139,9 +141,8 @@ def gradient(
         policy.table.add_(torch.randn(10, 10, dtype=torch.float64))
     totals = MetricTotals()
     optimizer = KeepGradients(list(policy.parameters()))
-    Updater(policy, optimizer, PolicyObjective(record), OneRank(), micro_batching=micro, learning_rate=lambda _: 0.1)(
-        samples, 0, totals
-    )
+    loss = PolicyLoss(policy, PolicyObjective(record))
+    Updater(loss, optimizer, OneRank(), micro_batching=micro, learning_rate=lambda _: 0.1)(samples, 0, totals)
     assert policy.table.grad is not None
     return policy.table.grad, totals.merged(OneRank())
 
@@ -246,9 +247,8 @@ def test_a_policy_learns_to_call_a_tool() -> None:
     optimizer = PlainOptimizer(list(policy.parameters()))
     assign = AdvantageEstimator(record, RULES, seed=0)
     update = Updater(
-        policy,
+        PolicyLoss(policy, PolicyObjective(record)),
         optimizer,
-        PolicyObjective(record),
         OneRank(),
         micro_batching=MicroBatching(64, 0, by_tokens=False),
         learning_rate=lambda _: 30.0,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rft_trainer.batches.units import optimizer_batches
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup, TrainingSample
 from rft_trainer.records.scores import RewardStatus
 from rft_trainer.records.turns import Turn
@@ -20,7 +21,6 @@ from rft_trainer.scoring.samples import (
     flat_rollouts,
     has_signal,
     keep_scored,
-    optimizer_batches,
     shuffle_rewards,
 )
 

@@ -16,13 +16,14 @@ from rft_algos.algorithms.published import Aggregation
 from rft_core.keyed_random import integers, uniforms
 from rft_core.packed_tokens import PackedTokens
 from rft_trainer.batches.packing import pack
+from rft_trainer.batches.units import MicroBatching
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.protocols import Critic
 from rft_trainer.records.rollouts import Counts, Prompt, Rollout, RolloutGroup, TrainingSample
 from rft_trainer.records.scores import RewardStatus
 from rft_trainer.testing.bigram import OneRank, PlainOptimizer, PlainOutcome, TokenCritic
-from rft_trainer.update.critic import CriticUpdater, ValueAnnotator, ValueObjective, explained_variance
-from rft_trainer.update.optimizer_step import MicroBatching, UpdateOutcome
+from rft_trainer.update.critic import ValueAnnotator, ValueLoss, ValueObjective, explained_variance
+from rft_trainer.update.optimizer_step import UpdateOutcome, Updater
 
 VOCAB = 6
 ALL_IN_ONE = MicroBatching(100, 0, False)
@@ -42,7 +43,7 @@ class RankOf:
 class KeepGradients(PlainOptimizer):
     """Does not step, so that gradients of several ranks can be added."""
 
-    def step(self, learning_rate: float) -> PlainOutcome:
+    def step(self, learning_rate: float, *, largest_norm: float = float("inf")) -> PlainOutcome:
         return PlainOutcome(gradient_norm=0.0, applied=True)
 
 
@@ -83,10 +84,9 @@ def step_of(
     totals = MetricTotals()
     for rank in range(world_size):
         critic = a_critic()
-        updater = CriticUpdater(
-            critic,
+        updater = Updater(
+            ValueLoss(critic, objective),
             KeepGradients([critic.table]),
-            objective,
             RankOf(rank, world_size),
             micro_batching=cut,
             learning_rate=lambda update: 0.1,
@@ -211,7 +211,7 @@ def test_a_micro_batch_of_prompts_alone_adds_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["old_values", "returns"])
 def test_a_sample_without_values_or_returns_is_a_mistake_of_the_caller(name: str) -> None:
-    with pytest.raises(AssertionError, match="s12 needs old_values and returns"):
+    with pytest.raises(AssertionError, match=f"s12 has no {name}"):
         step_of(ALL_IN_ONE, ValueObjective(0.2), chosen=[*samples()[:-1], replace(samples()[-1], **{name: ()})])
 
 
@@ -245,10 +245,9 @@ def test_explained_variance_is_added_by_one_rank_alone() -> None:
     totals = MetricTotals()
     for rank in range(2):
         critic = a_critic()
-        CriticUpdater(
-            critic,
+        Updater(
+            ValueLoss(critic, ValueObjective(None)),
             KeepGradients([critic.table]),
-            ValueObjective(None),
             RankOf(rank, 2),
             micro_batching=ALL_IN_ONE,
             learning_rate=lambda update: 0.1,
@@ -261,10 +260,9 @@ def trained(num_updates: int, schedule: Callable[[int], float], clip: float | No
     """Losses of updates towards returns that are a function of the token before; old values are refreshed."""
     goals = [0.0, 0.4, -0.3, 0.8, 0.1, -0.6]
     critic = TokenCritic(VOCAB, dtype=torch.float64)
-    updater = CriticUpdater(
-        critic,
+    updater = Updater(
+        ValueLoss(critic, ValueObjective(clip)),
         PlainOptimizer([critic.table]),
-        ValueObjective(clip),
         OneRank(),
         micro_batching=MicroBatching(3, 0, False),
         learning_rate=schedule,

@@ -12,11 +12,13 @@ from rft_algos.algorithms.published import Grpo
 from rft_core.errors import ServiceError
 from rft_core.keyed_random import uniforms
 from rft_trainer.batches.packing import pack
+from rft_trainer.batches.units import MicroBatching
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.testing.bigram import BigramPolicy, OneRank, PlainOptimizer
 from rft_trainer.update.mismatch_monitor import MismatchMonitor
-from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.optimizer_step import Updater
+from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
 
 
@@ -105,9 +107,8 @@ def test_the_gap_does_not_depend_on_the_cut_and_a_refused_step_changes_nothing(c
     expected = [abs(value + torch.tensor(6.0).log().item()) for one in made for value in one.behaviour_logprobs]
     policy = BigramPolicy(6)
     updater = Updater(
-        policy,
+        PolicyLoss(policy, PolicyObjective(Grpo(kl_place="none", kl_coef=0.0))),
         PlainOptimizer([policy.table]),
-        PolicyObjective(Grpo(kl_place="none", kl_coef=0.0)),
         OneRank(),
         micro_batching=cut,
         learning_rate=lambda update: 1.0,
@@ -116,12 +117,12 @@ def test_the_gap_does_not_depend_on_the_cut_and_a_refused_step_changes_nothing(c
     watch.begin("step 1", "")
     before: Tensor = policy.table.detach().clone()
     with pytest.raises(ServiceError) as caught:
-        updater(made, 0, MetricTotals(), gaps=watch)
+        updater(made, 0, MetricTotals(), monitor=watch)
     assert caught.value.problem.code == "engine.logprob_gap"
     assert torch.equal(policy.table, before)
     watch = MismatchMonitor(collectives=OneRank(), limit=None)
     watch.begin("step 1", "")
-    updater(made, 0, MetricTotals(), gaps=watch)
+    updater(made, 0, MetricTotals(), monitor=watch)
     assert not torch.equal(policy.table, before)
     assert watch.metrics["engine/logprob_gap"] == pytest.approx(sum(expected) / len(expected), abs=1e-6)
     assert watch.metrics["engine/logprob_gap_max"] == pytest.approx(max(expected), abs=1e-6)

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from rft_algos.algorithms.published import Grpo
 from rft_core.packed_tokens import PackedTokens
 from rft_trainer.batches.packing import pack
+from rft_trainer.batches.units import MicroBatching
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import Counts, TrainingSample
 from rft_trainer.testing.bigram import BigramPolicy, OneRank, PlainOptimizer
 from rft_trainer.update.moe_aux_loss import MoeAuxLoss
-from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.optimizer_step import Updater
+from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
 
 EXPERTS = 3
@@ -73,7 +75,7 @@ class RanksOf:
 class KeepGradients(PlainOptimizer):
     """Does not step."""
 
-    def step(self, learning_rate: float) -> Any:
+    def step(self, learning_rate: float, *, largest_norm: float = float("inf")) -> Any:
         return type("Outcome", (), {"gradient_norm": 0.0, "applied": True, "loss_scale": None})()
 
 
@@ -98,13 +100,15 @@ def one_step(cut: MicroBatching, *, coefficient: float = 0.1, world_size: int = 
         policy = RoutedBigrams(6)
         ranks: Any = OneRank() if world_size == 1 else RanksOf(rank, world_size, counts_E)
         updater = Updater(
-            policy,
+            PolicyLoss(
+                policy,
+                PolicyObjective(Grpo(kl_place="none", kl_coef=0.0)),
+                balanced=MoeAuxLoss(policy, coefficient=coefficient, collectives=ranks),
+            ),
             KeepGradients([policy.table, policy.routes]),
-            PolicyObjective(Grpo(kl_place="none", kl_coef=0.0)),
             ranks,
             micro_batching=cut,
             learning_rate=lambda update: 0.1,
-            balanced=MoeAuxLoss(policy, coefficient=coefficient, collectives=ranks),
         )
         totals = MetricTotals()
         updater(samples(), 0, totals)

@@ -13,10 +13,12 @@ from rft_algos.algorithms.published import Aggregation, Grpo
 from rft_core.keyed_random import integers, uniforms
 from rft_core.packed_tokens import PackedTokens
 from rft_trainer.batches.packing import count
+from rft_trainer.batches.units import MicroBatching
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.testing.bigram import BigramPolicy, OneRank, PlainOptimizer
-from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.optimizer_step import Updater
+from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
 
 AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length")
@@ -36,7 +38,7 @@ class RankOf:
 class KeepGradients(PlainOptimizer):
     """Does not step, so that gradients of several ranks can be added."""
 
-    def step(self, learning_rate: float):
+    def step(self, learning_rate: float, *, largest_norm: float = float("inf")):
         return type("Outcome", (), {"gradient_norm": 0.0, "applied": True, "loss_scale": None})()
 
 
@@ -68,9 +70,8 @@ def gradient(cut: MicroBatching, record: Grpo, world_size: int = 1) -> tuple[tor
         with torch.no_grad():
             policy.table.copy_(uniforms([7], 36).reshape(6, 6))
         updater = Updater(
-            policy,
+            PolicyLoss(policy, PolicyObjective(record)),
             KeepGradients([policy.table]),
-            PolicyObjective(record),
             RankOf(rank, world_size),
             micro_batching=cut,
             learning_rate=lambda update: 0.1,
@@ -106,9 +107,8 @@ def test_samples_of_zero_advantage_may_be_left_out_while_they_stay_in_the_denomi
     policy_all, policy_some = BigramPolicy(6, dtype=torch.float64), BigramPolicy(6, dtype=torch.float64)
     for policy, chosen in ((policy_all, samples()), (policy_some, [s for s in samples() if s.advantage])):
         updater = Updater(
-            policy,
+            PolicyLoss(policy, PolicyObjective(record)),
             KeepGradients([policy.table]),
-            PolicyObjective(record),
             OneRank(),
             micro_batching=MicroBatching(4, 0, False),
             learning_rate=lambda update: 0.1,
@@ -123,9 +123,8 @@ def test_the_gap_to_the_engine_is_measured_in_nats_a_token() -> None:
     policy = BigramPolicy(6)
     schedule: Callable[[int], float] = lambda update: 0.0  # noqa: E731
     updater = Updater(
-        policy,
+        PolicyLoss(policy, PolicyObjective(Grpo(kl_place="none", kl_coef=0.0))),
         PlainOptimizer([policy.table]),
-        PolicyObjective(Grpo(kl_place="none", kl_coef=0.0)),
         OneRank(),
         micro_batching=MicroBatching(4, 0, False),
         learning_rate=schedule,
@@ -145,9 +144,8 @@ def test_the_logged_loss_is_the_loss_of_all_samples_when_some_are_left_out() -> 
     for chosen in (samples(), [s for s in samples() if s.advantage]):
         policy, totals = BigramPolicy(6, dtype=torch.float64), MetricTotals()
         updater = Updater(
-            policy,
+            PolicyLoss(policy, PolicyObjective(Grpo(kl_place="none", kl_coef=0.0))),
             KeepGradients([policy.table]),
-            PolicyObjective(Grpo(kl_place="none", kl_coef=0.0)),
             OneRank(),
             micro_batching=MicroBatching(4, 0, False),
             learning_rate=lambda update: 0.1,
@@ -164,9 +162,8 @@ def test_samples_left_out_count_once_in_the_logged_loss_whatever_the_number_of_r
         for rank in range(world_size):
             policy = BigramPolicy(6, dtype=torch.float64)
             updater = Updater(
-                policy,
+                PolicyLoss(policy, PolicyObjective(Grpo(kl_place="none", kl_coef=0.0))),
                 KeepGradients([policy.table]),
-                PolicyObjective(Grpo(kl_place="none", kl_coef=0.0)),
                 RankOf(rank, world_size),
                 micro_batching=MicroBatching(4, 0, False),
                 learning_rate=lambda update: 0.1,
@@ -233,14 +230,11 @@ def test_an_objective_of_tokens_in_the_head_is_the_same_step(aggregation: Aggreg
         with torch.no_grad():
             policy.table.copy_(uniforms([7], 36).reshape(6, 6))
         updater = Updater(
-            policy,
+            PolicyLoss(policy, PolicyObjective(record), temperature=0.8, fused=policy if fuses else None),
             KeepGradients([policy.table]),
-            PolicyObjective(record),
             OneRank(),
             micro_batching=MicroBatching(3, 0, by_tokens=False),
             learning_rate=lambda update: 0.1,
-            temperature=0.8,
-            fused=policy if fuses else None,
         )
         totals = MetricTotals()
         updater(samples(), 0, totals)

@@ -13,11 +13,13 @@ from torch import Tensor
 from rft_algos.algorithms.published import Grpo
 from rft_core.packed_tokens import PackedTokens
 from rft_trainer.batches import packing
+from rft_trainer.batches.units import MicroBatching
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
 from rft_trainer.testing.bigram import BigramPolicy, OneRank, PlainOptimizer, PlainOutcome, TokenCritic
-from rft_trainer.update.critic import CriticUpdater, ValueObjective
-from rft_trainer.update.optimizer_step import MicroBatching, UpdateOutcome, Updater, scale_metrics
+from rft_trainer.update.critic import ValueLoss, ValueObjective
+from rft_trainer.update.optimizer_step import UpdateOutcome, Updater, scale_metrics
+from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
 
 ONE_EACH = MicroBatching(1, 0, False)
@@ -51,7 +53,7 @@ class NotingOptimizer(PlainOptimizer):
         self.lasts.append(last)
         self.changed.append(not torch.equal(self.parameter.grad, before))
 
-    def step(self, learning_rate: float) -> PlainOutcome:
+    def step(self, learning_rate: float, *, largest_norm: float = float("inf")) -> PlainOutcome:
         return PlainOutcome(gradient_norm=2.5, applied=False, loss_scale=64.0)
 
 
@@ -94,15 +96,15 @@ def sample(name: str, num_response: int, advantage: float = 1.0) -> TrainingSamp
     )
 
 
+OF_LOSS = {"temperature", "balanced", "fused"}
 UNEVEN = [sample("long", 8), sample("x", 2), sample("y", 2), sample("z", 2)]
 """Of two ranks the first has the long one, the second the other three."""
 
 
 def updater(policy: BigramPolicy, rank: Any = None, cut: MicroBatching = ONE_EACH, **options: Any) -> Updater:
     return Updater(
-        policy,
+        PolicyLoss(policy, PolicyObjective(RECORD), **{name: options.pop(name) for name in OF_LOSS & options.keys()}),
         NotingOptimizer([policy.table]),
-        PolicyObjective(RECORD),
         rank or OneRank(),
         micro_batching=cut,
         learning_rate=lambda update: 0.25 * (1 + update),
@@ -110,7 +112,7 @@ def updater(policy: BigramPolicy, rank: Any = None, cut: MicroBatching = ONE_EAC
     )
 
 
-def passes(update: Updater | CriticUpdater) -> NotingOptimizer:
+def passes(update: Updater) -> NotingOptimizer:
     noting = update._optimizer  # pyright: ignore[reportPrivateUsage]
     assert isinstance(noting, NotingOptimizer)
     return noting
@@ -151,10 +153,9 @@ def test_fillers_make_the_passes_of_all_ranks_equally_many(rank: int, collective
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_critic_has_as_many_passes_on_all_ranks(rank: int, collective: bool) -> None:
     critic = TokenCritic(6, dtype=torch.float64)
-    update = CriticUpdater(
-        critic,
+    update = Updater(
+        ValueLoss(critic, ValueObjective(None)),
         NotingOptimizer([critic.table]),
-        ValueObjective(None),
         RankOf(rank, 2),
         micro_batching=ONE_EACH,
         learning_rate=lambda update: 0.5,
@@ -165,7 +166,7 @@ def test_a_critic_has_as_many_passes_on_all_ranks(rank: int, collective: bool) -
     num_passes = 3 if collective else num_own
     assert passes(update).lasts == [False] * (num_passes - 1) + [True]
     assert passes(update).changed == [True] * num_own + [False] * (num_passes - num_own)
-    assert outcome == UpdateOutcome(2.5, False, 0.5, num_own)
+    assert outcome == UpdateOutcome(2.5, False, 0.5, num_own, 64.0)
 
 
 def test_passes_are_not_collective_unless_said() -> None:
@@ -173,10 +174,9 @@ def test_passes_are_not_collective_unless_said() -> None:
     update = updater(policy, RankOf(0, 2))
     update(UNEVEN, 0, MetricTotals())
     assert passes(update).lasts == [True]
-    of_values = CriticUpdater(
-        critic,
+    of_values = Updater(
+        ValueLoss(critic, ValueObjective(None)),
         NotingOptimizer([critic.table]),
-        ValueObjective(None),
         RankOf(0, 2),
         micro_batching=ONE_EACH,
         learning_rate=lambda update: 0.5,
@@ -190,11 +190,10 @@ def test_a_step_says_what_the_optimizer_did() -> None:
     assert update(UNEVEN, 2, MetricTotals()) == UpdateOutcome(2.5, False, 0.75, 4, 64.0)
 
 
-def test_the_trained_policy_is_the_one_given_and_its_temperature_is_1_unless_said() -> None:
+def test_the_temperature_is_1_unless_said() -> None:
     policy = NotingPolicy(6)
     update = updater(policy, cut=MicroBatching(8, 0, False))
     update(UNEVEN, 0, MetricTotals())
-    assert update.policy is policy
     assert policy.temperatures == [1.0]
     assert policy.wanted == [(True, False)], "an entropy that is only logged has no gradient"
 
@@ -213,10 +212,9 @@ def test_pages_are_locked_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatc
     updater(NotingPolicy(6), **options)(UNEVEN, 0, MetricTotals())
     assert asked == [pins] * 4
     critic = TokenCritic(6, dtype=torch.float64)
-    CriticUpdater(
-        critic,
+    Updater(
+        ValueLoss(critic, ValueObjective(None)),
         NotingOptimizer([critic.table]),
-        ValueObjective(None),
         OneRank(),
         micro_batching=ONE_EACH,
         learning_rate=lambda update: 0.5,
@@ -282,8 +280,11 @@ class Gaps:
 
     noted: list[str]
 
-    def add(self, samples: Sequence[TrainingSample], batch: TokenBatch, logprobs_T: Tensor) -> None:
-        assert [one.num_tokens for one in samples] == [len(batch.token_ids_T)] == [len(logprobs_T)]
+    def restart(self) -> None:
+        self.noted.append("begun")
+
+    def add(self, samples: Sequence[TrainingSample], batch: TokenBatch, outputs_T: Tensor) -> None:
+        assert [one.num_tokens for one in samples] == [len(batch.token_ids_T)] == [len(outputs_T)]
         self.noted.append(samples[0].sample_id)
 
     def judge(self) -> None:
@@ -292,8 +293,8 @@ class Gaps:
 
 def test_every_micro_batch_is_in_the_gap_before_it_is_judged() -> None:
     gaps: Any = Gaps([])
-    updater(NotingPolicy(6))(UNEVEN, 0, MetricTotals(), gaps=gaps)
-    assert gaps.noted == ["long", "x", "y", "z", "judged"]
+    updater(NotingPolicy(6))(UNEVEN, 0, MetricTotals(), monitor=gaps)
+    assert gaps.noted == ["begun", "long", "x", "y", "z", "judged"]
 
 
 def test_samples_without_log_probs_of_an_engine_have_no_gap() -> None:

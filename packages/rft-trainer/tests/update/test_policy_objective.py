@@ -145,7 +145,7 @@ def test_what_looks_at_whole_sequences_is_not_computed_token_by_token(record: Po
 def test_a_micro_batch_of_prompts_alone_adds_nothing_and_has_a_gradient_of_zero() -> None:
     batch = pack([TrainingSample("p", (1, 2, 3), 3, 1.0)])
     assert batch.old_logprobs_T is None
-    assert count([TrainingSample("p", (1, 2, 3), 3, 1.0)]) == Counts(0, 0)
+    assert count([TrainingSample("p", (1, 2, 3), 3, 1.0)]) == Counts(0, 0, 1)
     logprobs_T = torch.full((3,), -1.0, requires_grad=True)
     output = PolicyObjective(PLAIN)(batch, logprobs_T, zeros(batch), COUNTS)
     output.loss.backward()

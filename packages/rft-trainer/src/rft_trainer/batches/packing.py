@@ -12,20 +12,24 @@ from typing import Any
 
 import torch
 
-from rft_core.errors import OptionsError
+from rft_trainer.batches.units import unit_lengths, units_of
 from rft_trainer.data.media_cache import load_media
 from rft_trainer.protocols import Collectives
 from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
 
 
 def count(samples: Sequence[TrainingSample]) -> Counts:
-    """Count the denominators of one optimizer step: tokens in the loss, and sequences that have any."""
+    """Count the denominators of one optimizer step: tokens in the loss, sequences that have any, and units."""
     lengths = [sample.num_loss_tokens for sample in samples]
-    return Counts(num_loss_tokens=sum(lengths), num_sequences=sum(length > 0 for length in lengths))
+    return Counts(
+        num_loss_tokens=sum(lengths),
+        num_sequences=sum(length > 0 for length in lengths),
+        num_units=len(units_of(samples)),
+    )
 
 
 def assign_to_ranks(num_tokens: Sequence[int], world_size: int) -> list[list[int]]:
-    """Assign sample indices to ranks, balanced by tokens: longest first to the lightest rank.
+    """Assign the indices of units to ranks, balanced by tokens: longest first to the lightest rank.
 
     Deterministic, so every rank computes the same answer; within a rank the given order is kept.
     """
@@ -39,50 +43,19 @@ def assign_to_ranks(num_tokens: Sequence[int], world_size: int) -> list[list[int
     return [sorted(indices) for indices in ranks]
 
 
-def split_in_order(num_tokens: Sequence[int], max_sequences: int, max_tokens: int) -> list[list[int]]:
-    """Split samples into micro-batches in the given order, each closed when the next sample would exceed either cap.
-
-    `max_tokens` 0 means no cap on tokens.
-    """
-    _check_fits(num_tokens, max_tokens)
-    cuts: list[list[int]] = []
-    tokens = 0
-    for index, length in enumerate(num_tokens):
-        if not cuts or len(cuts[-1]) == max_sequences or (max_tokens and tokens + length > max_tokens):
-            cuts.append([])
-            tokens = 0
-        cuts[-1].append(index)
-        tokens += length
-    return cuts
-
-
-def split_by_tokens(num_tokens: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Split samples into micro-batches filled to `max_tokens`, by first-fit decreasing."""
-    _check_fits(num_tokens, max_tokens)
-    cuts: list[list[int]] = []
-    room: list[int] = []
-    for index in sorted(range(len(num_tokens)), key=lambda i: (-num_tokens[i], i)):
-        # first fit: the earliest micro-batch with room; longest samples come first, so gaps are filled by short ones
-        slot = next((s for s, free in enumerate(room) if free >= num_tokens[index]), None)
-        if slot is None:
-            cuts.append([])
-            room.append(max_tokens)
-            slot = len(cuts) - 1
-        cuts[slot].append(index)
-        room[slot] -= num_tokens[index]
-    return [sorted(indices) for indices in cuts]
-
-
 def rank_micro_batches(
     samples: Sequence[TrainingSample],
     rank: int,
     world_size: int,
     cut: Callable[[Sequence[int]], list[list[int]]],
 ) -> list[list[TrainingSample]]:
-    """Return the samples of one rank in its micro-batches; `cut` maps numbers of tokens to indices."""
-    mine = assign_to_ranks([sample.num_tokens for sample in samples], world_size)[rank]
-    share = [samples[index] for index in mine]
-    return [[share[i] for i in indices] for indices in cut([sample.num_tokens for sample in share])]
+    """Return the samples of one rank in its micro-batches, units undivided.
+
+    `cut` maps the units' numbers of tokens to the indices of each micro-batch.
+    """
+    units = units_of(samples)
+    share = [units[index] for index in assign_to_ranks(unit_lengths(units), world_size)[rank]]
+    return [[sample for i in indices for sample in share[i]] for indices in cut(unit_lengths(share))]
 
 
 def num_filler_batches(
@@ -104,22 +77,11 @@ def filler_batches(
     """Return a short batch for every micro-batch that this rank lacks, where forwards are collective operations."""
     if not samples:
         return []
-    num_batches = num_filler_batches([sample.num_tokens for sample in samples], ranks.rank, ranks.world_size, cut)
-    # the shortest sample, because its result is thrown away; one batch stands for all of them
-    return [pack([min(samples, key=lambda sample: sample.num_tokens)], device)] * num_batches
-
-
-def _check_fits(num_tokens: Sequence[int], max_tokens: int) -> None:
-    longest = max(num_tokens, default=0)
-    if max_tokens and longest > max_tokens:
-        raise OptionsError(
-            code="batch.sample_over_token_cap",
-            what=f"one sample has {longest} tokens, max_tokens_per_micro_batch = {max_tokens}",
-            where="--max_tokens_per_micro_batch",
-            why="a sample is never cut in two, so the cap must hold the longest one",
-            state="the step was not taken",
-            do=f"--max_tokens_per_micro_batch {longest}",
-        )
+    units = units_of(samples)
+    num_batches = num_filler_batches(unit_lengths(units), ranks.rank, ranks.world_size, cut)
+    # the shortest unit, because its result is thrown away; one batch stands for all of them
+    shortest = min(units, key=lambda unit: sum(sample.num_tokens for sample in unit))
+    return [pack(shortest, device)] * num_batches
 
 
 def pack(
@@ -131,7 +93,12 @@ def pack(
     """
     pinned = pin_memory and torch.device(device).type == "cuda"
 
-    def to_device(tensor: torch.Tensor) -> torch.Tensor:
+    not_finite: list[str] = []
+
+    def to_device(tensor: torch.Tensor, name: str = "") -> torch.Tensor:
+        # on the host, where it costs no wait for the device
+        if name and not bool(tensor.isfinite().all()):
+            not_finite.append(name)
         return tensor.pin_memory().to(device, non_blocking=True) if pinned else tensor.to(device)
 
     lengths = torch.tensor([sample.num_tokens for sample in samples])
@@ -145,7 +112,7 @@ def pack(
         positions_T=to_device(positions),
         segment_ids_T=to_device(segment_ids),
         loss_mask_T=to_device(_learned(samples, positions >= prompt_lengths[segment_ids])),
-        advantages_T=to_device(_advantages(samples, segment_ids)),
+        advantages_T=to_device(_advantages(samples, segment_ids), "advantages"),
         old_logprobs_T=_per_token(samples, "old_logprobs", to_device),
         behaviour_logprobs_T=_per_token(samples, "behaviour_logprobs", to_device),
         reference_logprobs_T=_per_token(samples, "reference_logprobs", to_device),
@@ -154,13 +121,25 @@ def pack(
         token_weights_T=_per_token(samples, "token_weights", to_device, otherwise=1.0),
         selected_T=_marks(samples, to_device),
         mm_inputs=_images(samples),
+        unit_ids_S=_unit_ids(samples, to_device),
+        not_finite=not_finite[0] if not_finite else "",
     )
 
 
 def _learned(samples: Sequence[TrainingSample], response_T: torch.Tensor) -> torch.Tensor:
     """Return [T] bool: the response tokens without those that the samples' loss masks leave out."""
-    kept_T = _per_token(samples, "loss_mask", torch.Tensor.bool, otherwise=1.0)
+    kept_T = _per_token(samples, "loss_mask", lambda mask_T, _: mask_T.bool(), otherwise=1.0)
     return response_T if kept_T is None else response_T & kept_T
+
+
+def _unit_ids(
+    samples: Sequence[TrainingSample], to_device: Callable[[torch.Tensor, str], torch.Tensor]
+) -> torch.Tensor | None:
+    """Return [S]: the unit of each segment, counted from 0; None where every segment is a unit by itself."""
+    if not any(sample.unit for sample in samples):
+        return None
+    sizes = [len(unit) for unit in units_of(samples)]
+    return to_device(torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)), "")
 
 
 def _images(samples: Sequence[TrainingSample]) -> tuple[Any, ...] | None:
@@ -169,7 +148,9 @@ def _images(samples: Sequence[TrainingSample]) -> tuple[Any, ...] | None:
     return tuple(load_media(sample.media) for sample in samples)
 
 
-def _marks(samples: Sequence[TrainingSample], to_device: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
+def _marks(
+    samples: Sequence[TrainingSample], to_device: Callable[[torch.Tensor, str], torch.Tensor]
+) -> torch.Tensor | None:
     marks_T = _per_token(samples, "selected", to_device, otherwise=0.0)
     return None if marks_T is None else marks_T != 0
 
@@ -191,7 +172,7 @@ def _advantages(samples: Sequence[TrainingSample], segment_ids_T: torch.Tensor) 
 def _per_token(
     samples: Sequence[TrainingSample],
     name: str,
-    to_device: Callable[[torch.Tensor], torch.Tensor],
+    to_device: Callable[[torch.Tensor, str], torch.Tensor],
     *,
     otherwise: float | None = None,
 ) -> torch.Tensor | None:
@@ -203,7 +184,7 @@ def _per_token(
     if not any(getattr(sample, name) for sample in samples):
         return None
     rows = (_row(sample, name, otherwise) for sample in samples)
-    return to_device(torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float32))
+    return to_device(torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float32), name)
 
 
 def _row(sample: TrainingSample, name: str, otherwise: float | None) -> tuple[float, ...]:

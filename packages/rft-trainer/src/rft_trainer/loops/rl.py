@@ -1,31 +1,30 @@
-"""Reinforcement fine-tuning: sample, score, estimate advantages, update; read `RlLoop.run` from top to bottom.
+"""Reinforcement fine-tuning: sample, score, estimate advantages, update; read `RlLoop` from top to bottom.
 
 All collaborators are passed in ready-built. Nothing here depends on a flag, a device or the name of an algorithm.
-A step is atomic for checkpoints: it is either complete in the saved state or not in it at all.
+What every kind of training does around a step is in `TrainingLoop`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from dataclasses import dataclass, field
 
 from rft_core.errors import ServiceError
 from rft_core.fault_points import declare, fault_point
 from rft_trainer.batches.packing import count
-from rft_trainer.batches.prompt_ledger import EntryState, Ledger, LedgerEntry
+from rft_trainer.batches.prompt_ledger import EntryState, LedgerEntry
+from rft_trainer.batches.units import optimizer_batches
 from rft_trainer.evaluation.ema_evaluator import EmaEvaluator, averaged_record
 from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
-from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
+from rft_trainer.loops.training_loop import Limits, StepSize, TrainingLoop
+from rft_trainer.metrics.phase_timer import Phase
 from rft_trainer.metrics.totals import MetricTotals
-from rft_trainer.protocols import Collectives
 from rft_trainer.records.rollouts import Prompt, RolloutGroup, TrainingSample
 from rft_trainer.rollouts.source import RolloutSource
-from rft_trainer.runs.checkpointing import Progress, Saver, save_and_stop
-from rft_trainer.runs.step_report import Reporter, rollout_metrics
-from rft_trainer.runs.stop_signals import StopSignals, agree
+from rft_trainer.runs.step_report import rollout_metrics
+from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.scoring.advantages import AdvantageEstimator, PolicyScores
+from rft_trainer.scoring.finite_scores import non_finite_scores, without_rollouts
 from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.scoring.samples import (
     FilterResult,
@@ -34,21 +33,22 @@ from rft_trainer.scoring.samples import (
     flat_rollouts,
     has_signal,
     keep_scored,
-    optimizer_batches,
+    sample_name,
 )
-from rft_trainer.update.critic import CriticUpdater, ValueAnnotator
+from rft_trainer.update.critic import ValueAnnotator
 from rft_trainer.update.mismatch_monitor import MismatchMonitor
-from rft_trainer.update.nonfinite_checks import refuse_more_steps, refuse_non_finite_samples
-from rft_trainer.update.optimizer_step import UpdateOutcome, Updater, scale_metrics
+from rft_trainer.update.nonfinite_checks import refuse_non_finite_samples
+from rft_trainer.update.numeric_guard import RowFault
+from rft_trainer.update.optimizer_step import UpdateOutcome, Updater, update_metrics
 
 POINT_ROLLED_OUT = declare("rl.rolled_out", "rollouts are scored, no weight has changed")
 POINT_UPDATED = declare("rl.updated", "one optimizer step of a training step is applied")
 POINT_LOGGED = declare("rl.logged", "the row of a step is written, its checkpoint is not")
 
 
-@dataclass(frozen=True, slots=True)
-class StepConfig:
-    """The numbers of one training step.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepConfig(Limits):
+    """The numbers of one training step, and how many there are.
 
     `skip_zero_advantage` holds where the objective's only term is the advantage's: samples of
     advantage zero then have a gradient of exactly zero and take part in the denominators alone.
@@ -66,9 +66,6 @@ class StepConfig:
     needs_baseline: bool
     frozen_steps: int
     """Steps at the start in which only the critic is trained."""
-    max_steps: int
-    eval_every: int
-    max_refused_in_a_row: int
     max_unscored_share: float
     max_staleness: int = 0
     """Versions that the weights which drew a sample may lag."""
@@ -97,22 +94,13 @@ class CriticTrainer:
     """The critic of a run: the estimator of token values, and the updater that trains it."""
 
     values: ValueAnnotator
-    update: CriticUpdater
-
-
-@dataclass(frozen=True, slots=True)
-class StepDone:
-    """Result of one training step: the sampled groups, and the step's metrics by name."""
-
-    groups: Sequence[RolloutGroup]
-    metrics: Mapping[str, object]
+    update: Updater
 
 
 @dataclass(slots=True, kw_only=True)
-class RlLoop:
+class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
     """The reinforcement learning loop of a run, with its collaborators as fields."""
 
-    ledger: Ledger
     prompts: Sequence[Prompt]
     rollouts: RolloutSource
     assign_credit: AdvantageEstimator
@@ -122,13 +110,7 @@ class RlLoop:
     control: Callable[[Sequence[RolloutGroup]], list[RolloutGroup]] | None
     updater: Updater
     evaluator: Evaluator | None
-    saver: Saver
-    reporter: Reporter
-    collectives: Collectives
     rules: StepConfig
-    progress: Progress
-    timer: PhaseTimer
-    resume_command: str
     sleep_engine: bool
     check_engine: Callable[[int], dict[str, tuple[float, float]]] | None = None
     """After every load of weights of a version, awake: whether the engine serves them; metrics as (total, count), or
@@ -137,44 +119,28 @@ class RlLoop:
     """Whether the samples are the policy's own, seen at the first update of a step."""
     averaged: EmaEvaluator | None = None
     """Evaluates the moving averages of the weights beside them."""
+    results: dict[str, EvaluationResult] = field(default_factory=dict[str, EvaluationResult])
+    """The evaluations so far, by name."""
 
     def run(self, signals: StopSignals) -> Mapping[str, EvaluationResult]:
         """Train until the ledger or `max_steps` ends; the evaluations before and after by name."""
-        results: dict[str, EvaluationResult] = {}
-        self.begin(results)
-        while not self.finished:
-            self.train_step(signals, results)
-        return results
-
-    def begin(self, results: dict[str, EvaluationResult]) -> None:
-        """Evaluate and save before the first step; a resumed run has done so already, also one resumed from step 0."""
-        if self.saver.saved_step is None:
-            self._evaluate(results, "before")
-            self.saver.save(0, episode=0)
-
-    def train_step(self, signals: StopSignals, results: dict[str, EvaluationResult]) -> StepDone:
-        """Run one step: sample, train, write the metrics row, then evaluate and save where they are due."""
-        entries, groups = self._collect()
-        # before any weight changes: these prompts are in no saved step, so the ledger hands them out again
-        if agree(self.collectives, signals.received is not None)[0]:
-            self._save_and_stop(signals)
-        record = self._learn(groups)
-        # only now: until here a checkpoint holds these prompts as in flight, and a resume samples them again
-        self.ledger.advance(entries, EntryState.TRAINED)
-        self.progress.step += 1
-        ended = self.ledger.epoch if self.ledger.epoch > entries[-1].epoch else None
-        self._finish_step(record, groups, results, ended)
-        # a run that is finished saves by itself, and ends as complete rather than as stopped
-        if not self.finished and agree(self.collectives, signals.received is not None)[0]:
-            self._save_and_stop(signals)
-        return StepDone(groups, record)
+        self.steps(signals)
+        return self.results
 
     @property
-    def finished(self) -> bool:
-        """Return whether nothing is left to train."""
-        return self.ledger.finished or bool(self.rules.max_steps and self.progress.step >= self.rules.max_steps)
+    def limits(self) -> Limits:
+        """Return how long the run goes on: part of the numbers of its step."""
+        return self.rules
 
-    def _collect(self) -> tuple[list[LedgerEntry], list[RolloutGroup]]:
+    @property
+    def logged_point(self) -> str:
+        """The fault point of reinforcement learning runs."""
+        return POINT_LOGGED
+
+    def _stop_before_learning(self) -> bool:
+        return True  # sampling may take minutes
+
+    def _collect(self) -> tuple[list[LedgerEntry], Sequence[RolloutGroup]]:
         """Sample the rollouts of one step; refill until enough groups have a signal, the rounds or the epoch end.
 
         Every round samples exactly the prompts that are missing, so nothing sampled is surplus.
@@ -216,8 +182,9 @@ class RlLoop:
         self.ledger.advance(entries, EntryState.SCORED)
         return groups
 
-    def _learn(self, groups: Sequence[RolloutGroup]) -> dict[str, object]:
+    def _learn(self, data: Sequence[RolloutGroup]) -> dict[str, object]:
         """Compute advantages, then take `epochs_per_step` passes of optimizer steps over the samples."""
+        groups = data
         kept = self._keep(groups)
         samples, credited = self._annotate(kept)
         totals = MetricTotals()
@@ -230,13 +197,13 @@ class RlLoop:
                 for batch in optimizer_batches(samples, self.rules.train_batch_size):
                     if self.critic is not None:
                         critic_outcomes.append(self.critic.update(batch, self.progress.updates, totals))
-                        self._check_critic_applied(critic_outcomes[-1].applied, batch)
+                        self._check("critic", critic_outcomes[-1], batch, "--critic_learning_rate")
                     if trains_policy:
                         trained = drop_zero_advantage(batch) if self.rules.skip_zero_advantage else batch
                         # only the first update still has the weights that drew the samples
                         gaps = self._begin_gaps() if not outcomes else None
                         outcomes.append(self.updater(trained, self.progress.updates, totals, count(batch), gaps))
-                        self._check_applied(outcomes[-1].sound, batch)
+                        self._check("policy", outcomes[-1], batch, "--actor_learning_rate")
                     # also for an update of the critic alone: both learning rates follow this number
                     self.progress.updates += 1
                     fault_point(POINT_UPDATED)
@@ -254,8 +221,8 @@ class RlLoop:
             **merged,
             **(self.gaps.metrics if self.gaps and outcomes else {}),
             **self.assign_credit.control(merged, len(samples)),
-            **_update_metrics("policy", outcomes),
-            **(_update_metrics("critic", critic_outcomes) if self.critic is not None else {}),
+            **update_metrics("policy", outcomes),
+            **(update_metrics("critic", critic_outcomes) if self.critic is not None else {}),
         }
 
     def _begin_gaps(self) -> MismatchMonitor | None:
@@ -303,7 +270,7 @@ class RlLoop:
                 where=f"reward function; first: {_first_unscored(groups)}",
                 why=f"more than the share {self.rules.max_unscored_share} that --max_unscored_share allows",
                 state=f"no weight was changed by this step; resume: {self.resume_command}",
-                do=f"repair the reward, then {self.resume_command}",
+                do=f"repair the reward, then {self.resume_command} (where its file changed, --accept_changes reward)",
             )
         return drop_zero_variance_groups(kept) if self.rules.filter_groups else kept
 
@@ -321,85 +288,52 @@ class RlLoop:
             reference = self.reference(kept.groups) if self.reference else []
             values = self.critic.values(kept.groups) if self.critic else []
             scores = PolicyScores(old, behaviour, reference, values, entropy)
-            samples, metrics = self.assign_credit(kept.groups, scores, step=self.progress.step)
+            # before advantages are made of them: one score that is not finite would spread over the batch
+            groups, scores = self._without_bad_scores(kept.groups, scores)
+            if not groups:
+                return [], {}
+            samples, metrics = self.assign_credit(groups, scores, step=self.progress.step)
         return samples, {name: float(total / count) for name, (total, count) in metrics.items() if float(count)}
 
-    def _check_applied(self, applied: bool, batch: Sequence[TrainingSample]) -> None:
-        """Count refused steps in a row and raise `NumericsError` above the limit; a refused step changes no weight."""
-        self.progress.refused_in_a_row = 0 if applied else self.progress.refused_in_a_row + 1
-        self._refuse_more_steps(self.progress.refused_in_a_row, batch, "--actor_learning_rate")
-
-    def _check_critic_applied(self, applied: bool, batch: Sequence[TrainingSample]) -> None:
-        """Do the same for the critic, in a count of its own: the policy's good steps say nothing about it."""
-        self.progress.critic_refused_in_a_row = 0 if applied else self.progress.critic_refused_in_a_row + 1
-        self._refuse_more_steps(self.progress.critic_refused_in_a_row, batch, "--critic_learning_rate")
-
-    def _refuse_more_steps(self, num_in_a_row: int, batch: Sequence[TrainingSample], flag: str) -> None:
-        samples = ", ".join(sample.sample_id for sample in batch[:3])
-        refuse_more_steps(
-            num_in_a_row,
-            self.rules.max_refused_in_a_row,
-            where=f"step {self.progress.step + 1}, update {self.progress.updates + 1}; samples {samples}",
-            saved_step=self.saver.saved_step,
-            do=f"{self.resume_command} {flag} <a tenth of the present one>",
-        )
-
-    def _finish_step(
-        self,
-        record: dict[str, object],
-        groups: Sequence[RolloutGroup],
-        results: dict[str, EvaluationResult],
-        ended_episode: int | None,
-    ) -> None:
-        step, last = self.progress.step, self.finished
+    def _without_bad_scores(
+        self, groups: Sequence[RolloutGroup], scores: PolicyScores
+    ) -> tuple[Sequence[RolloutGroup], PolicyScores]:
+        """Leave rollouts with a score that is not finite out, within the budget of the policy's guard."""
+        bad = non_finite_scores(scores)
+        guard = self.progress.guards.get("policy")
+        if not bad or guard is None:
+            return groups, scores
         flat = flat_rollouts(groups)
-        tokens = sum(len(group.prompt.token_ids) + len(rollout.completion_ids) for group, rollout in flat)
-        # the row before the checkpoint: a resume cuts rows beyond its checkpoint, but cannot write one that is missing
-        self.reporter.step(record, self.progress, self.timer, num_tokens=tokens, num_samples=len(flat))
-        self.reporter.rollouts(groups, self.progress)
-        fault_point(POINT_LOGGED)
-        # before the save: a resume from it neither repeats this evaluation nor lacks it
-        if last or (self.rules.eval_every and step % self.rules.eval_every == 0):
-            self._evaluate(results, "after" if last else f"step {step}")
-        if self.saver.due(step, ended_episode=ended_episode) or last:
-            with self.timer.phase(Phase.SAVE):
-                self.saver.save(step, episode=self.ledger.epoch)
+        faults = [
+            RowFault((sample_name(*flat[index]),), f"{name} of the trainer", self.collectives.rank)
+            for index, name in bad.items()
+        ]
+        if not guard.refuse_scores(faults, where=f"step {self.progress.step + 1}"):
+            return groups, scores  # the update that they lead to is refused
+        return without_rollouts(groups, scores, bad, self.rules.smallest_group)
 
-    def _evaluate(self, results: dict[str, EvaluationResult], name: str) -> None:
+    def _check(self, part: str, outcome: UpdateOutcome, batch: Sequence[TrainingSample], flag: str) -> None:
+        self._count_refused(part, outcome, [sample.sample_id for sample in batch], flag)
+
+    def _size(self, data: Sequence[RolloutGroup]) -> StepSize:
+        flat = flat_rollouts(data)
+        return StepSize(sum(len(group.prompt.token_ids) + len(one.completion_ids) for group, one in flat), len(flat))
+
+    def _report(self, data: Sequence[RolloutGroup]) -> None:
+        self.reporter.rollouts(data, self.progress)
+
+    def _evaluate(self, name: str, extra: Mapping[str, object]) -> None:
         if self.evaluator is None:
             return
+        self.progress.owed_evaluation = name
         with self.timer.phase(Phase.EVAL):
             self.rollouts.wake()
-            result = results[name] = self.evaluator()
+            result = self.results[name] = self.evaluator()
             looks = self.averaged if self.progress.step else None  # the averages begin as the weights
             averages = averaged_record(looks()) if looks else {}
         lists = {"rewards": result.rewards, "correct": result.correct}
-        self.reporter.evaluation(name, result.as_record() | averages, self.progress, **lists)
-
-    def _save_and_stop(self, signals: StopSignals) -> NoReturn:
-        save_and_stop(
-            self.saver,
-            signals,
-            self.progress,
-            episode=self.ledger.epoch,
-            rank=self.collectives.rank,
-            resume_command=self.resume_command,
-        )
-
-
-def _update_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> dict[str, object]:
-    """Summarize the optimizer steps of one training step on the policy or on the critic, as metrics by name."""
-    # refused steps have norms that are not finite, which would take the mean with them
-    applied = [outcome for outcome in outcomes if outcome.applied]
-    norms = [outcome.gradient_norm for outcome in applied]
-    return {
-        **scale_metrics(part, outcomes),
-        f"{part}/gradient_norm": sum(norms) / len(norms) if norms else math.nan,
-        f"{part}/learning_rate": outcomes[-1].learning_rate if outcomes else math.nan,
-        f"{part}/updates": len(applied),
-        f"{part}/updates_refused": len(outcomes) - len(applied),
-        f"{part}/micro_batches": sum(outcome.num_micro_batches for outcome in outcomes),
-    }
+        self.reporter.evaluation(name, {**result.as_record(), **averages, **extra}, self.progress, **lists)
+        self.progress.owed_evaluation = ""
 
 
 def _first_unscored(groups: Sequence[RolloutGroup]) -> str:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from rft_trainer.protocols import Collectives
 
+Mark = tuple[dict[str, Tensor], dict[str, Tensor]]
+
 
 class MetricTotals:
     """Accumulator of (total, count) of each name in float64, turned into means once a step."""
@@ -18,6 +20,15 @@ class MetricTotals:
     def __init__(self) -> None:
         self._pairs: dict[str, Tensor] = {}
         self._peaks: dict[str, Tensor] = {}
+
+    def mark(self) -> Mark:
+        """Return what is counted so far, for `restore`."""
+        return dict(self._pairs), dict(self._peaks)
+
+    def restore(self, mark: Mark) -> None:
+        """Forget what was counted since `mark`, where a step is taken again."""
+        # copies, since the same mark may be restored again; the tensors in them are never changed in place
+        self._pairs, self._peaks = dict(mark[0]), dict(mark[1])
 
     def add(self, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Add the (total, count) of one micro-batch."""

@@ -85,6 +85,11 @@ def flat_rewards(groups: Sequence[RolloutGroup]) -> tuple[Tensor, Tensor]:
     return torch.tensor(rewards, dtype=torch.float64), torch.repeat_interleave(torch.arange(len(groups)), sizes)
 
 
+def sample_name(group: RolloutGroup, rollout: Rollout) -> str:
+    """Return the name of a rollout as a training sample, unique in its step."""
+    return f"{group.epoch}/{group.position}/{rollout.prompt_id}#{rollout.sample_index}"
+
+
 def build_samples(
     groups: Sequence[RolloutGroup],
     advantages: Sequence[float],
@@ -97,10 +102,10 @@ def build_samples(
     fields = {"reference_logprobs": reference_logprobs, **token_fields}
     masks = [rollout.loss_mask for _, rollout in flat]
     fields |= {"loss_mask": masks} if any(masks) else {}
-    present: dict[str, Sequence[tuple[Any, ...]]] = {name: rows for name, rows in fields.items() if rows}
+    present: dict[str, Sequence[Any]] = {name: rows for name, rows in fields.items() if rows}
     return [
         TrainingSample(
-            sample_id=f"{group.epoch}/{group.position}/{rollout.prompt_id}#{rollout.sample_index}",
+            sample_id=sample_name(group, rollout),
             token_ids=group.prompt.token_ids + rollout.completion_ids,
             prompt_length=len(group.prompt.token_ids),
             advantage=advantages[i],
@@ -120,8 +125,3 @@ def drop_zero_advantage(samples: Sequence[TrainingSample]) -> list[TrainingSampl
     and need no forward. They stay in the denominators.
     """
     return [sample for sample in samples if sample.has_advantage]
-
-
-def optimizer_batches(samples: Sequence[TrainingSample], batch_size: int) -> list[list[TrainingSample]]:
-    """Split samples into those of each optimizer step, in order; the last may be smaller, with its own denominator."""
-    return [list(samples[start : start + batch_size]) for start in range(0, len(samples), batch_size)]

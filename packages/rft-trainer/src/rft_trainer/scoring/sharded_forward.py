@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from rft_trainer.batches.packing import assign_to_ranks, num_filler_batches, split_in_order
+from rft_trainer.batches.out_of_memory import is_out_of_memory
+from rft_trainer.batches.packing import assign_to_ranks, num_filler_batches
+from rft_trainer.batches.units import split_in_order
 from rft_trainer.protocols import Collectives
 from rft_trainer.records.rollouts import RolloutGroup, TrainingSample
 from rft_trainer.scoring.samples import build_samples, flat_rollouts
+
+_LOG = logging.getLogger(__name__)
 
 Forward = Callable[[Sequence[TrainingSample]], Tensor]
 """A micro-batch of samples to one number for each of their tokens, laid end to end: [T], or [T, K] for K numbers."""
@@ -65,10 +70,24 @@ class ShardedTokenForward:
     def _of_share(self, samples: Sequence[TrainingSample]) -> list[tuple[float, ...]]:
         result: list[tuple[float, ...]] = []
         for cut in self._cut([s.num_tokens for s in samples]):
-            chosen = [samples[i] for i in cut]
-            rows = self._forward(chosen).cpu().split([s.num_tokens for s in chosen])
-            result += [tuple(row[s.prompt_length :].flatten().tolist()) for row, s in zip(rows, chosen, strict=True)]
+            result += self._of_batch([samples[i] for i in cut])
         return result
+
+    def _of_batch(self, chosen: Sequence[TrainingSample]) -> list[tuple[float, ...]]:
+        """Compute one micro-batch; in two halves where memory runs out, which changes no number of it."""
+        try:
+            rows = self._forward(chosen).cpu().split([s.num_tokens for s in chosen])
+            return [tuple(row[s.prompt_length :].flatten().tolist()) for row, s in zip(rows, chosen, strict=True)]
+        except RuntimeError as error:
+            # where a forward is an exchange, the other ranks would wait for as many
+            if self._collective_forward or len(chosen) == 1 or not is_out_of_memory(error):
+                raise
+        # outside the handler: the error holds the tensors of the forward until it is left
+        half = len(chosen) // 2
+        _LOG.warning("out of memory: a forward of %d samples is computed in two halves", len(chosen))
+        # for the next ones too, since they are as large
+        self._max_sequences = min(self._max_sequences, len(chosen) - half)
+        return self._of_batch(chosen[:half]) + self._of_batch(chosen[half:])
 
     def _cut(self, num_tokens: Sequence[int]) -> list[list[int]]:
         return split_in_order(num_tokens, self._max_sequences, self._max_tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -13,12 +13,12 @@ from rft_algos.algorithms.published import Aggregation
 from rft_algos.losses import aggregation as reductions
 from rft_algos.losses.value import clipped_value_loss, value_clipped, value_moments
 from rft_algos.objectives import LossOutput, token_weights
-from rft_trainer.batches.packing import count, filler_batches, pack, rank_micro_batches
+from rft_trainer.batches.packing import pack
 from rft_trainer.metrics.totals import MetricTotals
-from rft_trainer.protocols import Collectives, Critic, Optimizer
+from rft_trainer.protocols import Collectives, Critic
 from rft_trainer.records.rollouts import Counts, RolloutGroup, TokenBatch, TrainingSample
 from rft_trainer.scoring.sharded_forward import ShardedTokenForward
-from rft_trainer.update.optimizer_step import MicroBatching, UpdateOutcome
+from rft_trainer.update.optimizer_step import MicroBatchOutput
 
 
 class ValueAnnotator:
@@ -103,65 +103,43 @@ class ValueObjective:
         return LossOutput(loss, metrics)
 
 
-class CriticUpdater:
-    """Optimizer steps on the value loss; without state of its own besides its collaborators."""
+class ValueLoss:
+    """The micro-batch loss of a critic; its outputs are the tokens' values.
 
-    def __init__(
-        self,
-        critic: Critic,
-        optimizer: Optimizer,
-        objective: ValueObjective,
-        collectives: Collectives,
-        *,
-        micro_batching: MicroBatching,
-        learning_rate: Callable[[int], float],
-        device: str = "cpu",
-        pin_memory: bool = False,
-        collective_forward: bool = False,
-    ) -> None:
-        """Store the critic, its optimizer and the micro-batch limits.
+    Samples carry `old_values` and `returns`. Those whose advantage is zero have a value to learn too.
+    """
 
-        `collective_forward`: every forward and backward is a collective operation, so all ranks must run equally many.
-        """
-        self._collective_forward = collective_forward
+    prepass = False
+
+    def __init__(self, critic: Critic, objective: ValueObjective) -> None:
         self._critic = critic
-        self._optimizer = optimizer
         self._objective = objective
-        self._collectives = collectives
-        self._micro_batching = micro_batching
-        self._learning_rate = learning_rate
-        self._device = device
-        self._pin_memory = pin_memory
 
-    def __call__(self, samples: Sequence[TrainingSample], update_index: int, totals: MetricTotals) -> UpdateOutcome:
-        """Take one optimizer step on `samples`, which every rank has in full; each rank trains its share.
+    @property
+    def model(self) -> Critic:
+        """The critic that is trained."""
+        return self._critic
 
-        Samples carry `old_values` and `returns`. Those whose advantage is zero have a value to learn too.
-        Adds `critic/explained_variance` besides the objective's metrics.
-        """
-        for sample in samples:
-            has_both = len(sample.old_values) == len(sample.returns) == sample.num_tokens - sample.prompt_length
-            assert has_both, f"sample {sample.sample_id} needs old_values and returns for the value loss"
-        # all samples, also those that the policy leaves out: a value is learned where the advantage is 0
-        counts = count(samples)
-        ranks = self._collectives
-        micro_batches = rank_micro_batches(samples, ranks.rank, ranks.world_size, self._micro_batching.cut)
-        idle = (
-            filler_batches(samples, ranks, self._micro_batching.cut, self._device) if self._collective_forward else []
-        )
-        for number, chosen in enumerate(micro_batches, start=1):
-            batch = pack(chosen, self._device, pin_memory=self._pin_memory)
-            output = self._objective(batch, _values(self._critic, batch), counts)
-            self._optimizer.backward(output.loss, last=number == len(micro_batches) + len(idle))
-            totals.add(output.metrics)
-        # times 0: filler batches only match the other ranks' collectives
-        for number, batch in enumerate(idle, start=1):
-            self._optimizer.backward(_values(self._critic, batch).sum() * 0.0, last=number == len(idle))
-        if ranks.rank == 0:  # every rank has all samples: once, or the sum over ranks counts it again
-            totals.add({"critic/explained_variance": explained_variance(samples)})
-        learning_rate = self._learning_rate(update_index)
-        outcome = self._optimizer.step(learning_rate)
-        return UpdateOutcome(outcome.gradient_norm, outcome.applied, learning_rate, len(micro_batches))
+    def begin(self, batches: Sequence[TokenBatch], idle: Sequence[TokenBatch]) -> None:
+        """Do nothing: the value loss of a micro-batch needs no other."""
+
+    def __call__(self, batch: TokenBatch, counts: Counts, totals: MetricTotals) -> MicroBatchOutput:
+        """Compute the value loss of a micro-batch, and its metrics."""
+        has_both = batch.old_values_T is not None and batch.returns_T is not None
+        assert has_both or not bool(batch.loss_mask_T.any()), "samples need old_values and returns for the value loss"
+        values_T = _values(self._critic, batch)
+        output = self._objective(batch, values_T, counts)
+        totals.add(output.metrics)
+        return MicroBatchOutput(output.loss, values_T)
+
+    def filler(self, batch: TokenBatch) -> Tensor:
+        """Return the sum of the values of a batch that does not count."""
+        return _values(self._critic, batch).sum()
+
+    def whole_step(self, samples: Sequence[TrainingSample], counts: Counts, totals: MetricTotals) -> None:
+        """Add the metric `critic/explained_variance`."""
+        del counts
+        totals.add({"critic/explained_variance": explained_variance(samples)})
 
 
 def explained_variance(samples: Sequence[TrainingSample]) -> tuple[Tensor, Tensor]:

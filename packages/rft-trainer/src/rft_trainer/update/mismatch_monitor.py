@@ -70,16 +70,23 @@ class MismatchMonitor:
     def begin(self, during: str, state: str) -> None:
         """Start an update; `during` and `state` describe it and what is kept, for the error if it is refused."""
         self._during, self._state, self.metrics = during, state, {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the tokens measured so far, where the update is taken again."""
         self._sums, self._worst = [], []
 
-    def add(self, samples: Sequence[TrainingSample], batch: TokenBatch, logprobs_T: Tensor) -> None:
-        """Add the tokens of one packed micro-batch of `samples`, without synchronizing with the device."""
+    def add(self, samples: Sequence[TrainingSample], batch: TokenBatch, outputs_T: Tensor) -> None:
+        """Add the tokens of one packed micro-batch of `samples`, without synchronizing with the device.
+
+        `outputs_T` are the policy's log-probs.
+        """
         if batch.behaviour_logprobs_T is None:
             return
         mask_T = batch.loss_mask_T
         if self.skips_first_token:
             mask_T = mask_T & torch.roll(mask_T, 1)  # a segment begins with its prompt, whose mask is false
-        trainer_T, drawn_T = logprobs_T.detach(), batch.behaviour_logprobs_T
+        trainer_T, drawn_T = outputs_T.detach(), batch.behaviour_logprobs_T
         gaps_T = torch.where(mask_T, (trainer_T - drawn_T).abs().double(), 0.0)
         # kept as tensors: reading a number here would wait for the device at every micro-batch
         self._sums.append(torch.stack([gaps_T.sum(), mask_T.sum().double()]))

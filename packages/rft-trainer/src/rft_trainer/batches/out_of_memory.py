@@ -1,0 +1,37 @@
+"""Out of memory: which errors mean it, and the error of a step that no smaller micro-batch can save."""
+
+from __future__ import annotations
+
+import torch
+
+from rft_core.errors import ServiceError
+from rft_trainer.batches.units import MicroBatching
+from rft_trainer.protocols import Collectives
+
+_WORDS = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")
+"""What torch's CPU allocator, cuBLAS and older CUDA errors say; the CUDA allocator has a class of its own."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory of the device or of the host ran out."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in _WORDS)
+
+
+def no_split_left(limits: MicroBatching, longest: int, collectives: Collectives) -> ServiceError:
+    """Return the error for micro-batches of one unit that do not fit, `longest` tokens at most."""
+    free = ""
+    if torch.cuda.is_available():
+        left, total = torch.cuda.mem_get_info()
+        free = f"; {left / 2**20:,.0f} of {total / 2**20:,.0f} MiB are free"
+    return ServiceError(
+        code="memory.micro_batch",
+        what=f"out of memory in the forward or backward pass, micro-batches of {limits}; the longest has "
+        f"{longest:,} tokens{free}",
+        where=f"rank {collectives.rank}, or another of {collectives.world_size}",
+        why="a micro-batch of one sample is not divided further",
+        state="no weight was changed by this step",
+        do="--gradient_checkpointing, or shorter samples (sft: --max_len; rl: --generate_max_len, --prompt_max_len)",
+    )

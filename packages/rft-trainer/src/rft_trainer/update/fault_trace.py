@@ -1,0 +1,155 @@
+"""Search for where a refused step stopped being finite, or which rows made it jump: unit by unit, with hooks.
+
+It runs after a step was refused and before the next, so its time does not count: every module's output is read on
+the host. Nothing is applied; the gradients that it makes are dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from rft_trainer.batches.packing import assign_to_ranks, pack
+from rft_trainer.batches.units import Unit, unit_lengths, units_of
+from rft_trainer.metrics.totals import MetricTotals
+from rft_trainer.protocols import Collectives, Optimizer
+from rft_trainer.update.numeric_guard import Diagnosis, RowFault
+from rft_trainer.update.optimizer_step import MicroBatchLoss, RefusedStep
+
+
+class FaultTracer:
+    """Tracer of one model's steps.
+
+    Example::
+
+        tracer = FaultTracer(policy, device="cpu")
+        tracer(RefusedStep(samples, counts), loss, optimizer, ranks).faults[0].stage    # "output of layers.0.mlp"
+    """
+
+    def __init__(self, module: nn.Module, *, device: str = "cpu", collective_forward: bool = False) -> None:
+        """Store the model; `collective_forward` as of `Updater`: all ranks then trace as many units."""
+        self._module = module
+        self._device = device
+        self._collective_forward = collective_forward
+
+    def __call__(self, step: RefusedStep, loss: MicroBatchLoss, optimizer: Optimizer, ranks: Collectives) -> Diagnosis:
+        """Run the step again, unit by unit; every rank calls it."""
+        bad = [name for name, weight in self._module.named_parameters() if not _is_finite(weight.detach())]
+        if names := sorted({name for one in _gather(ranks, bad) for name in one}):
+            return Diagnosis(weights=tuple(names))
+        units = units_of(step.samples)
+        shares = assign_to_ranks(unit_lengths(units), ranks.world_size)
+        own = [units[index] for index in shares[ranks.rank]]
+        # where forwards are exchanges, the rank with the most units sets how many all of them run
+        turns = max(map(len, shares)) if self._collective_forward else len(own)
+        idle = [pack(min(units, key=len), self._device)] * (turns - len(own))
+        if loss.prepass:
+            loss.begin([pack(unit, self._device) for unit in own], idle)
+        found = [self._of_unit(unit, step, loss, optimizer, ranks.rank) for unit in own]
+        for batch in idle:
+            optimizer.backward(loss.filler(batch) * 0.0, last=False)
+            optimizer.discard()
+        everyones = _gather(ranks, [asdict(fault) for fault in found if fault is not None])
+        faults = [RowFault(**{**one, "sample_ids": tuple(one["sample_ids"])}) for part in everyones for one in part]
+        return Diagnosis(tuple(faults))
+
+    def _of_unit(
+        self, unit: Unit, step: RefusedStep, loss: MicroBatchLoss, optimizer: Optimizer, rank: int
+    ) -> RowFault | None:
+        """Run one unit forward and backward; return the first thing that is wrong with it."""
+        batch = pack(unit, self._device)
+        first = _First(f"input {batch.not_finite}" if batch.not_finite else "")
+        with _watched(self._module, first):
+            output = loss(batch, step.counts, MetricTotals())
+            first.see("loss", output.loss, ())
+            optimizer.backward(output.loss, last=True)
+        # known before ranks exchange gradients; None where they arrive summed, and no row can be told from another
+        norm = optimizer.own_norm()
+        optimizer.discard()
+        if norm is not None and not math.isfinite(norm):
+            first.note("gradient of the weights")
+        elif norm is not None and norm > step.largest_norm:
+            first.note(f"gradient of norm {norm:.4g}, above {step.largest_norm:.4g}")
+        if not first.stage:
+            return None
+        return RowFault(tuple(sample.sample_id for sample in unit), first.stage, rank, first.low, first.high)
+
+
+@dataclass(slots=True)
+class _First:
+    """The first stage that was seen to be wrong, and what went into it."""
+
+    stage: str
+    low: float | None = None
+    high: float | None = None
+
+    def note(self, stage: str) -> None:
+        self.stage = self.stage or stage
+
+    def see(self, stage: str, values: object, inputs: object) -> None:
+        """Note the stage where its values are not finite and nothing was wrong before."""
+        if self.stage or all(map(_is_finite, _tensors(values))):
+            return
+        self.stage = stage
+        finite = [tensor[tensor.isfinite()].float() for tensor in _tensors(inputs)]
+        finite = [tensor for tensor in finite if tensor.numel()]
+        if finite:
+            self.low = min(float(tensor.min()) for tensor in finite)
+            self.high = max(float(tensor.max()) for tensor in finite)
+
+
+@contextmanager
+def _watched(module: nn.Module, first: _First) -> Iterator[None]:
+    """Show `first` the output of every module in the forward's order, and the outputs' gradients in the backward's."""
+    handles: list[RemovableHandle] = []
+
+    def after(name: str, _: nn.Module, inputs: Any, output: Any) -> None:
+        # inner modules end before the ones around them, so the first to be wrong is the innermost
+        first.see(f"output of {name}", output, inputs)
+        for tensor in _tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(partial(_see_gradient, first, name))
+
+    for name, inner in module.named_modules():
+        handles.append(inner.register_forward_hook(partial(after, name or type(inner).__name__)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _see_gradient(first: _First, name: str, gradient: Tensor) -> None:
+    first.see(f"gradient at the output of {name}", gradient, ())
+
+
+def _tensors(value: object) -> list[Tensor]:
+    """Return the floating-point tensors in the output of a module."""
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() else []
+    if isinstance(value, dict):
+        return [tensor for one in value.values() for tensor in _tensors(one)]
+    if isinstance(value, tuple | list):
+        return [tensor for one in value for tensor in _tensors(one)]
+    return []
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    local = getattr(tensor, "to_local", None)  # a shard: every rank looks at its own
+    return bool((tensor if local is None else local()).isfinite().all())
+
+
+def _gather(ranks: Collectives, own: list[Any]) -> list[list[Any]]:
+    if ranks.world_size == 1:
+        return [own]
+    return [json.loads(part) for part in ranks.gather_bytes(json.dumps(own).encode())]

@@ -1,0 +1,244 @@
+"""Guard of optimizer steps: one that is refused is repeated, taken without its bad rows, or ends the run.
+
+    refused      the gradient's norm n is not finite on any rank, or n > k * median(n of the last applied steps)
+    repeated     nothing wrong is found when the step is run again: a fault of the machine; once a step
+    set aside    rows are found that make it so, and fewer than half: the step is taken as if they were not in the batch
+    ended        the rows set aside would exceed the budget, or a weight is not finite
+
+No value that is not finite becomes a number: it is refused, or its row is left out and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from rft_core.errors import NumericsError
+from rft_trainer.batches.packing import count
+from rft_trainer.batches.units import units_of
+from rft_trainer.records.rollouts import Counts, TrainingSample
+
+_LOG = logging.getLogger(__name__)
+_WINDOW = 64
+"""Applied steps whose norms a new one is compared with."""
+_FEWEST = 16
+"""Without as many norms nothing is called a spike: the first steps of a run are its largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFault:
+    """The first thing of one unit that is not finite, or too large."""
+
+    sample_ids: tuple[str, ...]
+    stage: str
+    """What it is: an input of the step, the output of a module, the loss, a gradient."""
+    rank: int
+    low: float | None = None
+    """The smallest finite number that went into it; None where there is none."""
+    high: float | None = None
+
+    def __str__(self) -> str:
+        """Say samples, stage, rank and the range of what went in."""
+        into = f", from inputs between {self.low:.4g} and {self.high:.4g}" if self.low is not None else ""
+        return f"{' + '.join(self.sample_ids)}: {self.stage} (rank {self.rank}{into})"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Result of a trace, the same on every rank."""
+
+    faults: tuple[RowFault, ...] = ()
+    weights: tuple[str, ...] = ()
+    """Weights that are not finite: then no row is at fault, and nothing else was looked at."""
+
+
+@dataclass(slots=True, kw_only=True)
+class NumericGuard:
+    """Guard of the optimizer steps of one model; what it remembers is part of a checkpoint."""
+
+    part: str = "policy"
+    """The model, as in the names of its metrics."""
+    max_rows: int = 0
+    """Rows that may be set aside in a run; 0 = a refused step is skipped whole."""
+    spike_factor: float = 0.0
+    """Norms above so many medians are refused; 0 = finite ones never are."""
+    keeps_out: bool = False
+    """Whether a row stays set aside for the whole run; otherwise for the training step, as samples are drawn anew."""
+    record: Callable[[Mapping[str, object]], None] | None = None
+    """Takes a row of what happened, as JSON; called on every rank."""
+    remedy: Callable[[int], str] = "--max_rows_set_aside {}".format
+    """How to allow so many rows."""
+    set_aside: dict[str, str] = field(default_factory=dict[str, str])
+    """Rows set aside, each with its reason."""
+    num_rows: int = 0
+    repeated: int = 0
+    spikes: int = 0
+    halved: int = 0
+    _norms: deque[float] = field(default_factory=lambda: deque[float](maxlen=_WINDOW))
+
+    def begin_step(self) -> None:
+        """Forget the rows of the step before, where samples are drawn anew in every training step."""
+        if not self.keeps_out:
+            self.set_aside.clear()
+
+    def without_set_aside(
+        self, samples: Sequence[TrainingSample], counts: Counts
+    ) -> tuple[Sequence[TrainingSample], Counts]:
+        """Return the samples that are left, and the denominators without the others; whole units."""
+        if not self.set_aside:
+            return samples, counts
+        units = [(unit, any(one.sample_id in self.set_aside for one in unit)) for unit in units_of(samples)]
+        left = [one for unit, out in units if not out for one in unit]
+        gone = count([one for unit, out in units if out for one in unit])
+        return left, Counts(
+            counts.num_loss_tokens - gone.num_loss_tokens,
+            counts.num_sequences - gone.num_sequences,
+            counts.num_units - gone.num_units,
+        )
+
+    def largest_norm(self) -> float:
+        """Return the norm above which a gradient is refused; infinity where none is."""
+        if not self.spike_factor or len(self._norms) < _FEWEST:
+            return math.inf
+        return self.spike_factor * median(self._norms)
+
+    def applied(self, norm: float) -> None:
+        """Remember the norm of a step that was applied."""
+        self._norms.append(norm)
+
+    def decide(self, diagnosis: Diagnosis, norm: float, *, num_units: int, attempt: int, where: str) -> bool:
+        """Return whether to take a refused step again; rows at fault are set aside then.
+
+        Args:
+            diagnosis: what a trace found, the same on every rank.
+            norm: of the refused gradient.
+            num_units: units of the step; where most of them are at fault no row is.
+            attempt: how often the step was taken, from 0.
+            where: the step, for what is recorded.
+
+        Raises:
+            NumericsError: a weight is not finite, or the budget of rows is used up.
+        """
+        spike = math.isfinite(norm)
+        self.spikes += spike
+        kind = "loss or gradient is not finite"
+        if spike:
+            kind = f"gradient norm {norm:.4g}, above {self.largest_norm():.4g}"
+        if diagnosis.weights:
+            raise _bad_weights(diagnosis.weights, where)
+        if not diagnosis.faults:
+            # a spike that no row causes alone is the batch's own, and a repetition would give it again
+            again = not spike and attempt == 0
+            self.repeated += again
+            done = "the step is taken again" if again else "the step is skipped"
+            self._tell(where, f"{kind}; no row is at fault alone: {done}", norm, diagnosis)
+            return again
+        if 2 * len(diagnosis.faults) > num_units > 1:
+            # rows that most others agree with are not at fault
+            self._tell(
+                where,
+                f"{kind} for {len(diagnosis.faults)} of {num_units} rows: the model or the learning rate "
+                "is at fault, and the step is skipped",
+                norm,
+                diagnosis,
+            )
+            return False
+        return self._set_aside(diagnosis, kind, norm, where)
+
+    def refuse_scores(self, faults: Sequence[RowFault], *, where: str) -> bool:
+        """Return whether samples are left out whose scores, from which advantages are made, are not finite.
+
+        Raises:
+            NumericsError: the budget of rows is used up.
+        """
+        diagnosis = Diagnosis(tuple(faults))
+        return self._set_aside(diagnosis, "a score is not finite", math.nan, where)
+
+    def _set_aside(self, diagnosis: Diagnosis, kind: str, norm: float, where: str) -> bool:
+        rows = [name for fault in diagnosis.faults for name in fault.sample_ids]
+        if self.num_rows + len(rows) > self.max_rows:
+            self._tell(where, f"{kind}; {_rows(len(rows))} at fault, more than may be set aside", norm, diagnosis)
+            if self.max_rows:
+                raise self._too_many(diagnosis, where)
+            return False
+        verb, them = ("is", "it") if len(rows) == 1 else ("are", "them")
+        what = f"{kind}; {_rows(len(rows))} {verb} set aside, the step is taken without {them}"
+        self._tell(where, what, norm, diagnosis)
+        self.num_rows += len(rows)
+        self.set_aside |= {name: fault.stage for fault in diagnosis.faults for name in fault.sample_ids}
+        return True
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return how often the guard acted since the start of the run, by metric name; without what never happened."""
+        counted = {
+            "rows_set_aside": self.num_rows,
+            "updates_repeated": self.repeated,
+            "spikes": self.spikes,
+            "micro_batch_halvings": self.halved,
+        }
+        return {f"{self.part}/{name}": float(number) for name, number in counted.items() if number}
+
+    def state(self) -> dict[str, Any]:
+        """Return the state as plain JSON."""
+        return {
+            "set_aside": dict(self.set_aside) if self.keeps_out else {},
+            "num_rows": self.num_rows,
+            "repeated": self.repeated,
+            "spikes": self.spikes,
+            "halved": self.halved,
+            "norms": list(self._norms),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the state that `state()` returned."""
+        self.set_aside = dict(state["set_aside"])
+        self.num_rows, self.repeated = int(state["num_rows"]), int(state["repeated"])
+        self.spikes, self.halved = int(state["spikes"]), int(state["halved"])
+        self._norms.clear()
+        self._norms.extend(float(norm) for norm in state["norms"])
+
+    def _tell(self, where: str, what: str, norm: float, diagnosis: Diagnosis) -> None:
+        first = f"; first: {diagnosis.faults[0]}" if diagnosis.faults else ""
+        _LOG.warning("%s of the %s: %s%s", where, self.part, what, first)
+        if self.record is not None:
+            faults = [
+                {"samples": list(fault.sample_ids), "stage": fault.stage, "rank": fault.rank}
+                for fault in diagnosis.faults
+            ]
+            # as a string where it is no number that JSON has
+            shown = norm if math.isfinite(norm) else str(norm)
+            self.record({"where": where, "part": self.part, "what": what, "norm": shown, "faults": faults})
+
+    def _too_many(self, diagnosis: Diagnosis, where: str) -> NumericsError:
+        needed = self.num_rows + sum(len(fault.sample_ids) for fault in diagnosis.faults)
+        rows = "; ".join(map(str, diagnosis.faults[:3]))
+        return NumericsError(
+            code="numerics.rows",
+            what=f"{needed} rows would be set aside, {self.max_rows} are allowed (--max_rows_set_aside)",
+            where=f"{where} of the {self.part}; {rows}",
+            why="rows whose loss or gradient is not finite, or jumps, are left out within that budget; so many say "
+            "that the data, the learning rate or the model is at fault",
+            state="no weight was changed by this step",
+            do=self.remedy(2 * needed),
+        )
+
+
+def _rows(number: int) -> str:
+    return "1 row" if number == 1 else f"{number} rows"
+
+
+def _bad_weights(names: Sequence[str], where: str) -> NumericsError:
+    return NumericsError(
+        code="numerics.model_weights",
+        what=f"{len(names)} weights hold values that are not finite: {', '.join(names[:3])}",
+        where=where,
+        why="no row is at fault: every forward of such a model gives values that are not finite",
+        state="no weight was changed by this step, and none of these was saved",
+        do="rft-train resume RUN",
+    )
