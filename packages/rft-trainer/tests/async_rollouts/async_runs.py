@@ -18,6 +18,7 @@ from rft_core.errors import PeerError
 from rft_core.keyed_random import derive_key, permutation
 from rft_trainer.async_rollouts.queue import AsyncConfig, AsyncRollouts
 from rft_trainer.batches.prompt_ledger import Ledger
+from rft_trainer.batches.units import MicroBatching
 from rft_trainer.evaluation.evaluator import Evaluator
 from rft_trainer.loops.rl import RlLoop, StepConfig
 from rft_trainer.metrics.phase_timer import PhaseTimer
@@ -34,7 +35,8 @@ from rft_trainer.scoring.advantages import AdvantageEstimator, RewardShapingConf
 from rft_trainer.sinks.jsonl import JsonlSink
 from rft_trainer.testing.async_engine import BigramAsyncEngine
 from rft_trainer.testing.bigram import BigramEngine, BigramPolicy, DigitDecoder, MemoryWriter, OneRank, PlainOptimizer
-from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.optimizer_step import Updater
+from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
 
 VOCABULARY, STOP, GROUP, LONGEST, SEED = 6, 0, 4, 9, 3
@@ -129,7 +131,7 @@ class SummedOptimizer(PlainOptimizer):
         super().__init__(parameters)
         self._collectives = collectives
 
-    def step(self, learning_rate: float) -> Any:
+    def step(self, learning_rate: float, *, largest_norm: float = float("inf")) -> Any:
         """The same step on every rank."""
         for parameter in self._parameters:
             own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -216,9 +218,8 @@ class AheadRun:
             critic=None,
             control=self._seen,
             updater=Updater(
-                self.policy,
+                PolicyLoss(self.policy, PolicyObjective(record, credit.coefficients)),
                 self.optimizer,
-                PolicyObjective(record, credit.coefficients),
                 self.ranks,
                 micro_batching=MicroBatching(3, 0, False),
                 learning_rate=lambda update: 8.0,

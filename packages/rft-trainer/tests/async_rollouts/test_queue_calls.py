@@ -79,7 +79,7 @@ class Board(SharedState):
     def start(self, loops: Mapping[str, Callable[[], None]]) -> None:
         self.loops.append(list(loops))
 
-    def wait(self, holds: Callable[[], bool], what: str) -> None:
+    def wait(self, holds: Callable[[], bool], what: str, *, despite_outage: bool = False) -> None:
         self.play()
         assert holds(), what
 

@@ -15,6 +15,7 @@ from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.packed_tokens import PackedTokens
 from rft_trainer.batches.packing import pack
 from rft_trainer.batches.prompt_ledger import Ledger, LedgerEntry
+from rft_trainer.batches.units import MicroBatching
 from rft_trainer.loops.sft import TokenLikelihood, mean_loss
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.metrics.totals import MetricTotals
@@ -24,7 +25,8 @@ from rft_trainer.rollouts.collector import RolloutCollector
 from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.scoring.samples import build_samples
 from rft_trainer.testing.bigram import BigramEngine, BigramPolicy, DigitDecoder, OneRank, PlainOptimizer
-from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.optimizer_step import Updater
+from rft_trainer.update.policy_loss import PolicyLoss
 
 PROMPTS = [Prompt(f"p:{n}", (1, 2, n), "x", "1", "p", media=f"image {n}" if n % 2 else None) for n in range(4)]
 
@@ -142,9 +144,8 @@ def demonstrations() -> list[TrainingSample]:
 def test_updates_and_held_out_losses_see_the_images() -> None:
     policy = SeeingPolicy()
     updater = Updater(
-        policy,
+        PolicyLoss(policy, TokenLikelihood()),
         PlainOptimizer(list(policy.parameters())),
-        TokenLikelihood(),
         OneRank(),
         micro_batching=MicroBatching(max_sequences=1, max_tokens=0, by_tokens=False),
         learning_rate=lambda _: 0.1,

@@ -11,6 +11,7 @@ from rft_trainer.environments import user_environment
 from rft_trainer.environments.episodes import BuiltinEpisodes, Episode
 from rft_trainer.environments.protocol import AssistantTurn, EnvironmentPrompt
 from rft_trainer.environments.registry import NAMES, environment_by_name, has_processes, is_known, unknown_environment
+from rft_trainer.workers.limits import ProcessLimits
 
 
 def test_every_name_is_an_environment_of_its_own_that_can_be_asked() -> None:
@@ -33,10 +34,11 @@ def test_a_class_of_a_file_has_its_processes_and_times(monkeypatch: pytest.Monke
     made: list[Any] = []
     monkeypatch.setattr(user_environment, "UserEpisodes", lambda *given, **options: made.append((given, options)))
     environment_by_name("a:b.py:Mine")
-    environment_by_name("c.py:Mine", num_workers=3, tool_timeout=2.0, rollout_timeout=4.0)
+    limits = ProcessLimits(data_bytes=7)
+    environment_by_name("c.py:Mine", num_workers=3, tool_timeout=2.0, rollout_timeout=4.0, limits=limits)
     assert made == [
-        (("a:b.py", "Mine"), {"num_workers": 1, "tool_timeout": 10.0, "rollout_timeout": 60.0}),
-        (("c.py", "Mine"), {"num_workers": 3, "tool_timeout": 2.0, "rollout_timeout": 4.0}),
+        (("a:b.py", "Mine"), {"num_workers": 1, "tool_timeout": 10.0, "rollout_timeout": 60.0, "limits": None}),
+        (("c.py", "Mine"), {"num_workers": 3, "tool_timeout": 2.0, "rollout_timeout": 4.0, "limits": limits}),
     ]
 
 

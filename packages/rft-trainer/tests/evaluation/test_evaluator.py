@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.decoding.sampling_options import SamplingOptions
-from rft_core.errors import NumericsError
+from rft_core.errors import NumericsError, OutageError
 from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
@@ -139,3 +139,31 @@ def test_a_share_of_one_rank_that_is_not_finite_is_refused_on_all() -> None:
     assert ours.value.problem == theirs.value.problem
     assert ours.value.problem.code == "numerics.sampled_logprobs"
     assert "p:1#0" in ours.value.problem.what
+
+
+def test_a_reward_server_that_is_away_on_one_rank_is_away_on_all() -> None:
+    sent: list[bytes] = []
+
+    class Ranks(RankOf):
+        def gather_bytes(self, data: bytes) -> list[bytes]:
+            sent.append(data)
+            return [sent[0], data]
+
+    def away(items: Sequence[RewardItem]) -> list[Score]:
+        raise OutageError(code="reward.outage", what="it is away", where="--remote_rm_url", why="", do="")
+
+    found: list[str] = []
+    for rank, reward in enumerate((away, scores)):
+        asks = Evaluator(
+            RecordingEngine(),
+            DigitDecoder(),
+            reward,
+            Ranks(rank, 2),
+            PROMPTS,
+            sampling=SamplingOptions(temperature=1.0, max_new_tokens=1),
+        )
+        with pytest.raises(OutageError) as caught:
+            asks()
+        found.append(str(caught.value))
+    assert found[0] == found[1]
+    assert "it is away" in found[1]

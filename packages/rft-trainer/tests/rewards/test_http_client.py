@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import ssl
 from collections.abc import Callable
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from rft_core.errors import OptionsError
+from rft_core.errors import OptionsError, OutageError
 from rft_trainer.records.scores import RewardStatus
 from rft_trainer.rewards import http_client
-from rft_trainer.rewards.http_client import TOKEN, Endpoint, RequestFailure, checked_url
+from rft_trainer.rewards.http_client import TOKEN, Endpoint, RequestFailure, checked_url, retry_seconds
+from rft_trainer.rewards.server_wait import ServerWait, WaitRules
 
 URL = "http://host:9/score"
 
@@ -29,6 +31,7 @@ class Response:
     status: int = 200
     length: int | None = 0
     reason: str = "said"
+    headers: dict[str, str] = field(default_factory=dict[str, str])
     asked: int = 0
 
     def read(self, most: int) -> bytes:
@@ -274,14 +277,134 @@ def test_endpoints_are_the_same_whatever_way_they_wait() -> None:
         ("http://host:99999/x", False),
         ("http://me@host/x", False),
         ("http://:secret@host/x", False),
+        ("http://host/x?model=a&keyboard=b", True),
+        ("http://host/x?token=abc", False),
+        ("http://host/x?a=1&api_key=abc", False),
+        ("http://host/x?a=hf_abcdefghijklmnopqrst", False),
+        ("http://host/x?token=${A_TOKEN}", True),
+        ("http://host/${PLACE}?key=${A_TOKEN}", True),
+        ("http://host/x?token=${NOT_SET}", False),
+        ("http://host/x?token=abc${A_TOKEN}", False),
+        ("http://me:${A_TOKEN}@host/x", False),
         ("file:///x", False),
         ("ftp://host/x", False),
     ],
 )
-def test_urls_have_a_scheme_of_http_a_host_a_port_and_no_password(url: str, accepted: bool) -> None:
+def test_urls_have_a_scheme_of_http_a_host_a_port_and_no_password(
+    url: str, accepted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_TOKEN", "s3cr3t-abc")
+    monkeypatch.setenv("PLACE", "score")
+    monkeypatch.delenv("NOT_SET", raising=False)
     if accepted:
         assert checked_url(url, "--judge_url") == url
         return
     with pytest.raises(OptionsError) as caught:
         checked_url(url, "--judge_url")
     assert (caught.value.problem.code, caught.value.problem.where) == ("reward.url", "--judge_url")
+    assert not {"abc", "secret@", "s3cr3t-abc"} & set(re.split(r"[ =&'?/]", str(caught.value)))
+
+
+def test_a_secret_of_the_environment_is_sent_and_in_no_message(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RM_TOKEN", "s3cr3t-abc")
+    monkeypatch.setenv("PLACE", "score")
+    url = "http://host/${PLACE}?token=${RM_TOKEN}"
+    for answer in (Response(b"who is s3cr3t-abc?", status=500), OSError("s3cr3t-abc"), TimeoutError(), Response(b"{")):
+        world.answers = [answer]
+        with pytest.raises(RequestFailure) as caught:
+            world.endpoint(5.0, 0, url=url).post({})
+        assert world.log[-2][1] == "/score?token=s3cr3t-abc"
+        assert url in caught.value.detail or "no JSON" in caught.value.detail
+        assert "s3cr3t-abc" not in caught.value.detail
+
+
+def waiting(world: World, seconds: float = 60.0, **options: Any) -> Endpoint:
+    """An endpoint without retries of its own that waits for its server by the clock of the test."""
+
+    def sleep(length: float) -> None:
+        world.now += length
+
+    rules = WaitRules(seconds, clock=lambda: world.now, wall_clock=lambda: 0.0, sleep=sleep, **options)
+    return Endpoint(URL, 5.0, 0, wait=ServerWait("the server", "--flag", rules))
+
+
+def sent(world: World) -> list[Any]:
+    return [entry[2] for entry in world.log if entry[0] == "POST"]
+
+
+@pytest.mark.parametrize(
+    "away",
+    [OSError("refused"), http.client.IncompleteRead(b""), TimeoutError()]
+    + [Response(status=code) for code in (408, 429, 502, 503, 504)],
+)
+def test_a_server_that_is_away_is_asked_again_until_it_answers(world: World, away: Response | BaseException) -> None:
+    world.answers = [away, OSError("refused"), Response(b"7")]
+    assert waiting(world).post({"x": 1}) == 7
+    assert sent(world) == [{"x": 1}] * 3
+
+
+@pytest.mark.parametrize("final", [Response(status=500), Response(status=404), Response(b"{"), ValueError("x")])
+def test_an_answer_that_will_not_change_is_not_waited_for(world: World, final: Response | BaseException) -> None:
+    world.answers = [final, Response()]
+    with pytest.raises(RequestFailure) as caught:
+        waiting(world).post({})
+    assert caught.value.status is RewardStatus.FAILED
+    assert len(world.answers) == 1
+
+
+def test_the_time_that_the_server_asks_for_is_waited(world: World) -> None:
+    world.answers = [Response(status=503, headers={"Retry-After": "17"}), Response()]
+    waiting(world).post({})
+    assert world.now == pytest.approx(1017.0)
+
+
+def test_a_server_that_stays_away_ends_the_run_or_leaves_the_responses_unscored(world: World) -> None:
+    world.answers = [OSError("refused")] * 20
+    with pytest.raises(OutageError):
+        waiting(world).post({})
+    world.answers = [Response(status=503)] * 20
+    with pytest.raises(RequestFailure) as caught:
+        waiting(world, goes_on=True).post({})
+    assert caught.value.status is RewardStatus.OUTAGE
+    assert URL in caught.value.detail
+    assert "HTTP 503" in caught.value.detail
+
+
+def test_a_request_that_times_out_beside_one_that_is_answered_is_that_requests_own_failure(world: World) -> None:
+    world.answers = [TimeoutError(), Response(), TimeoutError(), Response()]
+    with pytest.raises(RequestFailure) as caught:
+        waiting(world).post("large", "small")
+    assert caught.value.status is RewardStatus.TIMEOUT
+    assert sent(world) == ["large", "small", "large"]
+
+
+def test_a_request_that_timed_out_in_an_outage_is_answered_after_it(world: World) -> None:
+    world.answers = [TimeoutError(), TimeoutError(), TimeoutError(), Response(), Response(b"7")]
+    assert waiting(world).post("large", "small") == 7
+    assert sent(world) == ["large", "small", "large", "small", "large"]
+
+
+def test_a_try_that_is_to_be_quick_does_not_wait(world: World) -> None:
+    world.answers = [OSError("refused"), Response()]
+    with pytest.raises(RequestFailure):
+        waiting(world).post({}, waits=False)
+    assert len(world.answers) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (None, None),
+        ("", None),
+        ("soon", None),
+        ("-3", None),
+        ("12", 12.0),
+        (" 0 ", 0.0),
+        ("9" * 400, 1e9),
+        ("Thu, 01 Jan 1970 00:02:00 GMT", 20.0),
+        ("Thu, 01 Jan 1970 00:00:10 GMT", 0.0),
+        ("Thu, 99 Jan 1970 00:00:10 GMT", None),
+    ],
+)
+def test_retry_after_is_a_number_of_seconds_or_a_date(text: str | None, seconds: float | None) -> None:
+    assert retry_seconds(text, lambda: 100.0) == seconds

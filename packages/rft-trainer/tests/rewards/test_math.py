@@ -9,6 +9,7 @@ import pytest
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
 from rft_trainer.rewards import math as math_rewards
 from rft_trainer.rewards.math import Equality, Gsm8kReward, MathReward, Question
+from rft_trainer.workers.limits import ProcessLimits
 from rft_trainer.workers.pool import Job, Outcome
 
 MakeItem = Callable[..., RewardItem]
@@ -132,8 +133,8 @@ class RecordedPool:
     made: list[RecordedPool]
     outcomes: list[Outcome]
 
-    def __init__(self, name: str, *, num_workers: int, memory_bytes: int) -> None:
-        self.given, self.jobs, self.closed = (num_workers, memory_bytes), list[list[Job]](), 0
+    def __init__(self, name: str, *, num_workers: int, limits: ProcessLimits) -> None:
+        self.given, self.jobs, self.closed = (num_workers, limits.address_bytes), list[list[Job]](), 0
         self.made.append(self)
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:

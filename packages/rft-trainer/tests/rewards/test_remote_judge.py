@@ -21,9 +21,12 @@ class FakeEndpoint:
 
     def __init__(self, answer: Callable[[dict[str, Any]], Any]) -> None:
         self._answer, self.bodies = answer, list[dict[str, Any]]()
+        self.probes, self.waits = list[dict[str, Any]](), list[bool]()
 
-    def post(self, body: dict[str, Any]) -> Any:
+    def post(self, body: dict[str, Any], probe: dict[str, Any], *, waits: bool = True) -> Any:
         self.bodies.append(body)
+        self.probes.append(probe)
+        self.waits.append(waits)
         return self._answer(body)
 
 
@@ -51,6 +54,8 @@ def test_every_question_is_a_request_with_the_low_bits_of_its_key() -> None:
     keys = [5, 2**31 + 6, 2**63 - 1]
     assert asks.ask(["a", "b", "c"], keys) == ["A", "B", "C"]
     assert endpoint.bodies == [body("a", 5), body("b", 6), body("c", 2**31 - 1)]
+    assert endpoint.probes == [body("Say yes.", 0)] * 3
+    assert endpoint.waits == [True] * 3
 
 
 def test_the_start_asks_one_question_with_and_without_an_image() -> None:
@@ -58,6 +63,7 @@ def test_the_start_asks_one_question_with_and_without_an_image() -> None:
     asks.start()
     asks.start(with_image=True)
     first, second = endpoint.bodies
+    assert endpoint.waits == [False, False], "a wrong address shows itself at once"
     assert (first["seed"], second["seed"]) == (0, 0)
     assert isinstance(first["messages"][0]["content"], str)
     assert second["messages"][0]["content"] == [

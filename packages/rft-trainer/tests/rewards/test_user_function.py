@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -121,6 +122,15 @@ def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(OptionsError, match=r"reward file .*nowhere\.py does not exist") as caught:
         reward_by_name(f"{tmp_path}/nowhere.py:reward_fn")
     assert caught.value.problem.code == "reward.file_missing"
+
+
+def test_what_is_no_file_is_told_by_its_kind(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "folder.py").mkdir()
+    for name, kind in (("pipe", "a pipe"), ("folder", "a directory")):
+        with pytest.raises(OptionsError, match=rf"reward file .*{name}\.py is {kind}") as caught:
+            reward_by_name(f"{tmp_path}/{name}.py:reward_fn")
+        assert caught.value.problem.code == "reward.file_missing"
 
 
 def test_keyword_arguments_of_any_name_receive_all_extras(write_reward: WriteReward, make_item: MakeItem):

@@ -13,6 +13,7 @@ from rft_trainer.records.scores import RewardItem, RewardStatus, Score
 from rft_trainer.rewards import registry, user_function
 from rft_trainer.rewards.registry import reward_by_name
 from rft_trainer.rewards.user_function import FileReward
+from rft_trainer.workers.limits import ProcessLimits
 from rft_trainer.workers.pool import Job, Outcome
 
 MakeItem = Callable[..., RewardItem]
@@ -89,10 +90,16 @@ def test_a_text_in_place_of_a_number_is_why_there_is_none(pools: list[Pool], mak
 
 def test_a_file_has_one_process_and_ten_seconds_where_nothing_is_said(pools: list[Pool], make_item: MakeItem) -> None:
     Pool.outcomes = [Outcome(RewardStatus.OK, [1.0])] * 3
-    rewards = [FileReward("my.py", "f"), reward_by_name("a:b.py:f"), reward_by_name("m.py:f", num_workers=3, timeout=4)]
+    limits = ProcessLimits(data_bytes=7)
+    rewards = [FileReward("my.py", "f"), reward_by_name("a:b.py:f")]
+    rewards.append(reward_by_name("m.py:f", num_workers=3, timeout=4, limits=limits))
     for reward in rewards:
         reward([make_item("a")])
-    assert [pool.options for pool in pools] == [{"num_workers": 1}, {"num_workers": 1}, {"num_workers": 3}]
+    assert [pool.options for pool in pools] == [
+        {"num_workers": 1, "limits": None},
+        {"num_workers": 1, "limits": None},
+        {"num_workers": 3, "limits": limits},
+    ]
     assert [pool.log[1][0].seconds for pool in pools] == [10.0, 10.0, 4.0]
     assert len({pool.name for pool in pools}) == 3
 

@@ -225,7 +225,7 @@ class RecordedAppender:
         self.log.append("close")
 
 
-def test_both_files_of_records_are_synced_and_closed_and_share_their_interval(
+def test_all_files_of_records_are_synced_and_closed_and_share_their_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     RecordedAppender.made = made = []
@@ -236,11 +236,11 @@ def test_both_files_of_records_are_synced_and_closed_and_share_their_interval(
     RunDirectory.open(tmp_path / "c")
     RunDirectory.open(tmp_path / "c", sync_every=3)
     RunDirectory(tmp_path / "c")
-    assert [one.sync_every for one in made] == [7, 7, 1, 1, 5, 5, 1, 1, 3, 3, 1, 1]
-    assert [one.file for one in made[:2]] == [run.metrics_file, run.evaluations_file]
+    assert [one.sync_every for one in made] == [7, 7, 1, 1, 1, 1, 5, 5, 1, 1, 1, 1, 3, 3, 1, 1, 1, 1]
+    assert [one.file for one in made[:3]] == [run.metrics_file, run.evaluations_file, run.numerics_file]
     run.sync()
     run.close()
-    assert [one.log for one in made[:2]] == [["sync", "close"]] * 2
+    assert [one.log for one in made[:3]] == [["sync", "close"]] * 3
 
 
 def test_a_folder_that_is_not_there_has_no_rollouts(tmp_path: Path) -> None:
@@ -257,3 +257,27 @@ def test_only_the_named_marks_make_a_run(tmp_path: Path) -> None:
     with pytest.raises(OptionsError) as caught:
         run.refuse_existing()
     assert caught.value.problem.code == "run.exists"
+
+
+def test_a_mere_start_holds_nothing_that_anybody_would_miss(tmp_path: Path) -> None:
+    def start(name: str) -> RunDirectory:
+        return RunDirectory.create(tmp_path / name, config_text="a: 1\n", command=["rft-train"], environment={})
+
+    plain = start("plain")
+    for name in ("bundle-20260101-000000-rank0-1.json", "error.json", "logs/rank_0.log", "checkpoints/.staging-1"):
+        (plain.path / name).touch()
+    assert plain.is_mere_start()
+    for name in ("notes.md", "checkpoints/quarantine_step_000001", "rollouts/step_000001.jsonl", "dead"):
+        kept = start(f"with {name.replace('/', ' ')}")
+        (kept.path / name).touch()
+        assert not kept.is_mere_start(), name
+    evaluated = start("evaluated")
+    evaluated.append_evaluation({"step": 0, "name": "before"})
+    assert not evaluated.is_mere_start()
+    trained = start("trained")
+    trained.append_metrics({"step": 1})
+    assert not trained.is_mere_start()
+    foreign = tmp_path / "project"
+    foreign.mkdir()
+    (foreign / "config.yaml").write_text("a: 1\n")
+    assert not RunDirectory(foreign).is_mere_start()

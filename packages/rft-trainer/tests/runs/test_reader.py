@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,77 @@ def test_a_step_that_is_no_number_is_passed_over(tmp_path: Path) -> None:
     assert run(tmp_path, metrics=[{"step": 3}, {"step": None}, {"step": "x"}]).step == 3
 
 
+def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, name in enumerate(("old", "new", "closed"), start=1):
+        run(tmp_path / name, metrics=[{"step": number}])
+        os.utime(tmp_path / name / "metrics.jsonl", (number, number))
+        os.utime(tmp_path / name, (number, number))
+    (tmp_path / "no_run").mkdir()
+    original = reader.read_text
+
+    def refused(path: Path) -> str:
+        if path.parent.name == "closed":
+            raise PermissionError(13, "Permission denied")
+        return original(path)
+
+    monkeypatch.setattr(reader, "read_text", refused)
+    found = reader.read_runs(tmp_path)
+    assert [one.name for one in found] == ["new", "old", "closed"]
+    assert found[-1].damage == ("cannot be read: Permission denied",)
+    assert found[-1].outcome == "unreadable"
+    assert reader.read_runs(tmp_path / "nowhere") == []
+
+
+def test_a_run_whose_process_was_killed_is_not_running(tmp_path: Path) -> None:
+    (tmp_path / "env.json").write_text(json.dumps({"host": socket.gethostname()}))
+    run(tmp_path, metrics=[{"step": 1}])
+    lock = "fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)"
+    hold = f"import fcntl, os, sys; {lock}; print(flush=True); input()"
+    command = [sys.executable, "-S", "-c", hold, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert read_run(tmp_path).outcome == "running"
+        holder.kill()
+    assert read_run(tmp_path).outcome == "stopped"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": null}',
+        '{"step": "x", "loss": 1}',
+        '{"foo": 1}',
+        "[1]",
+        "",
+        '{"step": 1, "lo',
+        "[" * 100_000,
+        f'{{"step": 1{"0" * 400}}}',
+        f'{{"step": 1{"0" * 5000}}}',
+    ],
+    ids=["null", "text", "schema", "list", "empty", "torn", "deep", "huge", "digits"],
+)
+def test_a_line_that_is_no_record_of_a_step_is_passed_over_and_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "loss": 2}}\n{line}\n{{"step": 3, "loss": 4}}\n')
+    found = read_run(tmp_path)
+    assert (found.step, found.series("loss")[0], found.series("loss")[-1]) == (3, 2.0, 4.0)
+    [damage] = found.damage
+    assert "1 of 3 lines" in damage
+    assert damage.endswith("line 2")
+
+
+def test_a_last_line_that_is_being_written_is_no_damage(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"ste')
+    assert read_run(tmp_path).damage == ()
+
+
+def test_the_command_of_a_run_is_that_of_its_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("recipe:\n  command: distill\n\nseed: 1\n")
+    assert read_run(tmp_path).verb == "distill"
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    assert read_run(tmp_path).verb == ""
+
+
 def test_the_outcome_of_a_run_of_another_machine_is_that_of_its_summary_or_of_its_silence(tmp_path: Path) -> None:
     found = run(tmp_path, metrics=[{"step": 1}])
     assert (found.live, found.outcome) == (None, "running")
@@ -121,6 +194,8 @@ def test_accuracies_are_those_of_the_summary_or_of_the_evaluations(tmp_path: Pat
     told = run(tmp_path, summary={"eval": {"before": {"accuracy": 0.0}, "after": {"accuracy": "x"}}})
     assert (told.accuracy("before"), told.accuracy("after")) == (0.0, 0.5)
     assert run(tmp_path, summary={"eval": 3}).accuracy("after") == 0.5
+    losses = run(tmp_path / "sft", evals=[{"eval/loss": 2.0}, {"eval/loss": 1.0}])
+    assert (losses.measured("loss", "before"), losses.measured("loss", "after")) == (2.0, 1.0)
 
 
 def test_files_are_listed_in_order_and_only_whole_checkpoints(tmp_path: Path) -> None:

@@ -199,3 +199,16 @@ def test_rows_of_all_ranks_come_in_the_order_of_the_data(num_ranks: int) -> None
             gather_bytes=lambda own, share=share: sent if json.loads(own) == share else []
         )
         assert gather_rows(collectives, share) == [row for prompt in rows for row in prompt]
+
+
+def test_rollouts_that_cannot_be_written_end_no_run(tmp_path: Path) -> None:
+    report, _, directory = reporter(tmp_path, [0.0])
+    directory.rollouts_directory.rmdir()
+    directory.rollouts_directory.symlink_to(tmp_path / "a disk that is not there")
+    report.rollouts([group(0, rollout(0, 1.0), rollout(1, 0.0))], Progress(step=2))
+    assert directory.optional.lost == {"rollouts/": 2}
+
+
+def test_different_responses_are_counted() -> None:
+    groups = [group(0, rollout(0, 1.0), rollout(1, 0.0)), group(1, rollout(0, 1.0), rollout(1, 0.0))]
+    assert rollout_metrics(groups, NO_DROPS)["completion/distinct"] == 2

@@ -11,6 +11,7 @@ import pytest
 
 from rft_core.errors import PreflightError
 from rft_trainer.metrics.sink import RunInfo
+from rft_trainer.runs.optional_files import OptionalFiles
 from rft_trainer.settings.run import RunSettings
 from rft_trainer.sinks.trackers import requested_trackers
 from rft_trainer.sinks.trackio import TrackioSink
@@ -20,9 +21,9 @@ from rft_trainer.sinks.wandb import WandbSink
 def test_each_tracker_of_the_settings_gets_a_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("wandb", "trackio"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    assert requested_trackers(RunSettings()) == []
-    sinks = requested_trackers(RunSettings(use_wandb="ours", wandb_org="us", use_trackio="mine"))
-    assert [type(sink) for sink in sinks] == [WandbSink, TrackioSink]
+    assert requested_trackers(RunSettings(), OptionalFiles()) == []
+    sinks = requested_trackers(RunSettings(use_wandb="ours", wandb_org="us", use_trackio="mine"), OptionalFiles())
+    assert [type(vars(sink)["_sink"]) for sink in sinks] == [WandbSink, TrackioSink]
 
 
 def test_a_tracker_that_is_not_installed_is_an_error_before_anything_is_reported(
@@ -30,7 +31,7 @@ def test_a_tracker_that_is_not_installed_is_an_error_before_anything_is_reported
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(PreflightError) as caught:
-        requested_trackers(RunSettings(use_tensorboard="events"))
+        requested_trackers(RunSettings(use_tensorboard="events"), OptionalFiles())
     assert caught.value.problem.code == "extra.tensorboard"
 
 
@@ -52,7 +53,7 @@ def test_what_the_settings_say_is_what_the_trackers_are_opened_with(
         use_wandb="ours", wandb_org="us", wandb_group="sweep", wandb_run_name="first", use_tensorboard="events"
     )
     for run in (named, RunSettings(use_wandb="ours", use_trackio="mine")):
-        for sink in requested_trackers(run):
+        for sink in requested_trackers(run, OptionalFiles()):
             sink.start(info)
     first, events, second, trackio = opened
     names = ("project", "entity", "group", "name")

@@ -120,7 +120,7 @@ def test_the_last_words_say_what_was_raised_and_where(
     pool: Pool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program, "_current_id", 9)
-    hook = program._last_words(pool.pipes)
+    hook = program._last_words(pool.pipes, " (hint)")
     try:
         raise ValueError("x" * 5000)
     except ValueError as error:
@@ -165,14 +165,15 @@ def test_the_program_sets_its_limits_says_that_it_is_ready_and_answers_until_the
     pool.ask(*questions)
     monkeypatch.setattr(program, "_load_task", lambda task, pipes: lambda payload: [task, payload["x"]])
     before = sys.excepthook
-    program.main("kind", 1 << 40, pool.pipes)
+    program.main("kind", 1 << 40, 1 << 39, pool.pipes)
     assert sys.excepthook is not before
     ready, first, second = pool.lines()
     assert ready == {"ready": True}
     assert (first["id"], first["result"]) == (1, ["kind", 1])
     assert (second["id"], second["result"]) == (2, ["kind", 2])
-    assert limits == [(resource.RLIMIT_CORE, (0, 0)), (resource.RLIMIT_AS, (1 << 40, 1 << 40))]
+    data = (resource.RLIMIT_DATA, (1 << 39, 1 << 39))
+    assert limits == [(resource.RLIMIT_CORE, (0, 0)), (resource.RLIMIT_AS, (1 << 40, 1 << 40)), data]
     assert len(timers) == 4
     limits.clear()
-    program.main("kind", 0, pool.pipes)
+    program.main("kind", 0, 0, pool.pipes)
     assert limits == [(resource.RLIMIT_CORE, (0, 0))]

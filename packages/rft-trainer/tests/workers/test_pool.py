@@ -14,6 +14,7 @@ import pytest
 
 from rft_core.errors import ServiceError
 from rft_trainer.records.scores import RewardStatus
+from rft_trainer.workers.limits import ProcessLimits
 from rft_trainer.workers.pool import Job, WorkerPool
 
 WriteReward = Callable[[str], Path]
@@ -107,7 +108,7 @@ def test_a_fault_becomes_a_status_of_its_job_alone(
 
 def test_running_out_of_memory_is_a_status(write_reward: WriteReward):
     task = f"file:{write_reward(FAULTS)}:reward_fn"
-    with WorkerPool(task, num_workers=1, memory_bytes=512 << 20) as pool:
+    with WorkerPool(task, num_workers=1, limits=ProcessLimits(address_bytes=512 << 20)) as pool:
         broken, after = pool.run([job("memory", 20), job("fine", 20)])
     assert (broken.status, broken.result) == (RewardStatus.FAILED, None)
     assert "MemoryError" in broken.detail
@@ -116,7 +117,9 @@ def test_running_out_of_memory_is_a_status(write_reward: WriteReward):
 
 def test_an_answer_that_hid_how_much_memory_it_took_is_not_trusted(write_reward: WriteReward):
     source = "def reward_fn(responses, labels):\n    len(bytearray(b'x') * (300 << 20))\n    return [0.0]\n"
-    with WorkerPool(f"file:{write_reward(source)}:reward_fn", num_workers=1, memory_bytes=1 << 30) as pool:
+    with WorkerPool(
+        f"file:{write_reward(source)}:reward_fn", num_workers=1, limits=ProcessLimits(address_bytes=1 << 30)
+    ) as pool:
         [outcome] = pool.run([job("", 20)])
     assert (outcome.status, outcome.result) == (RewardStatus.FAILED, None)
     assert "MemoryError: scoring took" in outcome.detail
@@ -203,7 +206,9 @@ def test_a_process_that_has_grown_is_replaced_without_losing_a_job(write_reward:
         "    kept.append(bytearray(b'x') * (50 << 20))\n"
         "    return [float(os.getpid())]\n"
     )
-    with WorkerPool(f"file:{write_reward(source)}:reward_fn", num_workers=1, memory_bytes=512 << 20) as pool:
+    with WorkerPool(
+        f"file:{write_reward(source)}:reward_fn", num_workers=1, limits=ProcessLimits(address_bytes=512 << 20)
+    ) as pool:
         outcomes = pool.run([job("", 20) for _ in range(12)])
     assert [outcome.status for outcome in outcomes] == [RewardStatus.OK] * 12
     assert len({str(outcome.result) for outcome in outcomes}) > 1
@@ -235,3 +240,47 @@ def test_no_jobs_start_no_process():
     with WorkerPool("math", num_workers=2) as pool:
         assert pool.run([]) == []
         assert pool.process_ids == []
+
+
+def test_memory_that_runs_out_is_told_with_its_limit_and_other_responses_are_scored(write_reward: WriteReward) -> None:
+    source = (
+        "def reward_fn(responses, labels):\n    return [float(len(bytearray(int(text) << 20))) for text in responses]\n"
+    )
+    task = f"file:{write_reward(source)}:reward_fn"
+    with WorkerPool(task, num_workers=1, limits=ProcessLimits(data_bytes=256 << 20)) as pool:
+        broken, after = pool.run([job("400", 20), job("10", 20)])
+    assert broken.status is RewardStatus.FAILED
+    assert "0.25 GiB: --reward_memory" in broken.detail
+    assert after.result == [10.0 * 2**20]
+
+
+def test_user_code_sees_the_secrets_that_it_is_shown_and_what_it_misses_is_told(
+    write_reward: WriteReward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOWN_TOKEN", "shown-4711")
+    monkeypatch.setenv("OTHER_API_KEY", "other-4711")
+    monkeypatch.setenv("PLAIN_SETTING", "12")
+    source = (
+        "import os\n"
+        "def reward_fn(responses, labels):\n"
+        "    return [float(os.environ[responses[0]].rpartition('-')[2])]\n"
+    )
+    task = f"file:{write_reward(source)}:reward_fn"
+    with WorkerPool(task, num_workers=1, limits=ProcessLimits(variables=("SHOWN_*",))) as pool:
+        plain, shown, missed = pool.run([job(name, 20) for name in ("PLAIN_SETTING", "SHOWN_TOKEN", "OTHER_API_KEY")])
+    assert (plain.result, shown.result) == ([12.0], [4711.0])
+    assert missed.status is RewardStatus.FAILED
+    assert "--reward_variables OTHER_API_KEY" in missed.detail
+
+
+@pytest.mark.parametrize("way", ["raise RuntimeError(dict(os.environ))", "print(dict(os.environ)); os._exit(3)"])
+def test_what_user_code_says_of_its_environment_holds_no_secret(
+    write_reward: WriteReward, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setenv("SHOWN_TOKEN", "shown-4711-abc")
+    source = f"import os\ndef reward_fn(responses, labels):\n    {way}\n"
+    task = f"file:{write_reward(source)}:reward_fn"
+    with WorkerPool(task, num_workers=1, limits=ProcessLimits(variables=("*",))) as pool:
+        [outcome] = pool.run([job("", 20)])
+    assert outcome.detail
+    assert "shown-4711-abc" not in outcome.detail

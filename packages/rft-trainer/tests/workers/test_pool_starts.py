@@ -141,7 +141,7 @@ def test_lines_that_are_no_answer_to_the_job_are_passed_over(write_reward: Write
         "import os, sys\n"
         "def reward_fn(responses, labels):\n"
         "    for line in (b'noise', b'[1]', b'{\"id\": 77, \"result\": [9.0]}'):\n"
-        "        os.write(int(sys.argv[4]), line + b'\\n')\n"
+        "        os.write(int(sys.argv[5]), line + b'\\n')\n"
         "    return [0.5]\n"
     )
     with WorkerPool(f"file:{write_reward(source)}:reward_fn", num_workers=1) as pool:

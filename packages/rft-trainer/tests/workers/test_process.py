@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import deque
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from rft_core.child_process import ChildProcess
+from rft_trainer.workers.limits import ProcessLimits
 from rft_trainer.workers.process import ScoringProcess
 
 
@@ -21,6 +23,7 @@ class Started:
     def __init__(self) -> None:
         self.command: list[str] = []
         self.environment: dict[str, str] = {}
+        self.inherited: dict[str, str] = {}
         self.longest_line = 0
         self.sent: list[Any] = []
         self.graces: list[float] = []
@@ -31,8 +34,16 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """No process; it is 100 s, or what `clock` says."""
     found = Started()
 
-    def start(self: Any, command: Sequence[str], environment: Mapping[str, str], *, longest_line: int) -> None:
+    def start(
+        self: Any,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        longest_line: int,
+        inherited: Mapping[str, str],
+    ) -> None:
         found.command, found.environment, found.longest_line = list(command), dict(environment), longest_line
+        found.inherited = dict(inherited)
         self.lines, self.has_ended = deque(), False
 
     def kill(self: object, grace: float) -> str:
@@ -50,8 +61,11 @@ def clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: seconds)
 
 
-def test_a_process_is_a_program_of_its_own_whose_scores_are_the_same_each_time(started: Started) -> None:
-    ScoringProcess("file:a.py:reward_fn", 123, 5.0)
+def test_a_process_is_a_program_of_its_own_whose_scores_are_the_same_each_time(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {"HF_TOKEN": "a", "MY_SECRET": "b", "PATH": "c"})
+    ScoringProcess("file:a.py:reward_fn", ProcessLimits(123, 456, ("HF_*",)), 5.0)
     assert started.command == [
         sys.executable,
         "-P",  # a file of the working directory does not stand in for a library
@@ -59,15 +73,17 @@ def test_a_process_is_a_program_of_its_own_whose_scores_are_the_same_each_time(s
         "rft_trainer.workers.main",
         "file:a.py:reward_fn",
         "123",
+        "456",
     ]
     assert started.environment == {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+    assert started.inherited == {"HF_TOKEN": "a", "PATH": "c"}
     assert started.longest_line == 16 * 2**20
 
 
 def test_a_start_and_each_job_have_a_deadline_and_between_them_there_is_none(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = ScoringProcess("math", 0, 5.0)
+    process = ScoringProcess("math", ProcessLimits(), 5.0)
     assert (process.is_ready, process.job_id, process.seconds_allowed, process.deadline) == (False, None, 5.0, 105.0)
     assert not process.is_late
     for now, late in ((104.9, False), (105.0, True), (105.1, True)):
@@ -86,14 +102,14 @@ def test_a_start_and_each_job_have_a_deadline_and_between_them_there_is_none(
 
 
 def test_lines_are_taken_once_and_those_that_are_no_message_say_nothing(started: Started) -> None:
-    process = ScoringProcess("math", 0, 5.0)
+    process = ScoringProcess("math", ProcessLimits(), 5.0)
     process.lines.extend(map(bytearray, (b'{"ready": true}', b"noise", b"[1]", b"\xff", b'{"id": 1}')))
     assert process.take_messages() == [{"ready": True}, {}, {}, {}, {"id": 1}]
     assert process.take_messages() == []
 
 
 def test_a_process_that_is_ending_may_say_how_and_another_is_killed_at_once(started: Started) -> None:
-    process = ScoringProcess("math", 0, 5.0)
+    process = ScoringProcess("math", ProcessLimits(), 5.0)
     assert process.discard() == "was killed"
     process.has_ended = True
     process.discard()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,22 @@ def test_a_function_is_loaded_from_its_file(tmp_path: Path) -> None:
     file.write_text("from beside import VALUE\ndef reward_fn(responses, labels): return [VALUE for _ in responses]\n")
     (tmp_path / "beside.py").write_text("VALUE = 0.75\n")
     assert load(str(file), "reward_fn")(PAYLOAD) == [0.75, 0.75]
+
+
+def test_a_function_may_take_apart_what_it_is_given() -> None:
+    def function(responses: Any, labels: Any, *, prompts: Any, images: Any) -> list[float]:
+        found: list[float] = []
+        while responses:
+            responses.pop()
+            labels.clear()
+            prompts.pop()
+            images.pop().append("mine")
+            found.append(1.0)
+        return found
+
+    before = copy.deepcopy(PAYLOAD)
+    assert called(function) == [1.0, 1.0]
+    assert before == PAYLOAD
 
 
 @pytest.mark.parametrize(

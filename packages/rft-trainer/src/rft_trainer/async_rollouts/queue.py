@@ -236,19 +236,24 @@ class AsyncRollouts:
         board = self._board
         if self._rules.deterministic and self._begun:
             # their versions are not in the checkpoint, so nothing could finish these samples after a resume
-            board.wait(self._older_are_whole, "the samples of older weights, for a checkpoint")
+            what = "the samples of older weights, for a checkpoint"
+            board.wait(self._older_are_whole, what, despite_outage=True)
         with board.changed:
             return [group.state() for group in board.groups.values() if self._is_kept(group)]
 
     def _older_are_whole(self) -> bool:
         board = self._board
-        return all(group.group is not None for group in board.groups.values() if group.version < board.version)
+        return all(self._is_whole(group) for group in board.groups.values() if group.version < board.version)
 
     def _is_kept(self, group: PartialGroup) -> bool:
         if not self._rules.deterministic:
             return True
         batch = [other for other in self._board.groups.values() if other.batch == group.batch]
-        return all(other.group is not None for other in batch)  # drawn again as a whole, or not at all
+        return all(self._is_whole(other) for other in batch)  # drawn again as a whole, or not at all
+
+    def _is_whole(self, group: PartialGroup) -> bool:
+        # where the reward server is away, a resume scores what is drawn
+        return group.group is not None or (self._board.outage is not None and group.is_complete)
 
     # -- under the lock
 

@@ -12,7 +12,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rft_core.errors import PeerError, RftError
+from rft_core.child_process import error_fields, error_of
+from rft_core.errors import OutageError, PeerError, RftError
 from rft_core.json_records import json_bytes
 from rft_trainer.batches.prompt_ledger import LedgerEntry
 from rft_trainer.protocols import Collectives
@@ -43,6 +44,7 @@ class RankPartition:
         """Gather the groups of all ranks in the order of `entries`; images are not sent, prompts come from `prompts`.
 
         Raises:
+            OutageError: the reward server of another rank is away.
             PeerError: another rank has no groups, but an error.
         """
         if self._size == 1:
@@ -52,7 +54,8 @@ class RankPartition:
         # the other ranks all read the same parts, so all of them raise, and the same error
         for rank, part in enumerate(parts):
             if part.error is not None:
-                raise _of_rank(rank, part.error)
+                is_outage = part.error.get("kind") == OutageError.__name__
+                raise error_of(part.error) if is_outage else _of_rank(rank, part.error)
         return in_order(parts, entries, prompts)
 
     def tell_error(self, error: Exception) -> None:
@@ -82,7 +85,7 @@ class RankPartition:
 
 def _fields(error: Exception) -> dict[str, str]:
     if isinstance(error, RftError):
-        return {"what": error.problem.what, "do": error.problem.do}
+        return error_fields(error)
     return {"what": f"{type(error).__name__}: {error}", "do": ""}
 
 

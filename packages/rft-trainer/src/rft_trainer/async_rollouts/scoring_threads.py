@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from rft_core.errors import OutageError
 from rft_trainer.async_rollouts.partial_rollout import PartialGroup
 from rft_trainer.async_rollouts.protocols import PartialRollout, RolloutType
 from rft_trainer.async_rollouts.shared_state import LOOK_SECONDS, SharedState
@@ -13,10 +14,16 @@ from rft_trainer.records.scores import Reward, RewardItem, Score
 
 
 def scoring_loop(board: SharedState, kind: RolloutType) -> None:
-    """Score every group whose samples have ended, until the shared state closes."""
+    """Score every group whose samples have ended, until the shared state closes or a reward server is away."""
     while batch := _next_to_score(board):
         # outside of the lock: rewards may take seconds, and samples are drawn meanwhile
-        scored = kind.rollouts([(group.prompt, group.drafts) for group in batch])
+        try:
+            scored = kind.rollouts([(group.prompt, group.drafts) for group in batch])
+        except OutageError as outage:
+            with board.changed:
+                board.outage = outage
+                board.moved()
+            return
         with board.changed:
             for group, rollouts in zip(batch, scored, strict=True):
                 group.group = RolloutGroup(group.prompt, group.entry.epoch, group.entry.position, tuple(rollouts))

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rft_core.errors import ServiceError
+from rft_core.errors import OutageError, ServiceError
 from rft_trainer.async_rollouts.partial_rollout import PartialGroup
 from rft_trainer.batches.prompt_ledger import LedgerEntry
 
@@ -49,6 +49,8 @@ class SharedState:
         """Samples that may be drawn on since the present draw began, because they were answered."""
         self.is_closing = False
         self.error: BaseException | None = None
+        self.outage: OutageError | None = None
+        """Why the scoring thread has ended, where a reward server is away; samples that are whole can be saved."""
         self.doing = "nothing yet"
         """Activity of the rollout thread, for error messages."""
         self._patience, self._moved_at = patience, time.monotonic()
@@ -96,13 +98,18 @@ class SharedState:
                 thread.join(timeout=10.0)
         self._threads = []
 
-    def wait(self, holds: Callable[[], bool], what: str) -> None:
-        """Wait until `holds()`, called under the lock; raise another thread's error, or `ServiceError` when late."""
+    def wait(self, holds: Callable[[], bool], what: str, *, despite_outage: bool = False) -> None:
+        """Wait until `holds()`, called under the lock; raise another thread's error, or `ServiceError` when late.
+
+        `despite_outage`: also while a reward server is away, for what needs no rewards.
+        """
         with self.changed:
             while not holds():
                 # before the time is looked at: a thread that failed is why nothing moves
                 if self.error is not None:
                     raise self.error
+                if self.outage is not None and not despite_outage:
+                    raise self.outage
                 still = time.monotonic() - self._moved_at
                 if still > self._patience:
                     raise self._late(what, still)

@@ -10,7 +10,8 @@ from rft_core.errors import OptionsError
 from rft_trainer.data.images import ImageColumn
 from rft_trainer.data.prompts import PromptRow, content_hash, prompts_from_rows
 from rft_trainer.data.readers.formats import read_rows, resolve_files
-from rft_trainer.data.readers.rows import SkipLog
+from rft_trainer.data.readers.rows import Row, SkipLog
+from rft_trainer.data.task_rows import is_task, package_words, refuse_unknown_task, task_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +19,14 @@ class SourceSpec:
     """One source: its path, its name in prompt ids, and its sampling probability."""
 
     path: str
+    """A file, a pattern, a directory, or TASK:ARGUMENT of an installed package."""
     name: str
     probability: float | None
+
+    @property
+    def place(self) -> str:
+        """Path or task, for people: a task with the package that it belongs to."""
+        return f"{self.path} ({package_words(self.path)})" if is_task(self.path) else self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +74,8 @@ def load_prompts(
     prompts: list[PromptRow] = []
     files: list[str] = []
     for spec in specs:
-        files.extend(str(file) for file in resolve_files(spec.path, split=split))
-        rows = read_rows(spec.path, split=split, skips=skips)
+        files.extend(files_of(spec.path, split=split))
+        rows = rows_of(spec.path, split=split, skips=skips)
         prompts.extend(
             prompts_from_rows(
                 rows,
@@ -81,6 +88,21 @@ def load_prompts(
             )
         )
     return LoadedPrompts(tuple(prompts), tuple(specs), tuple(files), content_hash(prompts), skips)
+
+
+def rows_of(path: str, *, split: str | None = None, skips: SkipLog | None = None) -> list[Row]:
+    """Read the rows of a file, a pattern or a directory as `read_rows` does, or those of an installed task.
+
+    A split chooses among those of a directory; a task has none, and its argument says which rows are meant.
+    """
+    refuse_unknown_task(path)
+    return task_rows(path) if is_task(path) else read_rows(path, split=split, skips=skips)
+
+
+def files_of(path: str, *, split: str | None = None) -> list[str]:
+    """Return the files that a source is read from; of a task the words that name it."""
+    refuse_unknown_task(path)
+    return [path] if is_task(path) else [str(file) for file in resolve_files(path, split=split)]
 
 
 def source_sizes(prompts: Sequence[PromptRow], specs: Sequence[SourceSpec]) -> tuple[int, ...]:
@@ -102,7 +124,7 @@ def _numbers(text: str) -> list[float]:
 
 def _names(paths: Sequence[str]) -> list[str]:
     depth = 1
-    parts = [Path(path).with_suffix("").parts for path in paths]
+    parts = [(path.rstrip(":"),) if is_task(path) else Path(path).with_suffix("").parts for path in paths]
     while True:
         # longer by one folder at a time, until all are different
         names = ["/".join(part[-depth:]) for part in parts]

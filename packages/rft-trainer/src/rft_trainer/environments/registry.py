@@ -10,6 +10,7 @@ from rft_core.nearest_names import nearest_names
 
 if TYPE_CHECKING:
     from rft_trainer.environments.episodes import EpisodeRunner
+    from rft_trainer.workers.limits import ProcessLimits
 
 _CLASSES = {
     "calculator": "rft_trainer.environments.calculator:Calculator",
@@ -24,13 +25,18 @@ NAMES = tuple(_CLASSES)
 
 
 def environment_by_name(
-    name: str, *, num_workers: int = 1, tool_timeout: float = 10.0, rollout_timeout: float = 60.0
+    name: str,
+    *,
+    num_workers: int = 1,
+    tool_timeout: float = 10.0,
+    rollout_timeout: float = 60.0,
+    limits: ProcessLimits | None = None,
 ) -> EpisodeRunner:
     """Build the runner of the environment `name`, or of a class given as `path/to/file.py:Class`.
 
     Args:
         name: one of `NAMES`, or file.py:Class (the last colon separates the two).
-        num_workers, tool_timeout, rollout_timeout: as for `UserEpisodes`; our own run in this process.
+        num_workers, tool_timeout, rollout_timeout, limits: as for `UserEpisodes`; our own run in this process.
 
     Raises:
         OptionsError: no such name, file or class, or a class that cannot be used.
@@ -45,7 +51,12 @@ def environment_by_name(
     if has_processes(name):
         path, _, class_name = name.rpartition(":")
         return UserEpisodes(
-            path, class_name, num_workers=num_workers, tool_timeout=tool_timeout, rollout_timeout=rollout_timeout
+            path,
+            class_name,
+            num_workers=num_workers,
+            tool_timeout=tool_timeout,
+            rollout_timeout=rollout_timeout,
+            limits=limits,
         )
     raise unknown_environment(name).as_error({"environment": name})
 

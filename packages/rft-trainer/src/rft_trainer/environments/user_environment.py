@@ -11,6 +11,7 @@ from rft_core.errors import DataError
 from rft_trainer.environments.episodes import Episode, Reply, oldest_kept
 from rft_trainer.environments.protocol import Answer
 from rft_trainer.records.scores import RewardStatus
+from rft_trainer.workers.limits import ProcessLimits
 from rft_trainer.workers.pool import Job, Outcome, WorkerPool
 
 
@@ -22,7 +23,14 @@ class UserEpisodes:
     """
 
     def __init__(
-        self, path: str, name: str, *, num_workers: int = 1, tool_timeout: float = 10.0, rollout_timeout: float = 60.0
+        self,
+        path: str,
+        name: str,
+        *,
+        num_workers: int = 1,
+        tool_timeout: float = 10.0,
+        rollout_timeout: float = 60.0,
+        limits: ProcessLimits | None = None,
     ) -> None:
         """Load the file and check the class.
 
@@ -32,6 +40,7 @@ class UserEpisodes:
             num_workers: processes, each of which imports the file.
             tool_timeout: seconds for each tool call of a turn (one for a turn without calls), and for a reset.
             rollout_timeout: seconds of the environment in a whole conversation.
+            limits: memory of each process, and the secrets that it sees.
 
         Raises:
             OptionsError: no such file or class, or one that cannot be used.
@@ -40,7 +49,7 @@ class UserEpisodes:
         self._tool_timeout, self._rollout_timeout = tool_timeout, rollout_timeout
         task = f"environment:{path}:{name}"
         # a pool of one process each: an episode must reach the process that has its environment
-        self._pools = [WorkerPool(task, num_workers=1) for _ in range(num_workers)]
+        self._pools = [WorkerPool(task, num_workers=1, limits=limits) for _ in range(num_workers)]
         self._holders: list[list[int]] = [[] for _ in self._pools]
         """Process ids of each pool at its last call: others have seen none of its episodes."""
         # one process now, so that a file that does not load is refused before the run begins

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_core.errors import OutageError
 from rft_core.keyed_random import derive_key
 from rft_trainer.protocols import Collectives, Engine, ResponseDecoder
 from rft_trainer.records.rollouts import Prompt, Rollout
@@ -103,7 +104,11 @@ class Evaluator:
         return self.with_rollouts()[0]
 
     def with_rollouts(self) -> tuple[EvaluationResult, list[Rollout]]:
-        """Evaluate all prompts; return the result, and the rollouts that this rank produced."""
+        """Evaluate all prompts; return the result, and the rollouts that this rank produced.
+
+        Raises:
+            OutageError: the reward server of a rank is away, on all ranks.
+        """
         rank, world_size = self._collectives.rank, self._collectives.world_size
         # keys go with the prompts: which rank answers one changes none of its tokens
         mine = self._prompts[rank::world_size]
@@ -111,11 +116,19 @@ class Evaluator:
         # before the rewards: a model with NaN in its weights still answers, and would look like a poor one
         back = "go back to an earlier checkpoint of the run"
         refuse_non_finite_shares(sampled, self._collectives, during="evaluation", do=back)
-        scored = sampled if self._conversations is not None else score_rollouts(self._reward, mine, sampled)
+        try:
+            scored = sampled if self._conversations is not None else score_rollouts(self._reward, mine, sampled)
+        except OutageError as outage:
+            if world_size > 1:  # the other ranks wait in the exchange of the rows
+                self._collectives.gather_bytes(json.dumps(asdict(outage.problem)).encode())
+            raise
         rollouts = [group[0] for group in scored]
         rows = [_row(rollout) for rollout in rollouts]
         if world_size > 1:
             parts = [json.loads(part) for part in self._collectives.gather_bytes(json.dumps(rows).encode())]
+            for part in parts:
+                if isinstance(part, dict):
+                    raise OutageError(**part)
             # back to the order of the prompts, which were dealt out in turn
             rows = [parts[i % world_size][i // world_size] for i in range(len(self._prompts))]
         result = _result(rows)

@@ -156,6 +156,8 @@ class TrainingSample:
     """Which response tokens are learned; empty = all of them."""
     media: Any = None
     """The prompt's images; None without any."""
+    unit: str = ""
+    """Samples next to each other with the same name are one unit, which is never divided; empty = one by itself."""
 
     def __post_init__(self) -> None:
         expected = len(self.token_ids) - self.prompt_length
@@ -194,6 +196,8 @@ class Counts:
 
     num_loss_tokens: int
     num_sequences: int
+    num_units: int = 0
+    """Indivisible units: samples, or groups of samples that a loss compares (`rft_trainer.batches.units`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +223,10 @@ class TokenBatch:
     selected_T: Tensor | None = None
     mm_inputs: tuple[Any, ...] | None = None
     """The images of each segment as the model's forward takes them, None for one of text alone; None where all are."""
+    unit_ids_S: Tensor | None = None
+    """The unit of each segment, counted from 0; None where every segment is a unit by itself."""
+    not_finite: str = ""
+    """The first field that is not finite; empty where all are. A ratio of such a log-prob may well be finite."""
 
     @property
     def tokens(self) -> PackedTokens:

@@ -27,6 +27,8 @@ class RewardStatus(StrEnum):
     """Scoring took longer than allowed and was killed."""
     CRASHED = "crashed"
     """The scoring process died."""
+    OUTAGE = "outage"
+    """The server was away for longer than the run waits."""
     NO_VERDICT = "no_verdict"
     """A judge answered, and its answer holds no score."""
 

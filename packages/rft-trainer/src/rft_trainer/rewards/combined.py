@@ -55,8 +55,14 @@ class CombinedReward:
         with ThreadPoolExecutor(max(len(waiting), 1), "reward") as threads:
             # the servers work while the rest is computed in this thread
             begun = {part.name: threads.submit(part.reward, items) for part in waiting}
-            here = {part.name: part.reward(items) for part in self._parts if not part.waits}
-            return [here[part.name] if part.name in here else begun[part.name].result() for part in self._parts]
+            try:
+                here = {part.name: part.reward(items) for part in self._parts if not part.waits}
+                return [here[part.name] if part.name in here else begun[part.name].result() for part in self._parts]
+            except BaseException:
+                # whoever waits for a server that is away would keep the error here for as long
+                for part in waiting:
+                    part.reward.close()
+                raise
 
     def _breakdown(self, row: Sequence[Score]) -> dict[str, float]:
         """Merge the breakdowns of all parts; a part without a breakdown is one entry under its name."""

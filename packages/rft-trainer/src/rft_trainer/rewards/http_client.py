@@ -1,4 +1,4 @@
-"""JSON requests over HTTP: one deadline for request and answer, retries on network errors alone.
+"""JSON requests over HTTP: one deadline for request and answer, and a wait for a server that is away.
 
 A timeout of a socket bounds one wait for bytes: a server that sends a byte a minute keeps such a client for ever.
 Here a timer cuts the connection when the time of the whole request is over.
@@ -7,9 +7,11 @@ Here a timer cuts the connection when the time of the whole request is over.
 from __future__ import annotations
 
 import contextlib
+import email.utils
 import http.client
 import json
 import os
+import re
 import socket
 import ssl
 import threading
@@ -17,24 +19,36 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from rft_core.errors import OptionsError
+from rft_core.secrets import holds_secret, scrub_text
 from rft_trainer.records.scores import RewardStatus
+from rft_trainer.rewards.server_wait import ServerWait, StillAway
 
 TOKEN = "RFT_REMOTE_TOKEN"
 """Variable of the environment whose value is sent as a bearer token, where it is set."""
 
 _LARGEST = 64 << 20
 _FIRST_WAIT = 0.1
+_AWAY_CODES = (408, 429, 502, 503, 504)
+"""Codes of servers, and of proxies before them, that say: not now."""
 
 
 class RequestFailure(Exception):
-    """Error of a request without a usable answer: `status` for the responses, and what happened."""
+    """Error of a request without a usable answer: `status` for the responses, and what happened.
 
-    def __init__(self, status: RewardStatus, detail: str) -> None:
+    `is_away`: the same request may be answered later. `retry_after`: seconds that the server asked for.
+    """
+
+    def __init__(
+        self, status: RewardStatus, detail: str, *, is_away: bool = False, retry_after: float | None = None
+    ) -> None:
+        # an answer or an error of the network may quote the request
+        detail = scrub_text(detail)
         super().__init__(detail)
         self.status, self.detail = status, detail
+        self.is_away, self.retry_after = is_away, retry_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +56,75 @@ class Endpoint:
     """Address of a server, with deadline and retries. Example: `Endpoint("http://localhost:9000/score")`."""
 
     url: str
+    """As it is set and shown: ${NAME} in it stands for a variable of the environment."""
     seconds: float = 120.0
     """For one request with all its tries."""
     retries: int = 3
     sleep: Callable[[float], None] = field(default=time.sleep, compare=False)
+    wait: ServerWait | None = field(default=None, compare=False)
+    """Of this server; None = one that is away is not waited for."""
 
     @property
     def parts(self) -> SplitResult:
-        """Components of the URL, parsed."""
-        return urlsplit(self.url)
+        """Components of the URL with the values of its variables, parsed."""
+        return urlsplit(_expanded(self.url))
 
-    def post(self, payload: object) -> Any:
+    def post(self, payload: object, probe: object = None, *, waits: bool = True) -> Any:
         """Send a request and return the answer's JSON value.
 
+        Args:
+            payload: JSON.
+            probe: a small request, by which a server that hangs is told from one that this request is too much for.
+            waits: for a server that is away, as `wait` says.
+
         Raises:
-            RequestFailure: no answer in time, a network error every time, another code than 200, no JSON.
+            RequestFailure: no answer in time, another code than 200, no JSON, a server that is not waited for.
+            OutageError: the server was away for longer than it is waited for.
         """
-        body = json.dumps(payload).encode()
+        body, wait = json.dumps(payload).encode(), self.wait
+        if wait is None or not waits:
+            return self._tried(body)
+        probes = [] if probe is None else [json.dumps(probe).encode()]
+        first, num_pauses = 0.0, 0
+        while True:
+            try:
+                answer = self._tried(body)
+            except RequestFailure as failure:
+                if not failure.is_away:
+                    wait.answered()
+                    raise
+                # twice, while the server answered others: it is this request that it cannot answer
+                if num_pauses and failure.status is RewardStatus.TIMEOUT and wait.answered_after(first):
+                    raise
+                first = first if num_pauses else wait.now()
+                self._pause(wait, failure, num_pauses)
+                num_pauses += 1
+                if failure.status is RewardStatus.TIMEOUT:
+                    self._probe(wait, probes)
+            else:
+                wait.answered()
+                return answer
+
+    def close(self) -> None:
+        """End every wait for the server."""
+        if self.wait is not None:
+            self.wait.close()
+
+    def _pause(self, wait: ServerWait, failure: RequestFailure, num_pauses: int) -> None:
+        try:
+            wait.pause(failure.detail, num_pauses, failure.retry_after)
+        except StillAway as over:
+            raise RequestFailure(RewardStatus.OUTAGE, failure.detail) from over
+
+    def _probe(self, wait: ServerWait, probes: list[bytes]) -> None:
+        """Record whether the server answers a small request."""
+        for body in probes:
+            with contextlib.suppress(RequestFailure):
+                self._tried(body)
+                wait.answered()
+
+    def _tried(self, body: bytes) -> Any:
+        """Send a request within its time, again after network errors."""
         deadline = time.monotonic() + self.seconds
         wait = _FIRST_WAIT
         for left in range(self.retries, -1, -1):
@@ -68,7 +134,7 @@ class Endpoint:
             except _NetworkError as error:
                 # no wait that would end behind the deadline
                 if not left or time.monotonic() + wait >= deadline:
-                    raise RequestFailure(RewardStatus.FAILED, f"{self.url}: {error}") from error
+                    raise RequestFailure(RewardStatus.FAILED, f"{self.url}: {error}", is_away=True) from error
                 self.sleep(wait)
                 wait *= 2
         raise AssertionError
@@ -88,7 +154,7 @@ class Endpoint:
             timer = threading.Timer(deadline - time.monotonic(), _cut, [connection.sock])
             timer.daemon = True
             timer.start()
-            content = _answer(connection, parts, body)
+            content = _answer(connection, parts, body, self.url)
             if time.monotonic() >= deadline:  # an answer of no stated length ends where it was cut
                 raise TimeoutError
             return content
@@ -112,29 +178,51 @@ class Endpoint:
             connection.close()
 
     def _late(self) -> RequestFailure:
-        return RequestFailure(RewardStatus.TIMEOUT, f"{self.url}: no answer within {self.seconds:g} s")
+        what = f"{self.url}: no answer within {self.seconds:g} s"
+        return RequestFailure(RewardStatus.TIMEOUT, what, is_away=True)
+
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def _expanded(url: str) -> str:
+    """Return the URL with the values of its variables; one that is not set stays as it is."""
+    return _VARIABLE.sub(lambda found: os.environ.get(found[1], found[0]), url)
 
 
 def checked_url(url: str, flag: str) -> str:
-    """Return the URL if requests can be sent to it.
+    """Return the URL as it is set, if requests can be sent to it; ${NAME} in it is a variable of the environment.
 
     Raises:
-        OptionsError: another scheme than http and https, no host, or a password in it, which would be written into
-            the run's files.
+        OptionsError: another scheme than http and https, no host, a variable that is not set, or a password or token
+            in it, which would be written into the run's files.
     """
-    parts = urlsplit(url)
+    for name in _VARIABLE.findall(url):
+        if name not in os.environ:
+            what = f"{flag}: the URL needs the variable {name} of the environment, which is not set"
+            raise _refused(what, flag, "secrets of a URL are not stored with the run", f"export {name}=...")
+    parts = urlsplit(_expanded(url))
+    if secret := next((name for name, value in parse_qsl(urlsplit(url).query) if _in_clear(name, value)), ""):
+        what = f"{flag}: the URL of {parts.hostname} holds a secret, its parameter {secret}"
+        why = "settings are written into the run's config.yaml"
+        do = f"{flag} '{parts.scheme}://{parts.netloc}{parts.path}?{secret}=${{RM_TOKEN}}', and export RM_TOKEN=..."
+        raise _refused(what, flag, why, do)
     if parts.username or parts.password:
         what = f"{flag}: the URL of {parts.hostname} holds a user name or a password"
         why = "settings are written into the run's config.yaml"
         raise _refused(what, flag, why, f"{flag} {parts.scheme}://{parts.hostname}{parts.path}, and {TOKEN}=...")
     if parts.scheme not in ("http", "https") or not parts.hostname or not _has_port(parts):
         why = "requests are sent over HTTP to a named host"
-        raise _refused(f"{flag} = {url!r}", flag, why, f"{flag} http://localhost:8000/score")
+        raise _refused(f"{flag} = {scrub_text(url)!r}", flag, why, f"{flag} http://localhost:8000/score")
     return url
 
 
 def _refused(what: str, flag: str, why: str, do: str) -> OptionsError:
     return OptionsError(code="reward.url", what=what, where=flag, why=why, do=do)
+
+
+def _in_clear(name: str, value: str) -> bool:
+    return not _VARIABLE.fullmatch(value) and holds_secret(name, value)
 
 
 def _has_port(parts: SplitResult) -> bool:
@@ -149,7 +237,7 @@ class _NetworkError(Exception):
     """Network error that is worth a retry."""
 
 
-def _answer(connection: http.client.HTTPConnection, parts: SplitResult, body: bytes) -> bytes:
+def _answer(connection: http.client.HTTPConnection, parts: SplitResult, body: bytes, where: str) -> bytes:
     headers = {"Content-Type": "application/json", "Accept": "application/json"}
     token = os.environ.get(TOKEN)
     if token:
@@ -162,13 +250,30 @@ def _answer(connection: http.client.HTTPConnection, parts: SplitResult, body: by
     # what the stated length still lacks: a body that was cut off may be valid JSON all the same
     if response.length and len(content) <= _LARGEST:
         raise http.client.IncompleteRead(content, response.length)
-    where = f"{parts.scheme}://{parts.netloc}{parts.path}"
     if response.status != http.client.OK:
         said = content[:200].decode(errors="replace").strip()
-        raise RequestFailure(RewardStatus.FAILED, f"{where}: HTTP {response.status} {response.reason}: {said}")
+        raise RequestFailure(
+            RewardStatus.FAILED,
+            f"{where}: HTTP {response.status} {response.reason}" + (f": {said}" if said else ""),
+            is_away=response.status in _AWAY_CODES,
+            retry_after=retry_seconds(response.headers.get("Retry-After")),
+        )
     if len(content) > _LARGEST:
         raise RequestFailure(RewardStatus.FAILED, f"{where}: the answer is larger than {_LARGEST >> 20} MiB")
     return content
+
+
+def retry_seconds(text: str | None, now: Callable[[], float] = time.time) -> float | None:
+    """Return the seconds of a Retry-After header, a number or an HTTP date; None where it holds neither."""
+    if not text:
+        return None
+    if text.strip().isdecimal():
+        # a float, and not an integer of any length: an absurd number is as long as the wait allows
+        return min(float(text), 1e9)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - now())
+    except (ValueError, OverflowError):
+        return None
 
 
 def _parsed(content: bytes, url: str) -> Any:

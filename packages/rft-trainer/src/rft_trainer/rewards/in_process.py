@@ -32,6 +32,7 @@ class FunctionReward:
         Raises:
             OptionsError: a signature that cannot be called.
         """
+        self.function = function
         self.name = str(getattr(function, "__qualname__", type(function).__qualname__))
         self._handle = user_file.handler_of(function, _file(function), self.name)
 

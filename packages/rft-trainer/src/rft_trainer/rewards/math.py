@@ -12,6 +12,7 @@ from fractions import Fraction
 
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
 from rft_trainer.rewards import answers
+from rft_trainer.workers.limits import ProcessLimits
 from rft_trainer.workers.pool import Job, Outcome, WorkerPool
 
 _MEMORY_BYTES = 1 << 30
@@ -92,7 +93,7 @@ class Equality:
     def __init__(self, read: Callable[[str], Fraction | None], *, num_workers: int, timeout: float) -> None:
         """Store `read`, which parses a text to a number or None, and create the worker pool."""
         self._read, self._timeout = read, timeout
-        self._pool = WorkerPool("math", num_workers=num_workers, memory_bytes=_MEMORY_BYTES)
+        self._pool = WorkerPool("math", num_workers=num_workers, limits=ProcessLimits(address_bytes=_MEMORY_BYTES))
 
     def judge(self, questions: Sequence[Question | None]) -> list[Outcome]:
         """Compare each question: True or False with status ok, else the status with the reason."""

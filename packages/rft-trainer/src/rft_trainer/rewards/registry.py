@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from rft_core.errors import OptionsError
+from rft_core.errors import DataError, OptionsError
 from rft_core.nearest_names import nearest_names
+from rft_trainer.installed_tasks.discovery import entry_text, find_task, task_names
 from rft_trainer.records.scores import Reward
 from rft_trainer.rewards.exact import ExactReward
 from rft_trainer.rewards.in_process import IN_PROCESS
 from rft_trainer.rewards.math import Gsm8kReward, MathReward
 from rft_trainer.rewards.user_function import FileReward
+from rft_trainer.workers.limits import ProcessLimits
 
 _BY_NAME: dict[str, Callable[[int, float], Reward]] = {
     "exact": lambda num_workers, timeout: ExactReward(),
@@ -26,13 +29,17 @@ def reward_names() -> tuple[str, ...]:
     return tuple(_BY_NAME)
 
 
-def reward_by_name(name: str, *, num_workers: int = 1, timeout: float = 10.0) -> Reward:
-    """Build the reward called `name`, or that of a function given as `path/to/file.py:function`.
+def reward_by_name(
+    name: str, *, num_workers: int = 1, timeout: float = 10.0, limits: ProcessLimits | None = None
+) -> Reward:
+    """Build the reward called `name`, that of an installed task, or a function given as `path/to/file.py:function`.
 
     Args:
-        name: one of `reward_names()`, or file.py:function (the last colon separates the two).
+        name: one of `reward_names()`, a task of an installed package, or file.py:function (the last colon separates the
+            two).
         num_workers: scoring processes, for the rewards that use any.
         timeout: seconds that one response may take; beyond it the response has no reward.
+        limits: of the processes of a function in a file.
 
     Raises:
         OptionsError: no such name, file or function, or a function that cannot be called.
@@ -44,8 +51,20 @@ def reward_by_name(name: str, *, num_workers: int = 1, timeout: float = 10.0) ->
         raise _of_a_script(name)
     path, colon, function = name.rpartition(":")
     if colon and path and function:
-        return FileReward(path, function, num_workers=num_workers, timeout=timeout)
+        return FileReward(path, function, num_workers=num_workers, timeout=timeout, limits=limits)
+    if name in task_names():
+        return _of_a_package(name, num_workers, timeout, limits)
     raise _unknown(name)
+
+
+def _of_a_package(name: str, num_workers: int, timeout: float, limits: ProcessLimits | None) -> Reward:
+    """Build the reward of an installed task, which scores in processes as that of a file does."""
+    module, _, function = find_task(name, flag="--reward", part="reward").reward.partition(":")
+    try:
+        return FileReward(module, function, num_workers=num_workers, timeout=timeout, limits=limits, kind="installed")
+    except (OptionsError, DataError) as error:
+        where = f"{entry_text(name)} ({error.problem.where})"
+        raise type(error).of(replace(error.problem, where=where)) from error
 
 
 def _of_a_script(name: str) -> OptionsError:
@@ -69,12 +88,13 @@ def _functions_of(file: Path) -> list[str]:
 
 
 def _unknown(name: str) -> OptionsError:
-    nearest = nearest_names(name, _BY_NAME, count=1)
+    names = [*_BY_NAME, *task_names()]
+    nearest = nearest_names(name, names, count=1)
     functions = _functions_of(Path(name)) if name.endswith(".py") else []
     remedy = f"{name}:{functions[-1]}" if functions else nearest[0] if nearest else "exact"
     return OptionsError(
         code="reward.unknown",
-        what=f"no reward is named {name!r}; there are {', '.join(_BY_NAME)}, and file.py:function",
+        what=f"no reward is named {name!r}; there are {', '.join(names)}, and file.py:function",
         where="--reward",
         why="a reward is one of these names or a function of your own",
         state="nothing was started",

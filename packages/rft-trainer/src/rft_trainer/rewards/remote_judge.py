@@ -17,6 +17,7 @@ from rft_trainer.rewards.http_client import Endpoint, RequestFailure
 from rft_trainer.rewards.images import Images, message_parts, probe_image
 
 _SEED_BITS = 0x7FFF_FFFF
+_PROBE = "Say yes."
 
 
 class RemoteJudge:
@@ -37,7 +38,9 @@ class RemoteJudge:
             ServiceError: there was no answer.
         """
         images = (probe_image(),) if with_image else ()
-        answer = self._answer(MARKER * len(images) + "Say yes.", 0, images)
+        # not waited for: a wrong address shows itself at once
+        question = MARKER * len(images) + _PROBE
+        answer = self._answer(question, 0, images, waits=False)
         # a score in place of a text is the reason why there was no answer
         if isinstance(answer, Score):
             about = " about an image" if with_image else ""
@@ -59,21 +62,29 @@ class RemoteJudge:
         seen = images if images is not None else [()] * len(questions)
         # threads only wait for the server; `map` keeps the order of the questions
         with ThreadPoolExecutor(max(1, min(self._concurrency, len(questions))), "judge") as threads:
-            return list(threads.map(self._answer, questions, keys, seen))
+            try:
+                return list(threads.map(self._answer, questions, keys, seen))
+            except BaseException:
+                self.close()  # leaving the block waits for the other threads, which may wait for the server
+                raise
 
     def close(self) -> None:
-        """Do nothing: there are no processes to end."""
+        """End every wait for the server."""
+        self._endpoint.close()
 
-    def _answer(self, question: str, key: int, images: Images = ()) -> str | Score:
-        body = {
+    def _body(self, question: str, key: int, images: Images = ()) -> dict[str, Any]:
+        return {
             "model": self._model,
             "messages": [{"role": "user", "content": message_parts(question, images) if images else question}],
             "temperature": 0,
             "max_tokens": self._max_new_tokens,
             "seed": key & _SEED_BITS,
         }
+
+    def _answer(self, question: str, key: int, images: Images = (), *, waits: bool = True) -> str | Score:
         try:
-            answer: Any = self._endpoint.post(body)
+            body, probe = self._body(question, key, images), self._body(_PROBE, 0)
+            answer: Any = self._endpoint.post(body, probe, waits=waits)
         except RequestFailure as failure:
             return Score(None, failure.status, detail=failure.detail)
         try:

@@ -49,7 +49,8 @@ class RemoteReward:
         Raises:
             ServiceError: there was none.
         """
-        [score] = self._scores([_SEEING_PROBE if with_image else _PROBE])
+        # not waited for: a wrong address shows itself at once
+        [score] = self._scores([_SEEING_PROBE if with_image else _PROBE], waits=False)
         if score.status is RewardStatus.OK:
             return
         raise ServiceError(
@@ -66,14 +67,20 @@ class RemoteReward:
         if not batches:
             return []
         with ThreadPoolExecutor(min(self._concurrency, len(batches)), "remote-reward") as threads:
-            return [score for scores in threads.map(self._scores, batches) for score in scores]
+            try:
+                return [score for scores in threads.map(self._scores, batches) for score in scores]
+            except BaseException:
+                self.close()  # leaving the block waits for the other threads, which may wait for the server
+                raise
 
     def close(self) -> None:
-        """Do nothing: there are no processes to end."""
+        """End every wait for the server."""
+        self._endpoint.close()
 
-    def _scores(self, items: Sequence[RewardItem]) -> list[Score]:
+    def _scores(self, items: Sequence[RewardItem], *, waits: bool = True) -> list[Score]:
         try:
-            rewards = _rewards(self._endpoint.post(request(items)), len(items))
+            answer = self._endpoint.post(request(items), request([_PROBE]), waits=waits)
+            rewards = _rewards(answer, len(items))
         except RequestFailure as failure:
             # all of the request: which of them the server had scored is not known
             return [Score(None, failure.status, detail=failure.detail)] * len(items)

@@ -9,6 +9,7 @@ from typing import Any
 
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
 from rft_trainer.rewards.images import sources_of
+from rft_trainer.workers.limits import ProcessLimits
 from rft_trainer.workers.pool import Job, Outcome, WorkerPool
 
 
@@ -19,7 +20,16 @@ class FileReward:
     state in its module, but each of the processes has its own, and a killed one starts over.
     """
 
-    def __init__(self, path: str | Path, function: str, *, num_workers: int = 1, timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        function: str,
+        *,
+        num_workers: int = 1,
+        timeout: float = 10.0,
+        limits: ProcessLimits | None = None,
+        kind: str = "file",
+    ) -> None:
         """Load the file and check the function.
 
         Args:
@@ -27,14 +37,15 @@ class FileReward:
             function: its name; see `user_file` for the signature.
             num_workers: processes, each of which imports the file.
             timeout: seconds allowed for each response of a call.
+            limits: memory of each process, and the secrets that it sees.
+            kind: "file", or "installed" where `path` is the name of an installed module.
 
         Raises:
             OptionsError: no such file or function, or a signature that cannot be called.
             DataError: the file raises while it is imported.
         """
         self._timeout = timeout
-        # no memory limit: the file may use a GPU, whose driver reserves address space without measure
-        self._pool = WorkerPool(f"file:{path}:{function}", num_workers=num_workers)
+        self._pool = WorkerPool(f"{kind}:{path}:{function}", num_workers=num_workers, limits=limits)
         self._pool.start()
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_core.errors import OutageError
 from rft_core.keyed_random import derive_key
 from rft_trainer.batches.prompt_ledger import LedgerEntry
 from rft_trainer.data.media_cache import media_of
@@ -13,7 +14,7 @@ from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 from rft_trainer.protocols import Collectives, Engine, ResponseDecoder
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
-from rft_trainer.rollouts.group_exchange import exchange_groups
+from rft_trainer.rollouts.group_exchange import exchange_groups, share_outage
 from rft_trainer.rollouts.multi_turn import Conversations
 
 RewardFunction = Callable[[Sequence[RewardItem]], Sequence[Score]]
@@ -53,6 +54,9 @@ class RolloutCollector:
 
         A sample's key is (seed, epoch, position, sample index), so neither the rank that draws it
         nor a resume in between changes its tokens.
+
+        Raises:
+            OutageError: the reward server of a rank is away, on all ranks.
         """
         rank, world_size = self._collectives.rank, self._collectives.world_size
         # dealt out in turn; the exchange below brings back the order of `entries`
@@ -64,10 +68,14 @@ class RolloutCollector:
                 self._sampling,
             )
             greedy = self._greedy_responses([prompt for _, prompt in mine])
-        with timer.phase(Phase.REWARD):
-            scored = self._scored([prompt for _, prompt in mine], sampled, self._decoder)
-            # without a decoder: a baseline is one number, its steps are not placed
-            baselines = self._scored([prompt for _, prompt in mine], greedy) if greedy else []
+        try:
+            with timer.phase(Phase.REWARD):
+                scored = self._scored([prompt for _, prompt in mine], sampled, self._decoder)
+                # without a decoder: a baseline is one number, its steps are not placed
+                baselines = self._scored([prompt for _, prompt in mine], greedy) if greedy else []
+        except OutageError as outage:
+            share_outage(self._collectives, outage)  # the other ranks wait in the exchange of the groups
+            raise
         groups = [
             RolloutGroup(prompt, entry.epoch, entry.position, tuple(rollouts))
             for (entry, prompt), rollouts in zip(mine, scored, strict=True)

@@ -15,10 +15,11 @@ import json
 import struct
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from itertools import chain
 from typing import Any
 
+from rft_core.errors import OutageError
 from rft_core.json_records import json_bytes
 from rft_trainer.batches.prompt_ledger import LedgerEntry
 from rft_trainer.protocols import Collectives
@@ -108,9 +109,21 @@ def exchange_groups(
         groups: those of this rank.
         entries: of the groups of all ranks.
         prompts: one an entry.
+
+    Raises:
+        OutageError: another rank has none, because its reward server is away (`share_outage`).
     """
     parts = [ExchangedGroups(data) for data in collectives.gather_bytes(encode_groups(groups))]
+    for part in parts:
+        if part.error is not None:
+            raise OutageError(**part.error)
     return in_order(parts, entries, prompts)
+
+
+def share_outage(collectives: Collectives, outage: OutageError) -> None:
+    """Send an outage in the place of this rank's groups, so that the ranks in `exchange_groups` raise it too."""
+    if collectives.world_size > 1:
+        collectives.gather_bytes(encode_error(asdict(outage.problem)))
 
 
 def in_order(

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
-from rft_core.errors import CheckpointError, PeerError, RftError, SavedAfterSignal
+from torch import Tensor
+
+from rft_core.errors import CheckpointError, OutageError, PeerError, RftError, SavedAfterSignal
 from rft_trainer.protocols import CheckpointWriter, Collectives, Optimizer, SavablePolicy
-from rft_trainer.runs.stop_signals import StopSignals, agree
+from rft_trainer.runs.stop_signals import StopSignals, agree, in_force
 from rft_trainer.update.nonfinite_checks import refuse_non_finite_weights
+from rft_trainer.update.numeric_guard import NumericGuard
 
 PolicyT = TypeVar("PolicyT", bound=SavablePolicy)
 _LOG = logging.getLogger(__name__)
@@ -43,36 +47,51 @@ class Stateful(Protocol):
 class Progress:
     """Progress of the run. `updates` counts optimizer steps and drives the learning-rate schedule.
 
-    Refused steps in a row are counted for the policy and for the critic, since one of them may go on without the other.
+    Refused steps in a row are counted for each model that is trained, since one may go on without the other; so are
+    the guards of their steps.
+    `owed_evaluation` is the name of an evaluation at this step that has begun and not ended; empty for none.
     """
 
     step: int = 0
     updates: int = 0
-    refused_in_a_row: int = 0
-    critic_refused_in_a_row: int = 0
+    refused: dict[str, int] = field(default_factory=dict[str, int])
+    guards: dict[str, NumericGuard] = field(default_factory=dict[str, NumericGuard])
     tokens: int = 0
     seconds: float = 0.0
+    owed_evaluation: str = ""
 
     def state(self) -> dict[str, Any]:
         """Return the counters as plain JSON."""
         return {
             "step": self.step,
             "updates": self.updates,
-            "refused_in_a_row": self.refused_in_a_row,
-            "critic_refused_in_a_row": self.critic_refused_in_a_row,
+            "refused": dict(self.refused),
+            "guards": {part: guard.state() for part, guard in self.guards.items()},
             "tokens": self.tokens,
             "seconds": self.seconds,
+            # left out where there is none, so that the bytes of a save do not change
+            **({"owed_evaluation": self.owed_evaluation} if self.owed_evaluation else {}),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the counters that `state()` returned."""
         self.step = int(state["step"])
         self.updates = int(state["updates"])
-        self.refused_in_a_row = int(state["refused_in_a_row"])
-        # absent from checkpoints that counted both as one
-        self.critic_refused_in_a_row = int(state.get("critic_refused_in_a_row", 0))
+        self.refused = {part: int(number) for part, number in _refused(state).items()}
+        # absent from checkpoints of runs without a guard
+        for part, saved in state.get("guards", {}).items():
+            if part in self.guards:
+                self.guards[part].load_state(saved)
         self.tokens = int(state["tokens"])
         self.seconds = float(state["seconds"])
+        self.owed_evaluation = str(state.get("owed_evaluation", ""))
+
+
+def _refused(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the refused steps in a row of each model; older checkpoints name policy and critic in two counters."""
+    if "refused" in state:
+        return state["refused"]
+    return {"policy": state["refused_in_a_row"], "critic": state.get("critic_refused_in_a_row", 0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +101,15 @@ class SaveSchedule:
     every_steps: int
     every_episodes: int
     every_seconds: float
+
+
+def _named(component: str, tensors: object) -> Iterator[tuple[str, Tensor]]:
+    """Yield what a part saves as (component/name, tensor): tensors by name, or shards with a name and their data."""
+    if isinstance(tensors, Mapping):
+        yield from ((f"{component}/{name}", tensor) for name, tensor in tensors.items())
+    elif isinstance(tensors, Sequence):
+        shards = [shard for shard in tensors if isinstance(getattr(shard, "data", None), Tensor)]
+        yield from ((f"{component}/{shard.name}", shard.data) for shard in shards)
 
 
 class Saver:
@@ -131,13 +159,15 @@ class Saver:
     def save(self, step: int, *, episode: int) -> None:
         """Save unless this step is saved already; rows logged so far are on disk before the checkpoint is.
 
-        Raises `NumericsError` on every rank where a weight is not finite.
+        Raises `NumericsError` on every rank where a weight, a moment or an average is not finite on any.
         """
         if self.saved_step == step:
             return
-        # before anything is written, since retention may prune an older checkpoint that is good
+        tensors = {name: part.checkpoint_tensors() for name, part in self._tensor_parts.items()}
+        # before anything is written, since retention may prune an older checkpoint that is good; moments, averages and
+        # the critic too: a run that continues from them is as lost as one whose policy is not finite
         refuse_non_finite_weights(
-            self._policy.named_parameters(),
+            chain(self._policy.named_parameters(), *(_named(name, part) for name, part in tensors.items())),
             self._collectives,
             step=step,
             last_good=self.saved_step,
@@ -150,7 +180,7 @@ class Saver:
             self._before_save()
         self._writer.save(
             step,
-            tensors={name: part.checkpoint_tensors() for name, part in self._tensor_parts.items()},
+            tensors=tensors,
             records=records if is_first else {},
             policy=self._policy,
             metadata={"episode": episode},
@@ -227,3 +257,33 @@ def save_and_stop(
         state=f"nothing is lost: checkpoint of step {progress.step}",
         do=resume_command,
     )
+
+
+def save_in_outage(
+    saver: Saver,
+    outage: OutageError,
+    progress: Progress,
+    collectives: Collectives,
+    *,
+    episode: int,
+    resume_command: str,
+) -> NoReturn:
+    """Save the last complete step after a service was away for too long, on all ranks, and raise `OutageError`.
+
+    Where the wait was ended by a signal, it is an end by that signal, as of `save_and_stop`.
+    """
+    signals, rank = in_force(), collectives.rank
+    if agree(collectives, signals.received is not None)[0]:
+        save_and_stop(saver, signals, progress, episode=episode, rank=rank, resume_command=resume_command)
+    saver.save(progress.step, episode=episode)
+    # before the claim below that nothing is lost: a save beside training is not on the disk yet
+    saver.wait()
+    problem = outage.problem
+    raise OutageError(
+        code=problem.code,
+        what=problem.what,
+        where=problem.where,
+        why=problem.why,
+        state=f"nothing is lost: checkpoint of step {progress.step}",
+        do=f"when it is back: {resume_command}",
+    ) from outage

@@ -28,9 +28,12 @@ from rft_core.durable_files import (
     storage_errors,
 )
 from rft_core.errors import CheckpointError, DataError, OptionsError, StorageError
+from rft_trainer.runs.optional_files import OptionalFiles
 
 RUN_MARKS = ("config.yaml", "metrics.jsonl", "evals.jsonl", "summary.json", "checkpoints", "rollouts")
 """What a run directory has, and no other."""
+_OF_A_START = {*RUN_MARKS, "recipe.yaml", "command.txt", "env.json", "error.json", "logs"}
+"""What a run that ended before its first step may leave; bundles of diagnostics are beside them."""
 _ROLLOUT_FILE = re.compile(r"step_(\d{6,})\.jsonl")
 
 
@@ -54,8 +57,10 @@ class RunDirectory:
 
     def __init__(self, path: Path, *, sync_every: int = 1) -> None:
         self.path = path
+        self.optional = OptionalFiles()
         self._metrics = LineAppender(self.metrics_file, sync_every=sync_every)
         self._evaluations = LineAppender(self.evaluations_file, sync_every=sync_every)
+        self._numerics = LineAppender(self.numerics_file, sync_every=1)
 
     @classmethod
     def create(
@@ -140,6 +145,21 @@ class RunDirectory:
         files = (self.metrics_file, *self.rollouts_directory.glob("*.jsonl"))
         return any(file.is_file() and file.stat().st_size > 0 for file in files)
 
+    def is_mere_start(self) -> bool:
+        """Return whether nothing is lost with the directory: a run began in it, and wrote no row and no checkpoint.
+
+        A file of anybody else, a checkpoint in quarantine or the row of an evaluation is something to be kept.
+        """
+        if not (self.path / "command.txt").is_file() or self.has_rows():
+            return False
+        kept = (
+            [self.evaluations_file] if self.evaluations_file.is_file() and self.evaluations_file.stat().st_size else []
+        )
+        folders = (self.checkpoints_directory, self.rollouts_directory)
+        kept += [entry for folder in folders if folder.is_dir() for entry in folder.iterdir() if entry.name[0] != "."]
+        kept += [e for e in self.path.iterdir() if e.name not in _OF_A_START and not e.name.startswith("bundle-")]
+        return not kept
+
     def refuse_existing(self, resume_command: str | None = None, *, marks: Sequence[str] = RUN_MARKS) -> None:
         """Raise `OptionsError` where a run is already, naming the command that resumes it.
 
@@ -177,6 +197,10 @@ class RunDirectory:
     def checkpoints_directory(self) -> Path:
         return self.path / "checkpoints"
 
+    @property
+    def numerics_file(self) -> Path:
+        return self.path / "numerics.jsonl"
+
     def rollout_file(self, step: int) -> Path:
         """Return the file of the rollouts of a step."""
         return self.rollouts_directory / f"step_{step:06d}.jsonl"
@@ -190,6 +214,11 @@ class RunDirectory:
         """Append the record of an evaluation; it must have the integer "step" after which it was made."""
         _step_of(record)
         self._evaluations.append(record)
+
+    def append_numerics(self, record: Mapping[str, Any]) -> None:
+        """Append what a numeric guard found in a step; the file is there only where it found something."""
+        _step_of(record)
+        self._numerics.append(record)
 
     def write_rollouts(self, step: int, records: Iterable[Mapping[str, Any]]) -> Path:
         """Write the rollouts of a step, one a line; a file of the same step is replaced."""
@@ -238,6 +267,7 @@ class RunDirectory:
         self.close()
         metrics, bad_metrics = _cut(self.metrics_file, step)
         evaluations, bad_evaluations = _cut(self.evaluations_file, step)
+        _cut(self.numerics_file, step)
         late = [kept for kept in self.rollout_steps() if kept > step]
         for kept in late:
             remove_file(self.rollout_file(kept))
@@ -249,11 +279,13 @@ class RunDirectory:
         """Make every record durable; call it before a checkpoint is published."""
         self._metrics.sync()
         self._evaluations.sync()
+        self._numerics.sync()
 
     def close(self) -> None:
         """Sync and close the files; safe to call twice."""
         self._metrics.close()
         self._evaluations.close()
+        self._numerics.close()
 
 
 def _step_of(record: Mapping[str, Any]) -> int:

@@ -16,6 +16,7 @@ from rft_trainer.runs.directory import is_held
 STALE_SECONDS = 600.0
 SAMPLES_PAGE = "samples.html"
 """Sampled answers beside the images that they are about, where there are any."""
+_COMMAND = re.compile(r"^  command: (\S+)$", re.M)
 _CHANGED = re.compile(r"^(\w+): (.*?)\s+# (?!default)(.*)$")
 
 
@@ -30,6 +31,8 @@ class RunFiles:
     """Every whole row of metrics.jsonl."""
     evaluations: list[dict[str, Any]]
     command: str
+    verb: str
+    """The command of `rft-train` that made the run, as config.yaml has it; empty where it has none."""
     settings: dict[str, tuple[str, str]]
     """Settings that are not defaults: name -> (value, origin)."""
     checkpoints: list[str]
@@ -38,6 +41,8 @@ class RunFiles:
     """When the run last wrote, in seconds since 1970."""
     live: bool | None
     """Whether a process holds the run's lock; None where that cannot be seen, since another machine writes the run."""
+    damage: tuple[str, ...] = ()
+    """Lines of its files that are no records, and were passed over."""
 
     @property
     def name(self) -> str:
@@ -67,13 +72,17 @@ class RunFiles:
 
     def accuracy(self, when: str) -> float | None:
         """Return the held-out accuracy `before` or `after`, from the summary or else from evals.jsonl."""
-        accuracy = as_object(as_object(self.summary.get("eval")).get(when)).get("accuracy")
-        if is_number(accuracy):
-            return float(accuracy)
-        rows = [row for row in self.evaluations if is_number(row.get("eval/accuracy"))]
+        return self.measured("accuracy", when)
+
+    def measured(self, name: str, when: str) -> float | None:
+        """Return a number of the evaluation `before` or `after`, from the summary or else from evals.jsonl."""
+        number = as_object(as_object(self.summary.get("eval")).get(when)).get(name)
+        if is_number(number):
+            return float(number)
+        rows = [row for row in self.evaluations if is_number(row.get(f"eval/{name}"))]
         if not rows or (when == "after" and len(rows) < 2):
             return None
-        return float(rows[0 if when == "before" else -1]["eval/accuracy"])
+        return float(rows[0 if when == "before" else -1][f"eval/{name}"])
 
     @property
     def seconds(self) -> float | None:
@@ -87,7 +96,10 @@ class RunFiles:
 
 def is_number(value: object) -> TypeGuard[float]:
     """Return whether a JSON value is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    # a whole number beyond all floats is none either, and `isfinite` cannot take it
+    return abs(value) < 2**63 if isinstance(value, int) else math.isfinite(value)
 
 
 def as_object(value: object) -> dict[str, Any]:
@@ -103,34 +115,61 @@ def is_run(path: Path) -> bool:
 def read_run(path: Path) -> RunFiles:
     """Read all files of one run that the pages show; missing and damaged files are empty."""
     checkpoints = path / "checkpoints"
+    config = read_text(path / "config.yaml")
+    verb = _COMMAND.search(config)
+    metrics, evaluations = _table(path / "metrics.jsonl"), _table(path / "evals.jsonl")
     return RunFiles(
         path=path,
         summary=_object(path / "summary.json"),
-        metrics=rows(path / "metrics.jsonl"),
-        evaluations=rows(path / "evals.jsonl"),
+        metrics=metrics[0],
+        evaluations=evaluations[0],
         command=read_text(path / "command.txt").strip(),
-        settings=_changed_settings(read_text(path / "config.yaml")),
+        verb=verb[1] if verb else "",
+        settings=_changed_settings(config),
         # the manifest is written last, so a folder without one is no checkpoint yet
         checkpoints=sorted(p.name for p in checkpoints.glob("step_*") if (p / "manifest.json").is_file()),
         rollout_files=sorted((path / "rollouts").glob("step_*.jsonl")),
         touched=_touched(path),
         live=_is_live(path),
+        damage=(*metrics[1], *evaluations[1]),
     )
+
+
+def read_runs(directory: Path) -> list[RunFiles]:
+    """Read every run in a directory, the newest first; one that cannot be read is there with the reason alone."""
+    found: list[RunFiles] = []
+    for path in directory.iterdir() if directory.is_dir() else ():
+        try:
+            found += [read_run(path)] if is_run(path) else []
+        except OSError as error:  # of another user, or removed just now
+            damage = (f"cannot be read: {error.strerror}",)
+            outcome = {"outcome": "unreadable"}
+            found.append(RunFiles(path, outcome, [], [], "", "", {}, [], [], 0.0, live=False, damage=damage))
+    return sorted(found, key=lambda run: run.touched, reverse=True)
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
     """Read the complete rows of a JSON lines file; a line cut off by a kill is left out."""
-    complete: list[dict[str, Any]] = []
     # at line feeds alone: a text of a model may hold another line separator, such as U+2028
-    for line in read_text(path).split("\n"):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            # cut off by a kill, or being written just now
-            continue
-        if as_object(row):
-            complete.append(row)
-    return complete
+    return [row for line in read_text(path).split("\n") if (row := _record(line))]
+
+
+def _table(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the rows of a file with a row a step, and what is to be said of its lines that are none."""
+    lines = read_text(path).split("\n")
+    records = [_record(line) for line in lines]
+    # behind the last line feed: cut off by a kill, or being written just now
+    bad = [number for number, row in enumerate(records[:-1], start=1) if not is_number(row.get("step"))]
+    shown = f"{path.name}: {len(bad)} of {len(lines) - 1} lines are no records of a step, the first is line"
+    return [row for row in records if row], [f"{shown} {bad[0]}"] if bad else []
+
+
+def _record(line: str) -> dict[str, Any]:
+    """Return the object on a line; empty where there is none: cut off, too deep or a number of too many digits."""
+    try:
+        return as_object(json.loads(line))
+    except (ValueError, RecursionError):
+        return {}
 
 
 def last_rows(path: Path, count: int) -> list[dict[str, Any]]:
@@ -141,7 +180,7 @@ def last_rows(path: Path, count: int) -> list[dict[str, Any]]:
 def _object(path: Path) -> dict[str, Any]:
     try:
         return as_object(json.loads(read_text(path) or "{}"))
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {}
 
 

@@ -42,6 +42,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], kept: FilterResult) -> dict[
         "reward/groups_with_signal": sum(signal) / len(signal),
         "completion/length_mean": fmean(lengths),
         "completion/length_max": max(lengths),
+        "completion/distinct": len({rollout.response_text for rollout in flat}),
         "completion/truncated_share": sum(rollout.finish_reason == "length" for rollout in flat) / len(flat),
         "data/prompts": len(groups),
         "data/samples": len(flat),
@@ -106,11 +107,12 @@ class Reporter:
             sink.step(record)
 
     def rollouts(self, groups: Sequence[RolloutGroup], progress: Progress) -> None:
-        """Write some complete groups of the step as readable rows."""
+        """Write some complete groups of the step as readable rows; a run goes on without them."""
         if self._writes and self._rollout_every and progress.step % self._rollout_every == 0:
             rows = rollout_rows(groups, self._rollouts_kept)
             prompts, folder = [group.prompt for group in groups], self._directory.rollouts_directory
-            self._directory.write_rollouts(progress.step, keep_images(rows, prompts, folder, self._rollouts_kept))
+            with self._directory.optional.tried("rollouts/", len(rows)):
+                self._directory.write_rollouts(progress.step, keep_images(rows, prompts, folder, self._rollouts_kept))
 
     def evaluation(self, name: str, measured: Mapping[str, object], progress: Progress, **lists: object) -> None:
         """Write one row of `evals.jsonl`; `lists` hold a number a prompt, so that two evaluations can be paired."""

@@ -23,12 +23,14 @@ class StopSignals:
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> StopSignals:
+        _IN_FORCE.append(self)
         for number in self._SIGNALS:
             # kept, because a program may go on after the run with the handlers that it had
             self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        _IN_FORCE.remove(self)
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
 
@@ -38,6 +40,19 @@ class StopSignals:
             raise KeyboardInterrupt
         # no more than this in a handler, which may run between any two lines of the loop
         self.received = signal.Signals(number).name
+
+
+_IN_FORCE: list[StopSignals] = []
+
+
+def in_force() -> StopSignals:
+    """Return the handlers that are in force in this process, as signals are; without any, none that has received."""
+    return _IN_FORCE[-1] if _IN_FORCE else StopSignals()
+
+
+def stop_requested() -> bool:
+    """Return whether this process was asked to stop."""
+    return in_force().received is not None
 
 
 def agree(collectives: Collectives, *votes: bool) -> tuple[bool, ...]:

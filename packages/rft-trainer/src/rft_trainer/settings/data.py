@@ -41,7 +41,8 @@ class HeldOutSettings(PromptTextSettings):
     """The held-out rows for evaluation."""
 
     eval_data: str = ""
-    """Held-out data: a .jsonl, .json, .csv or .parquet file, a pattern, or a directory."""
+    """Held-out data: a .jsonl, .json, .csv or .parquet file, a pattern, a directory, or TASK:ARGUMENT of an installed
+    task."""
 
     eval_split: str = "test"
     """Split of `eval_data` to use, where it has splits."""
@@ -63,7 +64,8 @@ class TrainRowsSettings:
     """The rows to train on, and how they are read."""
 
     prompt_data: str = ""
-    """Training data: a file, a pattern or a directory; several joined by commas."""
+    """Training data: a file, a pattern, a directory, or TASK:ARGUMENT of an installed task; several joined by
+    commas."""
 
     prompt_data_probs: str = ""
     """Shares of the several `prompt_data`, joined by commas; empty = by their sizes."""

@@ -15,6 +15,13 @@ class EvalEnvironmentSettings:
     environment_workers: int = field(default=1, metadata={"minimum": 1})
     """Processes that run a class of your own."""
 
+    environment_memory: float = field(default=0.0, metadata={"minimum": 0.0})
+    """GiB that each process of a class of your own may take; 0 = half of the machine's."""
+
+    environment_variables: str = ""
+    """Variables that a class of your own sees although their names are those of secrets (HF_TOKEN, AWS_*, ..._KEY),
+    joined by commas, with * for any letters; empty = none."""
+
     max_turns: int = field(default=8, metadata={"minimum": 1})
     """Turns that the policy may take in a conversation."""
 

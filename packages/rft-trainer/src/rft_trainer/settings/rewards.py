@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 RewardOffload = Literal["auto", "held", "phase"]
+OnOutage = Literal["stop", "unscored"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,15 @@ class RewardModelSettings:
     """Concurrent requests to one server."""
 
     remote_rm_retries: int = field(default=3, metadata={"minimum": 0})
-    """Retries of a request after a network error, within its timeout; no other failure is retried."""
+    """Retries of a request after a network error, within its timeout, before the server counts as away."""
+
+    reward_wait: float = field(default=600.0, metadata={"minimum": 0.0})
+    """Seconds to wait for a reward server or a judge that is away: no connection, no answer in time, HTTP 408, 429,
+    502, 503 or 504; 0 = none."""
+
+    on_reward_outage: OnOutage = "stop"
+    """What follows when that time is over: stop = save the last whole step, end with exit code 69; unscored = go on,
+    these responses without a reward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +85,22 @@ class RewardSettings:
     """The reward function of a response."""
 
     reward: str = ""
-    """A reward's name, or a function of your own as file.py:function; empty = exact, or none beside a reward model or
-    a judge."""
+    """A reward's name, that of an installed task, or a function of your own as file.py:function; empty = exact, or none
+    beside a reward model or a judge."""
 
     reward_workers: int = field(default=1, metadata={"minimum": 1})
     """Processes that compute rewards."""
 
     reward_timeout: float = field(default=10.0, metadata={"above": 0.0})
     """Seconds that scoring one response may take; a response beyond it counts as failed, not as a reward of 0."""
+
+    reward_memory: float = field(default=0.0, metadata={"minimum": 0.0})
+    """GiB that each process of a function of your own may take; a response for which they do not suffice counts as
+    failed. 0 = half of the machine's."""
+
+    reward_variables: str = ""
+    """Variables that a function of your own sees although their names are those of secrets (HF_TOKEN, AWS_*, ..._KEY),
+    joined by commas, with * for any letters; empty = none."""
 
     reward_weights: str = ""
     """Weights of a reward's parts, such as correctness=0.9,format=0.1; empty = the reward's own sum."""

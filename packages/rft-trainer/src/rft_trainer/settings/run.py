@@ -29,6 +29,18 @@ class RunSettings(SeedSettings):
     max_refused_steps: int = field(default=3, metadata={"minimum": 0})
     """Number of consecutive updates that may be skipped for non-finite gradients before the run stops."""
 
+    max_rows_set_aside: int = field(default=16, metadata={"minimum": 0})
+    """Number of rows that a run may leave out because their loss or gradient is not finite; the step is taken without
+    them. Beyond it the run stops; 0 = the whole step is skipped (see `max_refused_steps`)."""
+
+    max_norm_spike: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Gradient norm, in medians of the last 64 applied updates, above which an update is treated like one that is not
+    finite; 0 = norms are only clipped."""
+
+    weight_check_steps: int = field(default=0, metadata={"minimum": 0})
+    """Steps between comparisons of the checksums of weights and optimizer state, over ranks and with the end of the
+    step before; 0 = none."""
+
     use_wandb: str = field(default="", metadata={"bare": "rft"})
     """Project of Weights & Biases to report to; bare = rft; empty = none. The key is read from WANDB_API_KEY."""
 

@@ -6,6 +6,7 @@ They let the loops run in milliseconds with exact arithmetic; nothing in a real 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,8 @@ class BigramEngine:
         media: Sequence[object | None] | None = None,
     ) -> list[list[FakeCompletion]]:
         """Generate one completion a key; temperature 0 takes the most likely token. Nothing is truncated."""
-        del constraint, media
+        assert constraint is None, "the double draws freely"
+        del media
         temperature, stop_token_ids = options.temperature, options.stop_token_ids
         budgets = budgets or [[options.max_new_tokens] * len(keys) for keys in sample_keys]
         table = (self._policy.table / (temperature or 1.0)).log_softmax(-1)
@@ -166,11 +168,21 @@ class PlainOptimizer:
         """Accumulate the gradients of a loss."""
         loss.backward()
 
-    def step(self, learning_rate: float) -> PlainOutcome:
-        """Update w <- w - learning_rate * gradient, unless the gradient is not finite."""
+    def own_norm(self) -> float | None:
+        """Return the norm of the accumulated gradients."""
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        return float(torch.stack([g.norm() for g in gradients]).norm()) if gradients else 0.0
+
+    def discard(self) -> None:
+        """Drop the accumulated gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def step(self, learning_rate: float, *, largest_norm: float = math.inf) -> PlainOutcome:
+        """Update w <- w - learning_rate * gradient, unless the gradient is not finite or above `largest_norm`."""
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = float(torch.stack([g.norm() for g in gradients]).norm()) if gradients else 0.0
-        finite = norm == norm and norm != float("inf")
+        finite = math.isfinite(norm) and norm <= largest_norm
         with torch.no_grad():
             for parameter in self._parameters:
                 if parameter.grad is not None:

@@ -1,1 +1,1 @@
-"""Processes that can be killed, for user code. Imports no other room."""
+"""Processes that can be killed, for user code. May import `installed_tasks`."""

@@ -1,7 +1,7 @@
 """Main program of a scoring process: reads one JSON line a request, writes one JSON line a reply.
 
-Started by `pool.WorkerPool` as `python -P -m rft_trainer.workers.main TASK MEMORY READ_FD WRITE_FD`. Nothing is
-caught here: what raises is written down and ends the process, and the pool starts another one.
+Started by `pool.WorkerPool` as `python -P -m rft_trainer.workers.main TASK ADDRESS_BYTES DATA_BYTES READ_FD WRITE_FD`.
+Nothing is caught here: what raises is written down and ends the process, and the pool starts another one.
 Torch is not imported unless the user's own file does so.
 
 Lines in:  {"id": 7, "alarm": 12.0, "payload": {...}}
@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from rft_core.child_process import ParentPipes, error_fields
+from rft_core.child_process import ParentPipes, error_fields, kill_descendants
 from rft_core.errors import RftError
 
 Handler = Callable[[Mapping[str, object]], object]
@@ -28,6 +28,7 @@ Handler = Callable[[Mapping[str, object]], object]
 TASK_MODULES = {
     "math": "rft_trainer.rewards.math_task",
     "file": "rft_trainer.workers.user_file",
+    "installed": "rft_trainer.workers.installed_function",
     "environment": "rft_trainer.environments.worker_task",
 }
 """Module of each kind of task; its `load(path, name)` returns the handler of requests."""
@@ -36,19 +37,23 @@ _GROWTH_SHARE = 4  # an answer that takes a fourth of the memory limit for itsel
 _current_id: int | None = None
 
 
-def main(task: str, memory_bytes: int, pipes: ParentPipes) -> None:
+def main(task: str, memory_bytes: int, data_bytes: int, pipes: ParentPipes) -> None:
     """Load the task, report that it is ready, then answer requests until the pipe ends."""
     # before anything can fail, the load of the task included
-    sys.excepthook = _last_words(pipes)
+    sys.excepthook = _last_words(pipes, _hint(task, data_bytes))
     # a killed or crashed process must not fill the disk with its memory
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory_bytes:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    if data_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
     # under the memory limit, so that a task which does not fit fails here and not at its first job
     handler = _load_task(task, pipes)
     _send(pipes, {"ready": True})
     for line in pipes.requests:
         _answer(json.loads(line), handler, pipes, memory_bytes)
+    # the pipe has ended: with the parent's order to end, or with the parent, which then kills nothing
+    kill_descendants()
 
 
 def _answer(request: Mapping[str, object], handler: Handler, pipes: ParentPipes, memory_bytes: int) -> None:
@@ -74,7 +79,7 @@ def _answer(request: Mapping[str, object], handler: Handler, pipes: ParentPipes,
 
 
 def _load_task(task: str, pipes: ParentPipes) -> Handler:
-    """Load the handler of `KIND`, or of `KIND:PATH:NAME` with a user's file; kinds are those of `TASK_MODULES`."""
+    """Load the handler of `KIND`, or of `KIND:PATH:NAME` of a file or a module; kinds are those of `TASK_MODULES`."""
     kind, _, location = task.partition(":")
     path, _, name = location.rpartition(":")
     # Imported by name and only when asked for: the module of "math" alone takes over a second, and a pool of workers
@@ -87,12 +92,22 @@ def _load_task(task: str, pipes: ParentPipes) -> Handler:
         sys.exit(0)
 
 
-def _last_words(pipes: ParentPipes) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
+def _hint(task: str, data_bytes: int) -> str:
+    """Return what is told of memory that ran out."""
+    kind = "environment" if task.startswith("environment:") else "reward"
+    return f" (this process may take {data_bytes / 2**30:.3g} GiB: --{kind}_memory)" if data_bytes else ""
+
+
+def _last_words(
+    pipes: ParentPipes, hint: str
+) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         # the parent keeps the end of this output, and shows it where no answer arrives
         traceback.print_exception(kind, error, trace)
         summary = traceback.format_exception_only(kind, error)[-1].strip()
-        _send(pipes, {"id": _current_id, "error": summary[:2000], "place": _place(error)})
+        # torch and numpy have words of their own for it
+        ran_out = isinstance(error, MemoryError) or "allocate memory" in summary
+        _send(pipes, {"id": _current_id, "error": summary[:2000] + hint * ran_out, "place": _place(error)})
 
     return hook
 
@@ -125,4 +140,4 @@ def _peak_memory() -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), ParentPipes(int(sys.argv[3]), int(sys.argv[4])))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), ParentPipes(int(sys.argv[4]), int(sys.argv[5])))

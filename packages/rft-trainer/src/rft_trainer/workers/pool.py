@@ -8,6 +8,8 @@ dies gets a status; other jobs are not affected, and another process takes its p
 from __future__ import annotations
 
 import math
+import os
+import re
 import threading
 import time
 import weakref
@@ -19,7 +21,9 @@ from typing import Any
 from rft_core import fault_points
 from rft_core.child_process import error_of, wait_for_any
 from rft_core.errors import DataError, ServiceError
+from rft_core.secrets import scrub_text, without_secrets
 from rft_trainer.records.scores import RewardStatus
+from rft_trainer.workers.limits import ProcessLimits
 from rft_trainer.workers.process import ScoringProcess
 
 _SEND = fault_points.declare("reward.send", "a job is about to be handed to a scoring process")
@@ -52,22 +56,24 @@ class WorkerPool:
 
     Example::
 
-        with WorkerPool("math", num_workers=2, memory_bytes=1 << 30) as pool:
+        with WorkerPool("math", num_workers=2, limits=ProcessLimits(address_bytes=1 << 30)) as pool:
             [outcome] = pool.run([Job({"gold": "1/2", "prediction": "0.5"}, seconds=5.0)])
     """
 
-    def __init__(self, task: str, *, num_workers: int, memory_bytes: int = 0, start_seconds: float = 120.0) -> None:
+    def __init__(
+        self, task: str, *, num_workers: int, limits: ProcessLimits | None = None, start_seconds: float = 120.0
+    ) -> None:
         """Store the limits; no process is started yet.
 
         Args:
             task: "math", or "file:PATH:FUNCTION"; see `workers.main`.
             num_workers: processes at work at once.
-            memory_bytes: address space of each; 0 = no limit.
+            limits: of each; None = no limit of memory, and no secrets of the environment.
             start_seconds: time to import what the task needs.
         """
         assert num_workers >= 1, f"num_workers must be 1 or more, it is {num_workers}"
         self._task, self._max_processes = task, num_workers
-        self._memory_bytes, self._start_seconds = memory_bytes, start_seconds
+        self._limits, self._start_seconds = limits or ProcessLimits(), start_seconds
         self._processes: list[ScoringProcess] = []
         self._num_wanted = 0
         self._failed_starts = 0
@@ -125,7 +131,7 @@ class WorkerPool:
         self._num_wanted = max(self._num_wanted, num_processes)
         # all at once: they import beside one another
         while len(self._processes) < self._num_wanted:
-            self._processes.append(ScoringProcess(self._task, self._memory_bytes, self._start_seconds))
+            self._processes.append(ScoringProcess(self._task, self._limits, self._start_seconds))
 
     def _turn(self, longest: float = math.inf) -> dict[int, Outcome]:
         """Wait until something happens, at most `longest` seconds, then handle it: replies, deaths, deadlines."""
@@ -161,7 +167,9 @@ class WorkerPool:
             self._discard(process)
             return {
                 index: Outcome(
-                    RewardStatus.FAILED, detail=str(message["error"]), location=str(message.get("place", ""))
+                    RewardStatus.FAILED,
+                    detail=self._scrubbed(str(message["error"])),
+                    location=str(message.get("place", "")),
                 )
             }
         process.finish()
@@ -186,19 +194,27 @@ class WorkerPool:
         if is_late:
             return {index: Outcome(RewardStatus.TIMEOUT, detail=f"no answer within {seconds:g} s")}
         last_line = process.last_output.strip().rpartition("\n")[2][:500]
-        detail = f"the scoring process {how}" + (f"; its last output: {last_line}" if last_line else "")
+        detail = self._scrubbed(f"the scoring process {how}" + (f"; its last output: {last_line}" if last_line else ""))
         return {index: Outcome(RewardStatus.CRASHED, detail=detail)}
 
     def _discard(self, process: ScoringProcess) -> str:
         self._processes.remove(process)
         return process.discard()
 
+    def _scrubbed(self, text: str) -> str:
+        """Return words of user code without secrets, and the setting that shows it a variable it may miss."""
+        hidden = set(os.environ) - set(without_secrets(os.environ, self._limits.variables))
+        missed = next((name for name in sorted(hidden) if re.search(rf"\b{re.escape(name)}\b", text)), "")
+        flag = "environment" if self._task.startswith("environment:") else "reward"
+        hint = f" (hidden from this process as a secret; --{flag}_variables {missed} shows it)" if missed else ""
+        return scrub_text(text) + hint
+
     def _does_not_load(self, message: Mapping[str, Any]) -> DataError:
         is_environment = self._task.startswith("environment:")
         kind, called = ("environment", "class") if is_environment else ("reward", "function")
         return DataError(
             code=f"{kind}.import",
-            what=f"{self._task}: {message['error']}",
+            what=f"{self._task}: {self._scrubbed(str(message['error']))}",
             where=str(message.get("place")),
             why=f"the file of your {kind} runs once from top to bottom before its {called} is called",
             state="no conversation was begun" if is_environment else "no response was scored",
@@ -209,7 +225,7 @@ class WorkerPool:
         return ServiceError(
             code="reward.process_start",
             what=f"the scoring process for {self._task} {happened}, {_MAX_FAILED_STARTS} times in a row",
-            where=f"its last output: {last_output.strip()[-1000:]!r}",
+            where=f"its last output: {scrub_text(last_output.strip()[-1000:])!r}",
             why="a reward function is loaded before the first response is scored",
             state="the responses of this step have no reward",
             do="remove from the reward's file what ends or blocks its process while it is imported",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ from typing import Any
 
 from rft_core import fault_points
 from rft_core.child_process import ChildProcess
+from rft_core.secrets import without_secrets
+from rft_trainer.workers.limits import ProcessLimits
 
 _START = fault_points.declare("reward.start", "a scoring process is about to be started")
 
@@ -21,12 +24,18 @@ _MAX_REPLY = 1 << 24
 class ScoringProcess(ChildProcess):
     """A child that runs `rft_trainer.workers.main`, from start to kill."""
 
-    def __init__(self, task: str, memory_bytes: int, start_seconds: float) -> None:
+    def __init__(self, task: str, limits: ProcessLimits, start_seconds: float) -> None:
         fault_points.fault_point(_START)
         # -P: a file named math.py or json.py in the working directory must not stand in for the library
-        command = [sys.executable, "-P", "-m", "rft_trainer.workers.main", task, str(memory_bytes)]
-        # sympy orders sets by hash: a fixed seed gives the same scores in every process
-        super().__init__(command, {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}, longest_line=_MAX_REPLY)
+        sizes = [str(limits.address_bytes), str(limits.data_bytes)]
+        command = [sys.executable, "-P", "-m", "rft_trainer.workers.main", task, *sizes]
+        super().__init__(
+            command,
+            # sympy orders sets by hash: a fixed seed gives the same scores in every process
+            {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+            longest_line=_MAX_REPLY,
+            inherited=without_secrets(os.environ, limits.variables),
+        )
         self.is_ready = False
         self.job_id: int | None = None
         self.seconds_allowed = start_seconds

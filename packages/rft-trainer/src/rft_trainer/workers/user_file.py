@@ -14,6 +14,7 @@ In the place of a number there may be a mapping: its `reward`, the `parts` it is
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rft_core.durable_files import kind_of
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_core.user_code import load_module
@@ -57,10 +59,11 @@ def handler_of(reward: Callable[..., Any], path: str, function: str) -> Callable
     def handle(payload: Mapping[str, object]) -> object:
         responses = payload["responses"]
         assert isinstance(responses, list)
-        extra_values = {name: payload[name] for name in extras}
+        # lists of its own: a function may sort or pop what it is given
+        extra_values = {name: copy.copy(payload[name]) for name in extras}
         if "images" in extra_values:  # one list travels for all responses to a prompt
-            extra_values["images"] = [payload["images"] for _ in responses]
-        values = reward(responses, payload["labels"], **extra_values)
+            extra_values["images"] = [copy.copy(payload["images"]) for _ in responses]
+        values = reward(list(responses), copy.copy(payload["labels"]), **extra_values)
         return _as_numbers(values, len(responses), function)
 
     return handle
@@ -74,9 +77,10 @@ def import_file(path: str, flag: str = "--reward", example: str = "reward_fn") -
     """
     file, kind = Path(path), flag.removeprefix("--")
     if not file.is_file():
+        found = "does not exist" if kind_of(file) == "not there" else f"is {kind_of(file)}"
         raise OptionsError(
             code=f"{kind}.file_missing",
-            what=f"{kind} file {path} does not exist (looked in {Path.cwd()})",
+            what=f"{kind} file {path} {found} (looked in {Path.cwd()})",
             where=flag,
             why=f"your own {kind} is given as file.py:{example}",
             state=_STATE,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rft_core.errors import DataError
-from rft_trainer.data.readers.csv import read_csv
+from rft_trainer.data.readers.csv import _checked_header, read_csv
 from rft_trainer.data.readers.rows import SkipLog
 
 
@@ -54,3 +54,26 @@ def test_a_field_may_be_longer_than_the_limit_of_the_csv_module_which_stays(tmp_
     with pytest.raises(DataError):
         read_csv(write(tmp_path, 'a\n"cut'), SkipLog())
     assert csv.field_size_limit() == before
+
+
+class CountedName(str):
+    """A name that counts with how many others it is compared."""
+
+    __slots__ = ()
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.comparisons += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_the_names_of_a_wide_header_are_compared_with_few_others(tmp_path: Path) -> None:
+    CountedName.comparisons = 0
+    names: list[str] = [CountedName(f"column {number}") for number in range(2000)]
+    assert _checked_header(names, tmp_path, 1) is names
+    assert CountedName.comparisons < 2000
+    with pytest.raises(DataError) as caught:
+        _checked_header([*names, "column 7"], tmp_path, 1)
+    assert caught.value.problem.code == "data.bad_header"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,25 @@ def test_what_the_operating_system_refuses_is_named(tmp_path: Path) -> None:
         assert caught.value.problem.code == "data.unreadable"
     finally:
         fault_points.install(None)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_what_is_no_regular_file_is_refused_before_it_is_opened(tmp_path: Path, suffix: str) -> None:
+    pipe, device, folder = (tmp_path / f"{name}{suffix}" for name in ("pipe", "device", "folder"))
+    os.mkfifo(pipe)
+    device.symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as listener:
+        (tmp_path / "s").mkdir()
+        listener.bind(str(tmp_path / "s" / f"a{suffix}"))
+    for special in (pipe, device, tmp_path / "s" / f"a{suffix}"):
+        with pytest.raises(DataError) as caught:
+            read_rows(special)
+        assert caught.value.problem.code == "data.not_a_file"
+        assert caught.value.problem.where == str(special)
+    folder.mkdir()
+    with pytest.raises(DataError) as caught:
+        read_rows(folder)
+    assert caught.value.problem.code == "data.no_files"
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])

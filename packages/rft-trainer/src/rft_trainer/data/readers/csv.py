@@ -54,8 +54,9 @@ def _records(text: str, file: Path, skips: SkipLog) -> list[Row]:
 
 
 def _checked_header(names: list[str], file: Path, line: int) -> list[str]:
+    earlier: set[str] = set()
     for position, name in enumerate(names):
-        if not name.strip() or name in names[:position]:
+        if not name.strip() or name in earlier:
             fault = "has no name" if not name.strip() else f"is named {shown(name)} as an earlier one is"
             raise DataError(
                 code="data.bad_header",
@@ -64,6 +65,7 @@ def _checked_header(names: list[str], file: Path, line: int) -> list[str]:
                 why="the first record of a CSV file names each column once",
                 do=f"give every column in line {line} of {file} its own name",
             )
+        earlier.add(name)
     return names
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from rft_core.durable_files import kind_of
 from rft_core.errors import DataError, OptionsError
 from rft_core.fault_points import declare, fault_point
 
@@ -29,11 +31,31 @@ def unreadable(file: Path, error: OSError) -> DataError:
     )
 
 
+def refuse_special(file: Path) -> None:
+    """Raise `DataError` for a pipe, a socket or a device in the place of a file.
+
+    What is not there, and a directory, are refused by the system when they are opened.
+    """
+    kind = kind_of(file)
+    if kind in ("a file", "a directory", "not there"):
+        return
+    copied = shlex.quote(f"{file.stem}_copy{file.suffix}")
+    raise DataError(
+        code="data.not_a_file",
+        what=f"{file} is {kind}",
+        where=str(file),
+        why="data are read more than once, and a resumed run reads them again: they must be a regular file",
+        do=f"cat {shlex.quote(str(file))} > {copied}, and name that" if kind == "a pipe" else f"ls -l {file}",
+    )
+
+
 @contextmanager
 def open_data_file(file: Path) -> Iterator[BinaryIO]:
     """Open a file for reading bytes; `DataError` when it cannot be read or changes meanwhile."""
     try:
         fault_point(_OPEN)
+        # before it is opened: to open a pipe waits until somebody writes to it
+        refuse_special(file)
         with file.open("rb") as stream:
             before = os.fstat(stream.fileno())
             # by its own name: a parser would speak of a missing value on line 1

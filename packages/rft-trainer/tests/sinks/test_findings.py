@@ -1,0 +1,66 @@
+"""What is said while a run goes on: once, and only of steps that are all there."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from rft_trainer.metrics.sink import RunInfo
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.sinks.findings import STEPS, FindingSink
+
+
+def row(step: int, reward: float = 0.0) -> dict[str, float]:
+    signal = 0.5 if reward else 0.0
+    return {
+        "step": step,
+        "reward/mean": reward,
+        "reward/min": 0.0,
+        "reward/max": 1.0 if reward else 0.0,
+        "reward/groups_with_signal": signal,
+        "policy/gradient_norm": signal,
+        "policy/updates": 1,
+        "data/samples": 8,
+        "data/prompts": 2,
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path / "run", config_text="seed: 1\n", command=["rft-train"], environment={})
+
+
+def test_what_has_been_wrong_for_many_steps_is_said_once(run: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
+    run.write_rollouts(10, [{"reward": 0.0}])
+    sink = FindingSink(run)
+    sink.start(RunInfo("run", run.path))
+    said: list[int] = []
+    with caplog.at_level(logging.WARNING):
+        for step in range(1, 3 * STEPS):
+            sink.step(row(step))
+            said.append(len(caplog.records))
+    assert said == [0] * (STEPS - 1) + [1] * (2 * STEPS)
+    assert "reward was 0" in caplog.text
+    assert "step_000010.jsonl" in caplog.text
+
+
+def test_nothing_is_said_of_a_reward_that_comes_in_time(run: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
+    sink = FindingSink(run)
+    sink.start(RunInfo("run", run.path))
+    for step in range(1, 3 * STEPS):
+        sink.step(row(step, 0.1 if step % 5 == 0 else 0.0))
+    assert not caplog.records
+
+
+def test_a_run_that_continues_counts_its_earlier_steps(run: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
+    for step in range(1, STEPS):
+        run.append_metrics(row(step))
+    sink = FindingSink(run)
+    sink.start(RunInfo("run", run.path, resumed_from_step=STEPS - 1))
+    sink.evaluation({"step": STEPS - 1})
+    assert not caplog.records
+    sink.step(row(STEPS))
+    assert len(caplog.records) == 1
+    sink.finish({})
