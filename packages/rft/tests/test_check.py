@@ -16,6 +16,7 @@ def test_the_tools_of_an_environment_are_there_before_prompts_are_rendered(calls
     calls.put(
         check,
         "model_facts enter_environment check_reward",
+        constraint_of=None,
         tokenizer_with_images=tokenizer,
         rl_data=data,
         ExitStack=calls.double("stack"),
@@ -30,6 +31,7 @@ def test_the_tools_of_an_environment_are_there_before_prompts_are_rendered(calls
         "enter_environment(settings.conversation, tokenizer, stack)",
         "rl_data(settings, tokenizer, 4)",
         "stack ends",
+        "constraint_of(settings, tokenizer)",
     ]
     assert (found.settings, found.tokenizer, found.data) == (settings, tokenizer, data)
     example = found.first_example()

@@ -16,7 +16,8 @@ from rft_trainer.scoring.samples import shuffle_rewards
 
 DOUBLES = (
     "require_async_support load_initial_weights adapt annotator old_policy balanced_forward fused_policy "
-    "learning_rate_schedule micro_batching PolicyObjective Updater make_saver make_evaluator averaged_evaluator "
+    "learning_rate_schedule micro_batching PolicyObjective PolicyLoss Updater "
+    "make_tracer make_weight_check make_saver make_evaluator averaged_evaluator "
     "step_rules Reporter checkpoint_parts FullWeights PolicyWithCritic MismatchMonitor RolloutParts ThreadSafeReward "
     "engine_weights_directory make_engine make_replicas engine_weights engine_adapters BaseModelView ShardablePolicy "
     "load_reference load_reference_on_meta held_dtype head_chunk_size"
@@ -76,6 +77,8 @@ class Build:
             build_rollouts=self.rollouts,
             sampling_options=DRAWN,
             Progress=double("progress", step=asked["step"]),
+            make_guards={"policy": "policy guard"},
+            constraint_of=None,
         )
         self.monitor: dict[str, Any] = {}
         self.loop: dict[str, Any] = {}
@@ -124,6 +127,7 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
     assert build.made == [
         "algorithm_record(settings)",
         "require_async_support(settings, record)",
+        "constraint_of(settings, tokenizer)",
         "weights_directory(settings.adapter, settings.model.pretrain, None)",
         "trainable_policy(settings.model, strategy_settings, 'source', machine, tokenizer, settings.adapter)",
         "load_initial_weights(policy, settings.checkpoint, show=machine.is_first)",
@@ -142,15 +146,17 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "weights=engine_weights())",
         "credit_assigner(settings, record, 20, 'own advantages')",
         "learning_rate_schedule(settings.optimizer, critic_settings.critic_learning_rate, data.num_updates)",
+        "Progress()",
+        "make_guards(run, started, progress, ['policy', 'critic'], keeps_out=False)",
         "micro_batching(settings.batch.micro_train_batch_size, settings.batch.max_tokens_per_micro_batch, "
         "settings.batch.packing_samples)",
-        "build_critic(settings, machine, record, tokenizer, None, micro_batching(), learning_rate_schedule())",
-        "Progress()",
+        "build_critic(settings, machine, record, tokenizer, None, micro_batching(), learning_rate_schedule(), "
+        "{'policy': 'policy guard'})",
         "machine.phase_timer(progress)",
         "make_ledger(data.training.mixture, data.training.data_hash, 2, settings.batch.num_episodes, 3)",
         "sampling_options(sampling, 20, tokenizer.eos_ids)",
         f"RolloutParts(make_engine(), tokenizer, reward, ledger, data, {DRAWN!r}, "
-        "machine.phase_timer(), None, room=50)",
+        "machine.phase_timer(), None, 50, None)",
         "build_rollouts(settings, machine, record, policy, RolloutParts())",
         "started.metadata(data.training.data_hash)",
         "checkpoint_parts(parallel, machine.collectives)",
@@ -158,21 +164,25 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "{'progress': progress, 'ledger': ledger, 'credit': credit, 'ahead': 'queue'}, machine, None, "
         "tensor_parts=None)",
         "make_evaluator(rollout_source, tokenizer, reward, machine, data.held_out, 20, rollouts.conversations)",
-        "old_policy(settings, record, machine, policy, parallel.data, collective_forward=parallel.collective_forward)",
         "PolicyObjective(record, credit.coefficients)",
+        "old_policy(settings, record, machine, policy, parallel)",
+        "balanced_forward(settings.model, model, machine)",
+        "fused_policy(parallel)",
+        "PolicyLoss(model, PolicyObjective(), balanced=balanced_forward(), fused=fused_policy(), "
+        "temperature=sampling.temperature)",
         "micro_batching(settings.batch.micro_train_batch_size, settings.batch.max_tokens_per_micro_batch, "
         "settings.batch.packing_samples)",
         "learning_rate_schedule(settings.optimizer, settings.optimizer.actor_learning_rate, data.num_updates)",
-        "balanced_forward(settings.model, model, machine)",
-        "fused_policy(parallel)",
-        "Updater(model, parallel.optimizer, PolicyObjective(), parallel.data, balanced=balanced_forward(), "
-        "collective_forward=parallel.collective_forward, device=machine.device, fused=fused_policy(), "
+        "make_tracer(parallel, machine)",
+        "Updater(PolicyLoss(), parallel.optimizer, parallel.data, "
+        "collective_forward=parallel.collective_forward, device=machine.device, guard='policy guard', "
         "learning_rate=learning_rate_schedule(), micro_batching=micro_batching(), "
-        "pin_memory=settings.data.dataloader_pin_memory, temperature=sampling.temperature)",
+        "pin_memory=settings.data.dataloader_pin_memory, trace=make_tracer())",
         "averaged_evaluator(make_evaluator(), parallel.averages, rollouts.refresh, tells=machine.is_first)",
         "Reporter(directory, started.sinks, machine.collectives, num_steps=data.num_steps, rollout_every=0, "
         "rollouts_kept=run.num_trajectories_to_save, seconds_before=progress.seconds)",
         "step_rules(settings, data, record)",
+        "make_weight_check(run, started, [parallel])",
     ]
     assert build.loop.pop("gaps") is None
     assert build.loop == {
@@ -191,6 +201,7 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "reporter": "Reporter()",
         "collectives": "machine.collectives",
         "rules": "step_rules()",
+        "weight_check": "make_weight_check()",
         "progress": "progress",
         "timer": "machine.phase_timer()",
         "resume_command": "started.resume_command",
@@ -207,7 +218,8 @@ def test_a_resumed_run_takes_its_checkpoint_everywhere_and_its_engine_the_restor
         "weights_directory(settings.adapter, settings.model.pretrain, restored)",
         "adapt(policy, settings.adapter, restored, base='source', seed=3)",
         "parallelize(ShardablePolicy(), strategy_settings, settings.optimizer, machine, restored)",
-        "build_critic(settings, machine, record, tokenizer, restored, micro_batching(), learning_rate_schedule())",
+        "build_critic(settings, machine, record, tokenizer, restored, micro_batching(), learning_rate_schedule(), "
+        "{'policy': 'policy guard'})",
         "rollout_source.load_weights(4)",
     ]
     assert "make_engine(engine_settings, machine, model, 'source', 50" in build.of("make_engine")[0]
@@ -253,7 +265,7 @@ def test_a_conversation_has_the_room_of_its_environment(calls: Any) -> None:
     build = Build(calls, environment=calls.double("environment", room=calls.double("room", returns=99)))
     assert build.of("room") == ["room(settings.model.pretrain, 50, 20)"]
     assert "engine_weights_directory(), 99, " in build.of("make_engine")[0]
-    assert build.of("RolloutParts")[0].endswith("environment, room=99)")
+    assert build.of("RolloutParts")[0].endswith("environment, 99, None)")
 
 
 def test_the_reference_is_the_policy_without_its_adapters_or_the_model_of_the_start(calls: Any) -> None:

@@ -29,7 +29,14 @@ def start(calls: Any) -> Any:
     )
     calls.put(rl, "execute")
     resolved = calls.double("resolved", settings=calls.double("settings"))
+    at = calls.double("at", resolved=resolved)
+    calls.put(rl, continuation=at, rl_contents="contents", compared_facts="facts")
     return SimpleNamespace(resolved=resolved, front=calls.double("front"))
+
+
+def begins(reward: str, advantages: str) -> list[str]:
+    """Return the calls up to the plan, with these functions of a script."""
+    return [call.replace("REWARD", reward).replace("ADVANTAGES", advantages) for call in BEGINS]
 
 
 BEGINS = [
@@ -42,6 +49,8 @@ BEGINS = [
     "enter_environment(settings.conversation, 'tokenizer', stack)",
     "rl_data(settings, 'tokenizer', machine.ranks.world_size)",
     "opened_data('rows', 'environment')",
+    "rl_contents(resolved, data, {'reward': REWARD, 'compute_advantages': ADVANTAGES})",
+    "compared_facts(at, machine, 'contents')",
     "front.show_plan(resolved, data, machine)",
 ]
 ENDS = ["training.rollouts.close()", "reward.close()", "stack ends", "machine ends"]
@@ -57,9 +66,10 @@ def test_a_run_is_planned_before_its_reward_and_model_are_built_and_closed_in_tu
         front=start.front,
     ) as ready:
         assert calls.taken() == [
+            "continuation(resolved, None)",
             "requested_run(resolved, None)",
-            *BEGINS,
-            "start(resolved, ['rft-train'], machine, data.num_steps, front=front, in_place=None, script='train.py')",
+            *begins("'own reward'", "'own advantages'"),
+            "start(at, ['rft-train'], machine, data.num_steps, 'facts', front=front, in_place=None, script='train.py')",
             "build_reward(settings, machine, function='own reward')",
             "build_rl(settings, 'started', 'tokenizer', data, reward, compute_advantages='own advantages', "
             "environment='environment')",
@@ -96,9 +106,10 @@ def test_a_run_is_executed_while_signals_are_watched(calls: Any, start: Any) -> 
     assert calls.taken() == [
         "StopSignals()",
         "signals begins",
+        "continuation(resolved, place)",
         "requested_run(resolved, place)",
-        *BEGINS,
-        "start(resolved, ['rft-train'], machine, data.num_steps, front=front, in_place=place, script='')",
+        *begins("None", "None"),
+        "start(at, ['rft-train'], machine, data.num_steps, 'facts', front=front, in_place=place, script='')",
         "build_reward(settings, machine, function=None)",
         "build_rl(settings, 'started', 'tokenizer', data, reward, compute_advantages=None, environment='environment')",
         "execute(training, 'started', signals)",

@@ -11,12 +11,17 @@ import pytest
 import torch
 
 from rft import run_lifecycle
+from rft.identity.changes import Facts
+from rft.identity.continuation import Continuation
 from rft.run_lifecycle import RunStart
 from rft_dist.checkpoints.store import CheckpointStore
 from rft_dist.collectives import SingleProcess
 from rft_dist.settings import CheckpointSettings
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.settings.run import RunSettings
+
+NOTHING = Facts({}, {}, {})
+"""A start that names no files, in the tests of everything else."""
 
 
 class FirstRank:
@@ -88,7 +93,7 @@ def continued(started: RunStart) -> list[int]:
 
 def test_a_resume_from_the_newest_checkpoint_writes_none_again(run: RunDirectory) -> None:
     settings = resolved()
-    started = run_lifecycle.start(settings, ["rft-train"], FirstRank(), 3, in_place=run.path)  # pyright: ignore[reportArgumentType]
+    started = run_lifecycle.start(Continuation(settings), ["rft-train"], FirstRank(), 3, NOTHING, in_place=run.path)  # pyright: ignore[reportArgumentType]
     assert started.restored is not None
     assert (started.restored.step, started.goes_back) == (3, False)
     assert continued(started) == []
@@ -97,7 +102,7 @@ def test_a_resume_from_the_newest_checkpoint_writes_none_again(run: RunDirectory
 def test_a_run_that_goes_back_saves_the_step_again_so_that_it_is_the_newest(run: RunDirectory) -> None:
     earlier = str(run.checkpoints_directory / "step_000002")
     settings = resolved(load_checkpoint=True, ckpt_path=earlier, save_path=str(run.path))
-    started = run_lifecycle.start(settings, ["rft-train"], FirstRank(), 3)  # pyright: ignore[reportArgumentType]
+    started = run_lifecycle.start(Continuation(settings), ["rft-train"], FirstRank(), 3, NOTHING)  # pyright: ignore[reportArgumentType]
     assert started.restored is not None
     assert (started.restored.step, started.goes_back) == (2, True)
     assert continued(started) == [1]
@@ -107,5 +112,5 @@ def test_a_run_that_goes_back_saves_the_step_again_so_that_it_is_the_newest(run:
 def test_a_new_run_from_the_checkpoint_of_another_goes_nowhere_back(run: RunDirectory, tmp_path: Path) -> None:
     earlier = str(run.checkpoints_directory / "step_000002")
     settings = resolved(load_checkpoint=True, ckpt_path=earlier, save_path=str(tmp_path / "other"))
-    started = run_lifecycle.start(settings, ["rft-train"], FirstRank(), 3)  # pyright: ignore[reportArgumentType]
+    started = run_lifecycle.start(Continuation(settings), ["rft-train"], FirstRank(), 3, NOTHING)  # pyright: ignore[reportArgumentType]
     assert not started.goes_back

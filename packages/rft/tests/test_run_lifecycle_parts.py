@@ -17,6 +17,9 @@ import torch
 
 from rft import run_lifecycle
 from rft.front_end import SILENT, FrontEnd
+from rft.identity.changes import Facts, RunRecord
+from rft.identity.continuation import Continuation
+from rft.identity.record import Identity
 from rft.run_lifecycle import RunStart
 from rft_core.errors import CheckpointError, OptionsError, StorageError
 from rft_dist.checkpoints.store import CheckpointStore
@@ -25,6 +28,7 @@ from rft_dist.settings import CheckpointSettings
 from rft_trainer.runs import names
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.settings.run import RunSettings
+from rft_trainer.sinks.findings import FindingSink
 from rft_trainer.sinks.jsonl import JsonlSink
 
 
@@ -67,7 +71,9 @@ def resolved(sources: tuple[Path, ...] = (), **checkpoint: Any) -> Any:
 def start(given: Any, path: Path, machine: Any | None = None, *, in_place: bool = False, **options: Any) -> RunStart:
     given.settings.checkpoint = replace(given.settings.checkpoint, save_path=str(path))
     words = ["rft-train", "sft"]
-    return run_lifecycle.start(given, words, machine or Rank(), 7, in_place=path if in_place else None, **options)
+    facts = Facts({}, run_lifecycle.versions(), {})
+    at = Continuation(given)
+    return run_lifecycle.start(at, words, machine or Rank(), 7, facts, in_place=path if in_place else None, **options)
 
 
 class Started(RunStart):
@@ -87,6 +93,7 @@ def started_in(directory: Any, restored: Any = None, machine: Any | None = None,
         restored=restored,
         in_place=True,
         resume_command="",
+        record=RunRecord(Identity(command="sft", settings={}, contents={}, versions={}), ""),
         **usual,
     )
 
@@ -116,7 +123,7 @@ def test_a_path_that_is_given_is_taken_and_another_is_agreed_upon(
     def path_of(machine: Rank, run_name: str = "", recipe: str = "r", **checkpoint: Any) -> Path:
         given = resolved(**checkpoint)
         given.settings.run, given.recipe_name = RunSettings(run_name=run_name), recipe
-        return run_lifecycle.start(given, [], machine, 7).directory.path  # type: ignore[arg-type]
+        return run_lifecycle.start(Continuation(given), [], machine, 7, Facts({}, {}, {})).directory.path  # type: ignore[arg-type]
 
     assert path_of(Rank(), save_path="~/x") == tmp_path / "x"
     first, other = Rank(), Rank(False, b"theirs")
@@ -493,6 +500,7 @@ def test_the_summary_is_computed_from_the_rows_on_disk(tmp_path: Path) -> None:
         "seconds": 0.0,
         "tokens": 0,
         "eval": {},
+        "verdict": [],
     }
     opened = RunDirectory.open(directory.path)
     opened.append_metrics({"step": 1, "time/elapsed": 2.0, "data/tokens": 10})
@@ -526,11 +534,11 @@ def test_the_run_directory_is_the_first_sink_then_those_of_the_front_end(tmp_pat
     asked: list[tuple[RunSettings, int]] = []
     panel: Any = object()
     front = FrontEnd(make_sinks=lambda run, steps: (asked.append((run, steps)), [panel])[1])
-    first, second = start(resolved(), tmp_path / "run", front=front).sinks
+    first, second, _ = start(resolved(), tmp_path / "run", front=front).sinks
     assert isinstance(first, JsonlSink)
     assert second is panel
     assert asked == [(RunSettings(seed=5), 7)]
-    assert len(start(resolved(), tmp_path / "other").sinks) == 1
+    assert [type(sink) for sink in start(resolved(), tmp_path / "other").sinks] == [JsonlSink, FindingSink]
     assert start(resolved(), tmp_path / "third", Rank(False), front=front).sinks == []
 
 

@@ -81,7 +81,8 @@ def test_a_last_batch_that_is_not_full_is_a_step(read: Any, batch: int, epochs: 
 
 PARTS = (
     "load_initial_weights adapt checkpoint_parts make_saver counting learning_rate_schedule balanced_forward "
-    "fused_policy micro_batching Reporter EarlyStop Updater TokenLikelihood SftLoop"
+    "fused_policy micro_batching Reporter EarlyStop Updater PolicyLoss make_tracer make_weight_check "
+    "TokenLikelihood SftLoop"
 )
 
 
@@ -98,6 +99,7 @@ def built(calls: Any, *, restored: Any, patience: int = 0, adapters: Any = None)
         ShardablePolicy="shardable",
         parallelize=parallel,
         Progress=calls.double("progress"),
+        make_guards={"policy": "guard"},
         BestWeights=calls.double("best"),
         make_ledger=calls.double("ledger"),
     )
@@ -128,24 +130,29 @@ def test_a_fresh_run_loads_adapts_and_distributes_before_it_saves(calls: Any) ->
         "parallelize('shardable', settings.strategy, settings.optimizer, machine, None)",
         "Progress()",
         "EarlyStop(0, training.min_improvement, training.target_loss)",
+        "make_guards(settings.run, started, progress, ['policy'], keeps_out=True)",
         "make_ledger(data.mixture, data.training.data_hash, 3, training.max_epochs, settings.run.seed)",
         "started.metadata(data.training.data_hash)",
         "checkpoint_parts(parallel, machine.collectives)",
         "make_saver(started.directory, settings.checkpoint, started.metadata(), checkpoint_parts(), "
         "parallel.optimizer, {'progress': progress, 'ledger': ledger, 'early_stop': EarlyStop()}, machine, None, None)",
         "TokenLikelihood()",
+        "balanced_forward(settings.model, model, machine)",
+        "fused_policy(parallel)",
+        "PolicyLoss(model, TokenLikelihood(), balanced=balanced_forward(), fused=fused_policy())",
         "micro_batching(training.micro_train_batch_size, training.max_tokens_per_micro_batch, "
         "training.packing_samples)",
         "learning_rate_schedule(settings.optimizer, training.learning_rate, data.num_steps)",
         "counting(model, learning_rate_schedule())",
-        "balanced_forward(settings.model, model, machine)",
-        "fused_policy(parallel)",
-        "Updater(model, parallel.optimizer, TokenLikelihood(), parallel.data, balanced=balanced_forward(), "
-        "collective_forward=parallel.collective_forward, device=machine.device, fused=fused_policy(), "
-        "learning_rate=counting(), micro_batching=micro_batching(), pin_memory=settings.data.dataloader_pin_memory)",
+        "make_tracer(parallel, machine)",
+        "Updater(PolicyLoss(), parallel.optimizer, parallel.data, "
+        "collective_forward=parallel.collective_forward, device=machine.device, guard='guard', "
+        "learning_rate=counting(), micro_batching=micro_batching(), "
+        "pin_memory=settings.data.dataloader_pin_memory, trace=make_tracer())",
         "Reporter(started.directory, started.sinks, machine.collectives, num_steps=data.num_steps, rollout_every=0, "
         "rollouts_kept=0, seconds_before=progress.seconds)",
         "machine.phase_timer(progress)",
+        "make_weight_check(settings.run, started, [parallel])",
     ]
     assert given == {
         "ledger": "ledger",
@@ -172,6 +179,7 @@ def test_a_fresh_run_loads_adapts_and_distributes_before_it_saves(calls: Any) ->
         "resume_command": "started.resume_command",
         "device": "machine.device",
         "best": None,
+        "weight_check": "make_weight_check()",
         "averages": "parallel.averages",
     }
 
@@ -218,9 +226,12 @@ def test_a_run_reads_its_data_shows_its_plan_and_begins_in_this_order(calls: Any
     )
     calls.put(sft, "model_facts")
     resolved = calls.double("resolved", settings=calls.double("settings"))
+    at = calls.double("at", resolved=resolved)
+    calls.put(sft, continuation=at, sft_contents="contents", compared_facts="facts")
     front = calls.double("front")
     assert sft.train(resolved, ["rft-train"], in_place=None, front=front) == "ended"
     assert calls.taken() == [
+        "continuation(resolved, None)",
         "requested_run(resolved, None)",
         "StopSignals()",
         "signals begins",
@@ -230,8 +241,10 @@ def test_a_run_reads_its_data_shows_its_plan_and_begins_in_this_order(calls: Any
         "tokenizer_with_images(settings.model, settings.images)",
         "model_facts(settings.model.pretrain)",
         "sft_data(settings, 'tokenizer', model_facts().max_positions)",
+        "sft_contents(resolved, data)",
+        "compared_facts(at, machine, 'contents')",
         *(["front.show_plan(resolved, data, machine)"] if is_first else []),
-        "start(resolved, ['rft-train'], machine, data.num_steps, front=front, in_place=None)",
+        "start(at, ['rft-train'], machine, data.num_steps, 'facts', front=front, in_place=None)",
         "build_sft(settings, 'started', 'tokenizer', data)",
         "execute('training', 'started', signals)",
         "machine ends",
@@ -239,8 +252,9 @@ def test_a_run_reads_its_data_shows_its_plan_and_begins_in_this_order(calls: Any
     ]
     sft.train(resolved, [], in_place=calls.double("place"), front=front)
     assert [call for call in calls.taken() if "place" in call] == [
+        "continuation(resolved, place)",
         "requested_run(resolved, place)",
-        "start(resolved, [], machine, data.num_steps, front=front, in_place=place)",
+        "start(at, [], machine, data.num_steps, 'facts', front=front, in_place=place)",
     ]
 
 

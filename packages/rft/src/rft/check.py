@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rft.build.constraint import constraint_of
 from rft.build.environment import enter_environment
 from rft.build.images import tokenizer_with_images
 from rft.build.rewards import check_reward
@@ -95,6 +96,7 @@ def check_rl(settings: RlSettings, world_size: int) -> RlCheck:
     with ExitStack() as opened:
         enter_environment(settings.conversation, tokenizer, opened)
         data = rl_data(settings, tokenizer, world_size)
+    constraint_of(settings, tokenizer)
     return RlCheck(settings, tokenizer, data)
 
 

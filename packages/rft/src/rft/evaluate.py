@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from rft.build.constraint import constraint_of, within
 from rft.build.engines import make_engine
 from rft.build.environment import enter_environment
 from rft.build.images import row_images, tokenizer_with_images
@@ -98,6 +99,7 @@ def evaluate(settings: EvalSettings, machine: Machine) -> Evaluation:
 def _evaluate(settings: EvalSettings, machine: Machine, opened: ExitStack) -> Evaluation:
     tokenizer = tokenizer_with_images(settings.model, settings.images)
     environment = enter_environment(settings.conversation, tokenizer, opened)
+    trie = constraint_of(settings, tokenizer)
     prompts = _prompts(settings, tokenizer)
     prompts = environment.opened(prompts) if environment else prompts
     policy = load_policy(
@@ -105,7 +107,7 @@ def _evaluate(settings: EvalSettings, machine: Machine, opened: ExitStack) -> Ev
     ).eval()
     response, longest = response_limits(settings, max(len(prompt.token_ids) for prompt in prompts))
     longest = environment.room(settings.model.pretrain, longest, response) if environment else longest
-    engine = make_engine(settings.engine, machine, policy, settings.model.pretrain, longest)
+    engine = within(make_engine(settings.engine, machine, policy, settings.model.pretrain, longest), trie)
     reward = build_reward(settings, machine)
     try:
         evaluator = Evaluator(

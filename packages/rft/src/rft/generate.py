@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rft.build.constraint import constraint_of, within
 from rft.build.engines import make_engine
 from rft.build.images import tokenizer_with_images
 from rft.build.prompt_data import given_prompts
@@ -24,6 +25,7 @@ def generate(settings: GenerateSettings, machine: Machine) -> list[dict[str, obj
     """
     tokenizer, drawn = tokenizer_with_images(settings.model, settings.images), settings.sampling
     prompts = given_prompts(settings.data, tokenizer, drawn.prompt_max_len, settings.images)
+    trie = constraint_of(settings, tokenizer)
     policy = load_policy(
         settings.model.pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device
     ).eval()
@@ -35,6 +37,7 @@ def generate(settings: GenerateSettings, machine: Machine) -> list[dict[str, obj
     # nothing is trained on the result, so a response is shortened where training would refuse
     response = min(response, decoder_for(policy).max_positions - longest_prompt)
     engine = make_engine(settings.engine, machine, policy, settings.model.pretrain, longest_prompt + response)
+    engine = within(engine, trie)
     samples = range(settings.data.n_samples_per_prompt)
     # the number of a prompt in the data, not on this rank: a sample does not depend on the number of ranks
     own = range(machine.ranks.rank, len(prompts), machine.ranks.world_size)

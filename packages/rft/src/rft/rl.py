@@ -5,7 +5,7 @@ The only module that imports all packages. It builds; it does not train, print o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +21,7 @@ from rft.build.algorithm_parts import (
     credit_assigner,
     old_policy,
 )
+from rft.build.constraint import constraint_of
 from rft.build.engines import choose_engine, make_engine
 from rft.build.environment import ChosenEnvironment, enter_environment, opened_data
 from rft.build.images import tokenizer_with_images
@@ -35,6 +36,7 @@ from rft.build.shared_parts import (
     make_evaluator,
     make_ledger,
     make_saver,
+    make_tracer,
     micro_batching,
     sampling_options,
 )
@@ -43,13 +45,17 @@ from rft.checkpoints.initial_weights import engine_weights_directory, load_initi
 from rft.checkpoints.parts import CheckpointParts, FullWeights
 from rft.checkpoints.writer import ResumePoint
 from rft.front_end import SILENT, FrontEnd
+from rft.identity.contents import records_content, rows_content, run_contents
+from rft.identity.continuation import continuation
+from rft.identity.record import Content
 from rft.parallel.parallelize import ParallelModel, held_dtype, is_sharded, parallelize, trainable_policy
 from rft.parallel.policy_weights import checkpoint_parts, engine_adapters, engine_weights, fused_policy
 from rft.parallel.shardable import ShardablePolicy
+from rft.parallel.step_guards import make_guards, make_weight_check
 from rft.process.launching import requested_run
 from rft.process.machine import Machine, open_machine
 from rft.resolved import Resolved
-from rft.run_lifecycle import RunStart, TrainedRun, execute, start
+from rft.run_lifecycle import RunStart, TrainedRun, compared_facts, execute, start
 from rft.settings import RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.decoding.sampling_options import SamplingOptions
@@ -62,6 +68,7 @@ from rft_models.policy.load_on_meta import load_reference_on_meta
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.async_rollouts.scoring_threads import ThreadSafeReward
 from rft_trainer.batches.prompt_ledger import Ledger
+from rft_trainer.batches.units import MicroBatching
 from rft_trainer.loops.rl import RlLoop
 from rft_trainer.protocols import Engine
 from rft_trainer.records.rollouts import RolloutGroup
@@ -69,11 +76,13 @@ from rft_trainer.records.scores import Reward
 from rft_trainer.runs.checkpointing import Progress
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
-from rft_trainer.scoring.advantages import AdvantageEstimator, ComputeAdvantages
+from rft_trainer.scoring.advantages import ComputeAdvantages
 from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.scoring.samples import shuffle_rewards
 from rft_trainer.update.mismatch_monitor import MismatchMonitor
-from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.numeric_guard import NumericGuard
+from rft_trainer.update.optimizer_step import Updater
+from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
 
 
@@ -100,26 +109,30 @@ def _reference(settings: RlSettings, machine: Machine, parallel: ParallelModel[C
 
 def _updater(
     settings: RlSettings,
-    machine: Machine,
+    started: RunStart,
     parallel: ParallelModel[CausalPolicy],
-    record: PolicyAlgorithm,
-    credit: AdvantageEstimator,
+    objective: PolicyObjective,
     num_updates: int,
+    guard: NumericGuard,
 ) -> Updater:
     """Make the optimizer steps of the algorithm's objective."""
-    peak = settings.optimizer.actor_learning_rate
+    machine, peak = started.machine, settings.optimizer.actor_learning_rate
     return Updater(
-        parallel.model,
+        PolicyLoss(
+            parallel.model,
+            objective,
+            temperature=settings.sampling.temperature,
+            balanced=balanced_forward(settings.model, parallel.model, machine),
+            fused=fused_policy(parallel),
+        ),
         parallel.optimizer,
-        PolicyObjective(record, credit.coefficients),
         parallel.data,
         micro_batching=_cutting(settings),
         learning_rate=learning_rate_schedule(settings.optimizer, peak, num_updates),
-        temperature=settings.sampling.temperature,
+        guard=guard,
+        trace=make_tracer(parallel, machine),
         device=machine.device,
         pin_memory=settings.data.dataloader_pin_memory,
-        balanced=balanced_forward(settings.model, parallel.model, machine),
-        fused=fused_policy(parallel),
         collective_forward=parallel.collective_forward,
     )
 
@@ -140,6 +153,7 @@ def build_rl(
     # the scoring thread and the evaluations of the trainer's thread share it
     reward = ThreadSafeReward(reward) if settings.async_rollouts.max_staleness else reward
     require_async_support(settings, record)  # before any model is loaded
+    trie = constraint_of(settings, tokenizer)
     policy, source = _policy(settings, machine, tokenizer, restored)
     parallel = parallelize(ShardablePolicy(policy), settings.strategy, settings.optimizer, machine, restored)
     longest_response, longest = response_limits(settings, data.longest_prompt)
@@ -148,12 +162,12 @@ def build_rl(
     engine, sleeps = _engine(settings, started, parallel, source, longest)
     credit = credit_assigner(settings, record, longest_response, compute_advantages)
     critic_rate = learning_rate_schedule(settings.optimizer, settings.critic.critic_learning_rate, data.num_updates)
-    critic = build_critic(settings, machine, record, tokenizer, restored, _cutting(settings), critic_rate)
     progress = Progress()
-    timer = machine.phase_timer(progress)
-    ledger = _ledger(settings, data)
+    guards = make_guards(settings.run, started, progress, _trained(record), keeps_out=False)
+    critic = build_critic(settings, machine, record, tokenizer, restored, _cutting(settings), critic_rate, guards)
+    timer, ledger = machine.phase_timer(progress), _ledger(settings, data)
     sampling = _sampling(settings, longest_response, tokenizer)
-    parts = RolloutParts(engine, tokenizer, reward, ledger, data, sampling, timer, environment, room=longest)
+    parts = RolloutParts(engine, tokenizer, reward, ledger, data, sampling, timer, environment, longest, trie)
     rollouts = build_rollouts(settings, machine, record, policy, parts)
     saver = make_saver(
         started.directory,
@@ -173,24 +187,25 @@ def build_rl(
     evaluator = make_evaluator(
         source, tokenizer, reward, machine, data.held_out, longest_response, rollouts.conversations
     )
+    objective = PolicyObjective(record, credit.coefficients)
+    trained = [parallel, critic.parallel] if critic else [parallel]
     return RlLoop(
         ledger=ledger,
         prompts=data.prompts,
         rollouts=source,
         assign_credit=credit,
         reference=_reference(settings, machine, parallel) if record.needs_reference else None,
-        old_policy=old_policy(
-            settings, record, machine, policy, parallel.data, collective_forward=parallel.collective_forward
-        ),
+        old_policy=old_policy(settings, record, machine, policy, parallel),
         critic=critic.part if critic else None,
         control=_control(settings),
-        updater=_updater(settings, machine, parallel, record, credit, data.num_updates),
+        updater=_updater(settings, started, parallel, objective, data.num_updates, guards["policy"]),
         evaluator=evaluator,
         averaged=averaged_evaluator(evaluator, parallel.averages, rollouts.refresh, tells=machine.is_first),
         saver=saver,
         reporter=_reporter(settings, started, data, progress),
         collectives=machine.collectives,
         rules=step_rules(settings, data, record),
+        weight_check=make_weight_check(settings.run, started, trained),
         progress=progress,
         timer=timer,
         resume_command=started.resume_command,
@@ -198,6 +213,11 @@ def build_rl(
         check_engine=rollouts.check_engine,
         gaps=gap_watch(settings, machine, started.resume_command),
     )
+
+
+def _trained(record: PolicyAlgorithm) -> list[str]:
+    """Return the models that the algorithm trains, as their metrics name them."""
+    return ["policy", "critic"] if record.advantage.needs_values else ["policy"]
 
 
 def _saved_weights(
@@ -317,6 +337,19 @@ def _control(settings: RlSettings) -> Callable[[Sequence[RolloutGroup]], list[Ro
     return partial(shuffle_rewards, seed=settings.run.seed) if settings.reward.shuffle_rewards else None
 
 
+def rl_contents(
+    resolved: Resolved[RlSettings], data: RlData, functions: Mapping[str, object | None]
+) -> dict[str, Content]:
+    """Return what the rows, files and code of a run hold; `functions` are those of a script that are given."""
+    chosen = resolved.settings.data
+    rows = rows_content(data.training.data_hash, len(data.prompts), chosen.prompt_data)
+    held_out = records_content(
+        ([prompt.prompt_id, prompt.text, prompt.label] for prompt in data.held_out), chosen.eval_data
+    )
+    given = {name: function for name, function in functions.items() if function is not None}
+    return run_contents(resolved, rows, held_out, given)
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
     """An RL run that is built and has not begun: nothing was written."""
@@ -343,6 +376,9 @@ def prepared(
 
     They are code of `script`, and only that script can continue the run then.
     """
+    # before anything is read: a setting that has changed underneath would be told as another fault
+    at = continuation(resolved, in_place)
+    resolved = at.resolved
     settings = resolved.settings
     request = requested_run(resolved, in_place)
     with (
@@ -360,9 +396,11 @@ def prepared(
         # after the environment, whose tools are part of the rendered prompts
         environment = enter_environment(settings.conversation, tokenizer, opened)
         data = opened_data(rl_data(settings, tokenizer, machine.ranks.world_size), environment)
+        contents = rl_contents(resolved, data, {"reward": reward, "compute_advantages": compute_advantages})
+        facts = compared_facts(at, machine, contents)
         if machine.is_first:
             front.show_plan(resolved, data, machine)
-        started = start(resolved, command, machine, data.num_steps, in_place=in_place, script=script, front=front)
+        started = start(at, command, machine, data.num_steps, facts, in_place=in_place, script=script, front=front)
         # before the model: a reward that cannot be built costs no loading of weights
         judge = build_reward(settings, machine, function=reward)
         try:

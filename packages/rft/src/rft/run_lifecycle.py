@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import platform
 import shlex
 import socket
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
@@ -19,10 +18,14 @@ import torch
 
 from rft.checkpoints.writer import ResumePoint
 from rft.front_end import SILENT, FrontEnd
+from rft.identity.changes import Facts, RunRecord, continued_record, new_record, refuse_changed
+from rft.identity.continuation import Continuation
+from rft.identity.rank_agreement import require_equal_contents
+from rft.identity.record import Content
 from rft.process.detached import run_has_begun
 from rft.process.machine import Machine
 from rft.resolved import Resolved
-from rft_core.errors import CheckpointError
+from rft_core.errors import CheckpointError, OutageError
 from rft_dist.checkpoint_format.layout import published
 from rft_dist.checkpoint_format.manifest import ManifestFault
 from rft_dist.checkpoints.locate import resolve_checkpoint
@@ -31,11 +34,14 @@ from rft_dist.launch.environment import environment_report
 from rft_dist.settings import CheckpointSettings
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.metrics.sink import RunInfo, Sink
-from rft_trainer.runs.checkpointing import Saver
+from rft_trainer.runs.checkpointing import Progress, Saver, save_in_outage
 from rft_trainer.runs.directory import RUN_MARKS, RunDirectory
 from rft_trainer.runs.names import RUNS, run_name
+from rft_trainer.runs.reader import read_run
 from rft_trainer.runs.stop_signals import StopSignals
+from rft_trainer.runs.verdict import evidence_of, unwritten, verdict
 from rft_trainer.settings.run import RunSettings
+from rft_trainer.sinks.findings import FindingSink
 from rft_trainer.sinks.jsonl import JsonlSink
 from rft_trainer.sinks.trackers import requested_trackers
 
@@ -77,6 +83,8 @@ class RunStart:
     goes_back: bool
     """Whether later checkpoints of this run stand beside the one that it continues from: that one is saved again
     before later records are taken away, so that it is the newest for whoever resumes next."""
+    record: RunRecord
+    """What decides the run's result, for its directory and its checkpoints."""
     begins_again: bool = False
     """Whether the directory is that of a run which ended before its first save, and is begun anew."""
 
@@ -99,24 +107,27 @@ class RunStart:
                 resume_command=self.resume_command,
                 again=self.begins_again,
             )
+        # after the cut, so that what is refused until there leaves the record as it was
+        self.record.write(self.directory.path)
         self.front.run_begins(self.directory.path)
 
     def metadata(self, data_hash: str) -> dict[str, object]:
         """Return the run's metadata, part of every checkpoint manifest."""
         return {
             "command": self.resolved.command,
-            "config_sha256": hashlib.sha256(self.resolved.config_yaml.encode()).hexdigest(),
             "data_sha256": data_hash,
             "seed": self.resolved.settings.run.seed,
             "versions": versions(),
+            **self.record.metadata(),
         }
 
 
 def start(
-    resolved: Resolved[Any],
+    at: Continuation,
     command: Sequence[str],
     machine: Machine,
     num_steps: int,
+    facts: Facts,
     *,
     in_place: Path | None = None,
     script: str = "",
@@ -124,12 +135,15 @@ def start(
 ) -> RunStart:
     """Choose the run's directory, find the checkpoint to continue from, and make the sinks.
 
+    `facts` are what `compared_facts` found.
+
     `RunStart.begin` makes the first change on disk. A part that cannot be built (a reward, an engine, a tracker) so
     fails before anything is written, and the mended command starts in the same place. `in_place` is the directory of
     a run that is continued from its newest checkpoint. With `--load_checkpoint` a checkpoint of this very run is
     continued in place too; one of another run starts a new directory. `script` is the program whose code is part of
     the run, where there is one.
     """
+    resolved = at.resolved
     checkpoint: CheckpointSettings = resolved.settings.checkpoint
     path = in_place or _choose_path(resolved, machine)
     directory = RunDirectory(path, sync_every=_SYNC_EVERY)
@@ -144,6 +158,11 @@ def start(
     resume_command = continued_by(script, path) if script else f"rft-train resume {path}"
     if machine.is_first and not continues and not begins_again:
         refuse_existing(path, resume_command)
+    if continues and restored is not None:
+        record = continued_record(at, facts, path, restored.step)
+        restored = replace(restored, other_rows=record.other_rows)
+    else:
+        record = new_record(resolved, facts)
     # from here on a failure leaves its files in the directory of the run
     machine.attach(path, resume_command)
     # now, because `begin` changes the files from which these follow
@@ -152,7 +171,8 @@ def start(
     sinks: list[Sink] = []
     if machine.is_first:
         run: RunSettings = resolved.settings.run
-        sinks = [JsonlSink(directory), *front.make_sinks(run, num_steps), *requested_trackers(run)]
+        sinks = [JsonlSink(directory), *front.make_sinks(run, num_steps), FindingSink(directory)]
+        sinks += requested_trackers(run, directory.optional)
     return RunStart(
         resolved=resolved,
         # a run that begins again by a resume keeps the command that made it
@@ -166,8 +186,24 @@ def start(
         sinks=sinks,
         lacks_its_end=lacks_its_end,
         goes_back=goes_back,
+        record=record,
         begins_again=begins_again,
     )
+
+
+def compared_facts(at: Continuation, machine: Machine, contents: Mapping[str, Content]) -> Facts:
+    """Return what a start finds beside its settings, once ranks and record agree on it; all ranks call it.
+
+    Raises:
+        PreflightError: rows, files or code of a rank are not those of rank 0.
+        DataError: they are not those of the run that goes on, and nobody asked for it.
+    """
+    require_equal_contents(machine.collectives, contents)
+    # the kind of device: its number is another one on every rank
+    kind = machine.device.partition(":")[0]
+    facts = Facts(contents, versions(), {"device": kind, "world_size": machine.ranks.world_size})
+    refuse_changed(at, facts)
+    return facts
 
 
 def _choose_path(resolved: Resolved[Any], machine: Machine) -> Path:
@@ -184,7 +220,8 @@ def refuse_existing(path: Path, resume_command: str | None = None) -> None:
     """Raise `OptionsError` where `path` holds a run: it is continued, or removed where it has saved nothing.
 
     One that is being written is `StorageError`: before its first save it looks like one that has saved nothing. One
-    with records and no checkpoint is left alone: its checkpoints may lie on a disk that is not mounted.
+    with records and no checkpoint is left alone, since its checkpoints may lie on a disk that is not mounted, and so is
+    one with anything else in it that is not of a run's start.
     """
     directory = RunDirectory(path)
     if published(directory.checkpoints_directory):
@@ -192,7 +229,7 @@ def refuse_existing(path: Path, resume_command: str | None = None) -> None:
     else:
         if any((path / mark).exists() for mark in RUN_MARKS):
             directory.refuse_live()
-        remedy = f"--save_path {shlex.quote(str(_free_name(path)))}" if directory.has_rows() else remove(path)
+        remedy = remove(path) if directory.is_mere_start() else f"--save_path {shlex.quote(str(_free_name(path)))}"
     directory.refuse_existing(remedy)
 
 
@@ -355,6 +392,8 @@ class Training(Protocol):
     def saver(self) -> Saver: ...
     @property
     def ledger(self) -> Ledger: ...
+    @property
+    def progress(self) -> Progress: ...
     def run(self, signals: StopSignals) -> object: ...
 
 
@@ -389,7 +428,17 @@ def running(training: Training, started: RunStart) -> Generator[None]:
         try:
             # leaving it waits for the save under way, so a run is finished only with its last checkpoint
             with training.saver:
-                yield
+                try:
+                    yield
+                except OutageError as outage:
+                    save_in_outage(
+                        training.saver,
+                        outage,
+                        training.progress,
+                        started.machine.collectives,
+                        episode=training.ledger.epoch,
+                        resume_command=started.resume_command,
+                    )
             outcome = "finished" if training.finished else outcome
         finally:
             # before the summary: it is computed from the rows on disk
@@ -412,10 +461,11 @@ def nothing_left(path: Path, step: int) -> CheckpointError:
 
 
 def summary_of(directory: RunDirectory, resolved: Resolved[Any], outcome: str) -> dict[str, Any]:
-    """Return the content of summary.json, from the run's metrics and evaluations."""
+    """Return the content of summary.json, from the files of the run."""
     rows = directory.read_metrics().rows
     evaluations = directory.read_evaluations().rows
     last = rows[-1] if rows else {}
+    found = [*verdict(evidence_of(read_run(directory.path))), *unwritten(directory.optional)]
     summary: dict[str, Any] = {
         "outcome": outcome,
         "command": resolved.command,
@@ -425,6 +475,7 @@ def summary_of(directory: RunDirectory, resolved: Resolved[Any], outcome: str) -
         "seconds": max([row.get("time/elapsed") or 0.0 for row in (*rows, *evaluations)], default=0.0),
         "tokens": last.get("data/tokens", 0),
         "eval": {},
+        "verdict": [finding.as_record() for finding in found],
     }
     for name in ("before", "after"):
         row = next((r for r in reversed(evaluations) if r.get("name") == name), None)

@@ -14,31 +14,39 @@ from rft.build.shared_parts import (
     learning_rate_schedule,
     make_ledger,
     make_saver,
+    make_tracer,
     micro_batching,
 )
 from rft.checkpoints.initial_weights import engine_weights_directory, load_initial_weights
 from rft.checkpoints.writer import ResumePoint
 from rft.front_end import SILENT, FrontEnd
+from rft.identity.contents import records_content, rows_content, run_contents
+from rft.identity.continuation import continuation
+from rft.identity.record import Content
 from rft.parallel.parallelize import ParallelModel, parallelize, trainable_policy
 from rft.parallel.policy_weights import checkpoint_parts, fused_policy
 from rft.parallel.shardable import ShardablePolicy
+from rft.parallel.step_guards import make_guards, make_weight_check
 from rft.process.launching import requested_run
-from rft.process.machine import Machine, open_machine
+from rft.process.machine import open_machine
 from rft.resolved import Resolved
-from rft.run_lifecycle import RunStart, TrainedRun, execute, start
+from rft.run_lifecycle import RunStart, TrainedRun, compared_facts, execute, start
 from rft.settings import SftSettings
 from rft_models.loading.context_length import model_facts
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.mixture import Mixture
-from rft_trainer.loops.sft import EarlyStop, SftLoop, TokenLikelihood
+from rft_trainer.loops.early_stop import EarlyStop
+from rft_trainer.loops.sft import SftLoop, TokenLikelihood
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.runs.best_weights import BestWeights
 from rft_trainer.runs.checkpointing import Progress
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.settings.sft import SftTrainingSettings
+from rft_trainer.update.numeric_guard import NumericGuard
 from rft_trainer.update.optimizer_step import Updater
+from rft_trainer.update.policy_loss import PolicyLoss
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,8 @@ def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, 
     parallel = parallelize(ShardablePolicy(policy), settings.strategy, settings.optimizer, machine, restored)
     progress, early_stop = Progress(), EarlyStop(chosen.patience, chosen.min_improvement, chosen.target_loss)
     best = _best_weights(chosen, policy, restored)
+    # before the saver, which restores what it remembers
+    guard = make_guards(settings.run, started, progress, ["policy"], keeps_out=True)["policy"]
     ledger = make_ledger(data.mixture, data.training.data_hash, len(data.samples), chosen.max_epochs, settings.run.seed)
     saver = make_saver(
         started.directory,
@@ -120,7 +130,7 @@ def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, 
         samples=data.samples,
         held_out=data.held_out,
         policy=policy,
-        updater=_updater(settings, machine, parallel, data.num_steps),
+        updater=_updater(settings, started, parallel, data.num_steps, guard),
         evaluator=None,
         engine=None,
         saver=saver,
@@ -139,10 +149,11 @@ def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, 
         progress=progress,
         timer=machine.phase_timer(progress),
         early_stop=early_stop,
-        train_batch_size=chosen.train_batch_size,
         max_steps=chosen.max_steps,
         eval_every=max(settings.evaluation.eval_steps, 0),
         max_refused_in_a_row=settings.run.max_refused_steps,
+        weight_check=make_weight_check(settings.run, started, [parallel]),
+        train_batch_size=chosen.train_batch_size,
         eval_max_sequences=chosen.micro_train_batch_size,
         eval_max_tokens=chosen.max_tokens_per_micro_batch,
         resume_command=started.resume_command,
@@ -152,13 +163,23 @@ def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, 
     )
 
 
-def _updater(settings: SftSettings, machine: Machine, parallel: ParallelModel[CausalPolicy], num_steps: int) -> Updater:
+def _updater(
+    settings: SftSettings,
+    started: RunStart,
+    parallel: ParallelModel[CausalPolicy],
+    num_steps: int,
+    guard: NumericGuard,
+) -> Updater:
     """Make the optimizer steps of the likelihood objective."""
-    chosen = settings.training
+    chosen, machine = settings.training, started.machine
     return Updater(
-        parallel.model,
+        PolicyLoss(
+            parallel.model,
+            TokenLikelihood(),
+            balanced=balanced_forward(settings.model, parallel.model, machine),
+            fused=fused_policy(parallel),
+        ),
         parallel.optimizer,
-        TokenLikelihood(),
         parallel.data,
         micro_batching=micro_batching(
             chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples
@@ -166,10 +187,10 @@ def _updater(settings: SftSettings, machine: Machine, parallel: ParallelModel[Ca
         learning_rate=counting(
             parallel.model, learning_rate_schedule(settings.optimizer, chosen.learning_rate, num_steps)
         ),
+        guard=guard,
+        trace=make_tracer(parallel, machine),
         device=machine.device,
         pin_memory=settings.data.dataloader_pin_memory,
-        balanced=balanced_forward(settings.model, parallel.model, machine),
-        fused=fused_policy(parallel),
         collective_forward=parallel.collective_forward,
     )
 
@@ -186,6 +207,14 @@ def _best_weights(
     return best
 
 
+def sft_contents(resolved: Resolved[SftSettings], data: SftData) -> dict[str, Content]:
+    """Return what the rows, files and code of a run hold."""
+    chosen = resolved.settings.data
+    rows = rows_content(data.training.data_hash, len(data.samples), chosen.prompt_data)
+    held_out = records_content(([sample.sample_id, *sample.token_ids] for sample in data.held_out), chosen.eval_data)
+    return run_contents(resolved, rows, held_out)
+
+
 def train(
     resolved: Resolved[SftSettings],
     command: Sequence[str],
@@ -197,6 +226,9 @@ def train(
 
     `command` is what is written into the run directory as the way to start it again.
     """
+    # before anything is read: a setting that has changed underneath would be told as another fault
+    at = continuation(resolved, in_place)
+    resolved = at.resolved
     settings = resolved.settings
     request = requested_run(resolved, in_place)
     with (
@@ -212,8 +244,9 @@ def train(
     ):
         tokenizer = tokenizer_with_images(settings.model, settings.images)
         data = sft_data(settings, tokenizer, model_facts(settings.model.pretrain).max_positions)
+        facts = compared_facts(at, machine, sft_contents(resolved, data))
         if machine.is_first:
             front.show_plan(resolved, data, machine)
-        started = start(resolved, command, machine, data.num_steps, in_place=in_place, front=front)
+        started = start(at, command, machine, data.num_steps, facts, in_place=in_place, front=front)
         training = build_sft(settings, started, tokenizer, data)
         return execute(training, started, signals)

@@ -117,7 +117,8 @@ def test_the_policy_of_the_start_of_a_step_scores_what_the_algorithm_needs(
     calls.put(algorithm_parts, "LogprobScorer OldPolicyScorer")
     record = calls.double("record", needs_old_logprobs=logprobs, needs_old_entropy=entropy)
     settings, machine, policy, ranks = (calls.double(name) for name in ("settings", "machine", "policy", "ranks"))
-    found = algorithm_parts.old_policy(settings, record, machine, policy, ranks, collective_forward=True)
+    parallel: Any = SimpleNamespace(data=ranks, collective_forward=True)
+    found = algorithm_parts.old_policy(settings, record, machine, policy, parallel)
     if not (logprobs or entropy):
         assert found is None
         assert calls.taken() == []
@@ -172,7 +173,8 @@ def critic_of(calls: Any, *, own: str, restored: Any, bf16: bool, clip: float) -
     strategy = calls.double("strategy", critic=calls.double("for_critics", returns="strategy of critics"))
     calls.put(
         algorithm_parts,
-        "adapt_critic checkpointing_of ShardedWeights ShardableCritic ValueAnnotator CriticUpdater ValueObjective",
+        "adapt_critic checkpointing_of ShardedWeights ShardableCritic ValueAnnotator ValueLoss Updater ValueObjective "
+        "make_tracer",
         load_critic=loaded,
         choose_strategy=strategy,
         parallelize=parallel,
@@ -192,6 +194,7 @@ def critic_of(calls: Any, *, own: str, restored: Any, bf16: bool, clip: float) -
         arguments[0],
         restored,
         *arguments[1:],
+        {"critic": "guard"},  # type: ignore[dict-item]
     )
     return built, calls.taken()
 
@@ -218,12 +221,15 @@ def test_a_critic_is_loaded_adapted_distributed_and_trained_with_its_settings(
         "device=machine.device, max_sequences=settings.batch.micro_rollout_batch_size, "
         "max_tokens=settings.batch.max_tokens_per_micro_batch)",
         f"ValueObjective(aggregation='token_mean', clip={clip or None})",
-        "CriticUpdater(model, parallel.optimizer, ValueObjective(), machine.collectives, "
-        "collective_forward=parallel.collective_forward, device=machine.device, learning_rate=learning_rate, "
-        "micro_batching=micro_batching, pin_memory=settings.data.dataloader_pin_memory)",
+        "ValueLoss(model, ValueObjective())",
+        "make_tracer(parallel, machine)",
+        "Updater(ValueLoss(), parallel.optimizer, machine.collectives, "
+        "collective_forward=parallel.collective_forward, device=machine.device, guard='guard', "
+        "learning_rate=learning_rate, micro_batching=micro_batching, "
+        "pin_memory=settings.data.dataloader_pin_memory, trace=make_tracer())",
     ]
     assert (built.critic, built.parallel) == ("critic", "parallel")
-    assert built.part == ("ValueAnnotator()", "CriticUpdater()")
+    assert built.part == ("ValueAnnotator()", "Updater()")
     assert built.tensor_parts == {"critic": "parallel.weights", "critic_optimizer": "parallel.optimizer"}
 
 
@@ -242,4 +248,4 @@ def test_a_critic_that_continues_reads_its_weights_before_it_is_distributed(call
 def test_without_values_there_is_no_critic(calls: Any) -> None:
     record: Any = SimpleNamespace(advantage=SimpleNamespace(needs_values=False))
     settings, rest = calls.double("settings"), calls.double("rest")
-    assert algorithm_parts.build_critic(settings, rest, record, rest, None, rest, rest) is None
+    assert algorithm_parts.build_critic(settings, rest, record, rest, None, rest, rest, rest) is None

@@ -13,6 +13,7 @@ from rft.build import environment
 from rft_core.errors import DataError
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.settings.environment import EvalEnvironmentSettings
+from rft_trainer.workers.limits import ProcessLimits
 
 SETTINGS = EvalEnvironmentSettings(
     environment="own.py:Game",
@@ -21,9 +22,14 @@ SETTINGS = EvalEnvironmentSettings(
     turn_max_len=7,
     tool_timeout=2.0,
     rollout_timeout=4.0,
+    environment_memory=2.0,
+    environment_variables="A_KEY, B_*",
     tool_call_pattern="(?P<name>a)(?P<arguments>b)",
 )
-EPISODES = "environment_by_name('own.py:Game', num_workers={}, rollout_timeout=4.0, tool_timeout=2.0)"
+LIMITS = ProcessLimits(data_bytes=2 << 30, variables=("A_KEY", "B_*"))
+EPISODES = (
+    f"environment_by_name('own.py:Game', limits={LIMITS!r}, num_workers={{}}, rollout_timeout=4.0, tool_timeout=2.0)"
+)
 
 
 @pytest.fixture

@@ -181,19 +181,35 @@ def test_a_template_and_a_verdict_take_instruction_and_range(calls: Any, tmp_pat
 
 
 def test_a_server_is_asked_at_its_address_with_the_numbers_of_its_settings_and_tried(calls: Any) -> None:
-    calls.put(judge, "RemoteJudge Endpoint has_images")
+    calls.put(judge, "RemoteJudge waiting_endpoint has_images")
     calls.replace(judge, checked_url=lambda url, flag: f"{url}|{flag}/")
     settings = calls.double("settings")
     settings.judge.judge_url = "http://h"
     judge.remote_judge(settings)
     assert calls.taken() == [
-        "Endpoint('http://h|--judge_url/chat/completions', settings.reward_models.remote_rm_timeout, "
-        "settings.reward_models.remote_rm_retries)",
-        "RemoteJudge(Endpoint(), settings.judge.judge_model, concurrency=settings.reward_models.remote_rm_concurrency, "
-        "max_new_tokens=settings.judge.judge_max_new_tokens)",
+        "waiting_endpoint(settings.reward_models, 'http://h|--judge_url/chat/completions', \"the judge's server\", "
+        "'--judge_url http://h')",
+        "RemoteJudge(waiting_endpoint(), settings.judge.judge_model, "
+        "concurrency=settings.reward_models.remote_rm_concurrency, max_new_tokens=settings.judge.judge_max_new_tokens)",
         "has_images(settings)",
         "RemoteJudge().start(with_image=has_images())",
     ]
+
+
+def test_the_query_of_an_address_stands_behind_the_path_of_its_requests(calls: Any) -> None:
+    calls.put(judge, "RemoteJudge waiting_endpoint has_images")
+    calls.replace(judge, checked_url=lambda url, flag: url)
+    settings = calls.double("settings")
+    settings.judge.judge_url = "http://h/v1/?a=b"
+    judge.remote_judge(settings)
+    assert "'http://h/v1/chat/completions?a=b'" in calls.taken()[0]
+
+
+def test_a_judge_with_a_secret_in_its_address_is_refused_before_the_plan_shows_it() -> None:
+    with pytest.raises(OptionsError) as caught:
+        judge.judge_facts(replace(PLAIN, judge=JudgeSettings(judge_url="http://h/v1?token=s3cr3t", judge_model="m")))
+    assert caught.value.problem.code == "reward.url"
+    assert "s3cr3t" not in str(caught.value)
 
 
 def test_a_check_tries_the_server_where_there_is_one(calls: Any) -> None:

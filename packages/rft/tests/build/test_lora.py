@@ -91,7 +91,7 @@ def test_a_critic_has_adapters_of_its_own(done: list[Any]) -> None:
     assert done == [("add", 4, {"seed": 5})]
 
 
-def test_the_rate_of_a_step_begins_the_masks_of_the_next() -> None:
+def test_the_rate_of_a_step_begins_its_masks() -> None:
     begun: list[int] = []
     adapters = SimpleNamespace(begin_update=begun.append)
 
@@ -100,7 +100,7 @@ def test_the_rate_of_a_step_begins_the_masks_of_the_next() -> None:
 
     rate = lora.counting(SimpleNamespace(adapters=adapters), schedule)  # type: ignore[arg-type]
     assert [rate(update) for update in (0, 3)] == [0.0, 1.5]
-    assert begun == [1, 4]
+    assert begun == [0, 3]
     assert lora.counting(SimpleNamespace(adapters=None), schedule) is schedule  # type: ignore[arg-type]
 
 

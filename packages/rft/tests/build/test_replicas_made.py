@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import torch
 
 from rft.build import replicas
 from rft.settings import RlSettings
-from rft_core.errors import PreflightError
+from rft_core.errors import PreflightError, ServiceError
 from rft_engine.settings import EngineSettings, ReplicaSettings
 from rft_models.settings import ModelSettings
 from rft_trainer.settings.rollouts import AsyncSettings
@@ -37,10 +38,18 @@ def test_engines_have_processes_where_there_are_several_or_one_runs_ahead(
 
 
 class Started:
-    """Replicas that are started; one of `fails` does not get ready."""
+    """Replicas that are started; with a fault those that are not healthy do not get ready."""
 
-    def __init__(self, calls: Any, monkeypatch: pytest.MonkeyPatch, *, shares: bool, fails: bool = False) -> None:
-        self.calls, self.fails = calls, fails
+    def __init__(
+        self,
+        calls: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        shares: bool,
+        fault: BaseException | None = None,
+        healthy: Sequence[int] = (0,),
+    ) -> None:
+        self.calls, self.fault, self.healthy = calls, fault, healthy
         self.native: dict[int, Any] = {}
         self.external: dict[int, Any] = {}
         self.closed: list[int] = []
@@ -67,8 +76,8 @@ class Started:
 
     def _replica(self, number: int) -> Any:
         def ready() -> None:
-            if self.fails and number == 1:
-                raise MemoryError
+            if self.fault is not None and number not in self.healthy:
+                raise self.fault
 
         return SimpleNamespace(number=number, ready=ready, close=lambda: self.closed.append(number))
 
@@ -103,7 +112,7 @@ def test_native_replicas_get_the_architecture_and_the_cores_that_are_left(
     assert made[0] == f"choose_engine({PLAIN.engine!r}, 'cpu')"
     assert made[1].endswith("torch.bfloat16, num_bytes=12, together=None)")
     assert made[2].startswith("ReplicaEngine([")
-    assert made[2].endswith("store, max_len=40)")
+    assert "store, lost={}, max_len=40, notify=" in made[2]
     assert made[3:] == ["engine.refresh()"]
     assert sorted(started.native) == [0, 1]
     for number, (model, options) in started.native.items():
@@ -221,8 +230,27 @@ def test_replicas_have_the_gpus_after_those_of_the_ranks(
     assert caught.value.problem.code == "engine.replicas.devices"
 
 
+def test_one_that_does_not_start_is_left_to_the_engine_beside_one_that_does(
+    calls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = ServiceError(code="engine.died", what="no memory", where="log", why="", do="")
+    started = Started(calls, monkeypatch, shares=True, fault=fault)
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(replicas, "ReplicaEngine", lambda made, store, **named: given.update(named) or started.engine)
+    started.make()
+    assert given["lost"] == {1: fault}
+    assert started.closed == [1]
+    for number, code in ((2, "engine.replicas.start"), (1, "engine.died")):
+        started = Started(calls, monkeypatch, shares=True, fault=fault, healthy=())
+        with pytest.raises(ServiceError) as caught:
+            started.make(replace(PLAIN, replicas=ReplicaSettings(engine_replicas=number)))
+        assert caught.value.problem.code == code
+        assert "no memory" in caught.value.problem.what
+        assert set(started.closed) == set(range(number))
+
+
 def test_all_are_closed_where_one_fails_or_the_first_weights_do(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = Started(calls, monkeypatch, shares=True, fails=True)
+    started = Started(calls, monkeypatch, shares=True, fault=MemoryError())
     with pytest.raises(MemoryError):
         started.make()
     # the one that did not get ready closes itself

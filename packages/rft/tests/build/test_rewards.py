@@ -44,6 +44,7 @@ class Setup:
             function_name=function,
             build_order=kinds,
             reward_by_name=Part("function", self.closed),
+            user_code_limits="limits",
         )
         self.settings = calls.double("settings")
         self.machine = calls.double("machine")
@@ -75,9 +76,10 @@ def test_the_function_is_the_first_part_and_one_that_is_given_takes_its_place(ca
     rewards.build_reward(setup.settings, setup.machine)
     made = calls.taken()
     assert (
-        "reward_by_name('own.py:score', num_workers=settings.reward.reward_workers, "
+        "reward_by_name('own.py:score', limits='limits', num_workers=settings.reward.reward_workers, "
         "timeout=settings.reward.reward_timeout)"
     ) in made
+    assert "user_code_limits(settings.reward.reward_memory, settings.reward.reward_variables)" in made
     assert made[-1].startswith("CombinedReward([RewardComponent(name='score', ")
     for name, part in (
         ("mine", Part("mine", [])),
@@ -114,7 +116,7 @@ def test_a_check_makes_the_function_and_closes_it_and_tries_every_kind(calls: An
 def test_every_server_gets_the_numbers_of_its_settings_and_is_tried(calls: Any, images: bool) -> None:
     calls.put(
         rewards,
-        "RemoteReward Endpoint",
+        "RemoteReward waiting_endpoint",
         has_images=images,
         server_places=[NamedPlace("a", "http://a"), NamedPlace("b", "http://b")],
     )
@@ -122,9 +124,9 @@ def test_every_server_gets_the_numbers_of_its_settings_and_is_tried(calls: Any, 
     tried: list[str] = []
     for name in "ab":
         tried += [
-            f"Endpoint('http://{name}', settings.reward_models.remote_rm_timeout, "
-            "settings.reward_models.remote_rm_retries)",
-            f"RemoteReward('{name}', Endpoint(), batch_size=settings.reward_models.remote_rm_batch_size, "
+            f"waiting_endpoint(settings.reward_models, 'http://{name}', 'the reward server {name}', "
+            f"'--remote_rm_url http://{name}')",
+            f"RemoteReward('{name}', waiting_endpoint(), batch_size=settings.reward_models.remote_rm_batch_size, "
             "concurrency=settings.reward_models.remote_rm_concurrency)",
             "has_images(settings)",
             f"RemoteReward().start(with_image={images})",

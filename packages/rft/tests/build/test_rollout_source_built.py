@@ -99,6 +99,7 @@ def built(calls: Any, *, environment: Any, staleness: int = 0, replicas: bool = 
     )
     settings = calls.double(
         "settings",
+        reward_models=SimpleNamespace(reward_wait=60.0),
         async_rollouts=calls.double("ahead", max_staleness=staleness),
         batch=calls.double("batch", rollout_batch_size=5),
     )
@@ -151,6 +152,7 @@ def test_rollouts_run_ahead_of_the_trainer_by_their_rules(calls: Any, talks: boo
             "max_steps": "batch.max_steps",
             "group_size": "batch.n_samples_per_prompt",
             "seed": "settings.run.seed",
+            "patience": 1860.0,
         }
     ]
     assert (found.source, found.checkpoint_parts) == ("AsyncRollouts()", {"rollouts_ahead": "AsyncRollouts()"})

@@ -167,7 +167,7 @@ def sampled(calls: Any, *lengths: int, most: int = 512, output: str | None = Non
         image_tokens,
         HfProcessor=Squares,
         SAMPLED=most,
-        read_rows=lambda path, split: (tables[path], calls.made.append(f"split {split}"))[0],
+        rows_of=lambda path, split: (tables[path], calls.made.append(f"split {split}"))[0],
         prompts_from_rows=rows_of,
     )
     calls.replace(image_tokens, renderer_for=lambda *given: SimpleNamespace(text=lambda row: "abc"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rft.build import reward_checks
+from rft.build import reward_parts
 from rft.decoder_sizes import IMAGES_NOT_COUNTED
 from rft.planning import run_plan, vision_memory
 from rft.planning.run_plan import PlanRequest, RunPlan, plan_run
@@ -309,7 +309,7 @@ def test_images_add_their_tower_and_take_back_the_note_that_it_is_not_counted(
     term = MemoryTerm("tower", 5, "")
     parts = SimpleNamespace(parameters=parameters, terms=[term], notes=["of images"], images="counted")
     monkeypatch.setattr(vision_memory, "image_parts", lambda *given: (asked.append(given), parts)[1])
-    monkeypatch.setattr(reward_checks, "require_image_rewards", asked.append)
+    monkeypatch.setattr(reward_parts, "require_image_rewards", asked.append)
     before = planned()
     assert asked == []
     plan = planned(images_key="image")

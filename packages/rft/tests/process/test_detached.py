@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rft.process.detached import LastingStream, outliving_terminal
+from rft.process.detached import LastingStream, open_standard_streams, outliving_terminal
 
 NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
@@ -98,3 +98,21 @@ def test_a_stop_signal_ends_what_has_not_begun_and_spares_the_exit_code_of_what_
 ) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, state, name], check=False, timeout=60)
     assert done.returncode == (75 if begun else -getattr(signal, name))
+
+
+def test_a_program_that_was_started_without_streams_has_some(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    open_standard_streams()
+    for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+        stream.write(f"to {name}, half of a pair \ud800\n")
+        stream.flush()
+    assert capfd.readouterr() == ("to stdout, half of a pair \\ud800\n", "to stderr, half of a pair \\ud800\n")
+
+
+def test_streams_that_are_there_are_left_alone() -> None:
+    before = sys.stdout, sys.stderr, [os.fstat(number) for number in (0, 1, 2)]
+    open_standard_streams()
+    assert before == (sys.stdout, sys.stderr, [os.fstat(number) for number in (0, 1, 2)])

@@ -12,11 +12,12 @@ import pytest
 
 from rft.process import monitored
 from rft.process.monitored import MonitoredProcess, first_line, watched_process
-from rft_core.errors import PeerError, SavedAfterSignal
+from rft_core.errors import OutageError, PeerError, SavedAfterSignal
 from rft_core.secrets import scrub_text
 
 PEER = PeerError(code="rank.failed", what="rank 1 is gone", where="h", why="y", do="d")
 SAVED = SavedAfterSignal(code="run.saved", what="saved", where="h", why="y", do="d")
+SAVED_IN_OUTAGE = OutageError(code="reward.outage", what="saved", where="h", why="y", do="d")
 
 
 class Log:
@@ -97,12 +98,15 @@ def test_a_block_that_ends_well_closes_the_watch_and_then_the_group(calls: Any, 
     assert watch.folder.show is shown
 
 
-def test_a_save_on_a_signal_ends_properly_and_is_raised_at_the_end(calls: Any, watch: Any) -> None:
+@pytest.mark.parametrize("saved", [SAVED, SAVED_IN_OUTAGE])
+def test_a_save_on_a_signal_or_in_an_outage_ends_properly_and_is_raised_at_the_end(
+    calls: Any, watch: Any, saved: SavedAfterSignal | OutageError
+) -> None:
     log: Any = Log(calls)
-    with pytest.raises(SavedAfterSignal):
-        block(calls, log, SAVED)
+    with pytest.raises(type(saved)):
+        block(calls, log, saved)
     assert calls.taken()[1:] == ["block", "watch.close()", "stop_process_group()"]
-    assert log.written == [f"{SAVED}\n"]
+    assert log.written == [f"{saved}\n"]
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt(), PEER])

@@ -128,3 +128,22 @@ def test_what_is_printed_to_is_still_a_stream(capsys: pytest.CaptureFixture[str]
     header, *lines = (tmp_path / "logs" / "rank_0.log").read_text().splitlines()
     assert header.endswith("  header")
     assert lines == ["to out", "to err"]
+
+
+def test_a_log_on_a_full_disk_ends_no_run(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank_0.log").symlink_to("/dev/full")
+    log = RankLog(0)
+    log.attach(tmp_path)
+    for _ in range(3):
+        log.write("what the disk refuses\n")
+    log.close()
+
+
+def test_a_warning_that_quotes_others_steers_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    with logged(0, "a rank"):
+        logging.getLogger("rft_trainer.evaluation").warning("first: %s", "bad \x1b[2J text")
+    assert capsys.readouterr().err == "first: bad \\x1b[2J text\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rft.build.lora import adapt_critic
+from rft.build.shared_parts import make_tracer
 from rft.checkpoints.writer import ResumePoint
 from rft.parallel.parallelize import ParallelModel, parallelize
 from rft.parallel.shardable import ShardableCritic, WrappedCritic
@@ -27,13 +28,15 @@ from rft_models.critic.causal_critic import CausalCritic, load_critic
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load_for_training import checkpointing_of
 from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_trainer.batches.units import MicroBatching
 from rft_trainer.loops.rl import CriticTrainer, OldPolicyScorer
 from rft_trainer.protocols import Collectives
 from rft_trainer.runs.checkpointing import StatefulTensors
 from rft_trainer.scoring.advantages import AdvantageEstimator, ComputeAdvantages, RewardShapingConfig
 from rft_trainer.scoring.logprobs import LogprobScorer
-from rft_trainer.update.critic import CriticUpdater, ValueAnnotator, ValueObjective
-from rft_trainer.update.optimizer_step import MicroBatching
+from rft_trainer.update.critic import ValueAnnotator, ValueLoss, ValueObjective
+from rft_trainer.update.numeric_guard import NumericGuard
+from rft_trainer.update.optimizer_step import Updater
 
 
 def score_rules(settings: RlSettings, record: PolicyAlgorithm, longest_response: int) -> RewardShapingConfig:
@@ -118,14 +121,12 @@ def old_policy(
     record: PolicyAlgorithm,
     machine: Machine,
     policy: CausalPolicy,
-    ranks: Collectives,
-    *,
-    collective_forward: bool,
+    parallel: ParallelModel[CausalPolicy],
 ) -> OldPolicyScorer | None:
     """Make the scorer under the policy at the start of a step, unless the engine's log-probs are used."""
     if not (record.needs_old_logprobs or record.needs_old_entropy):
         return None
-    annotate = annotator(settings, machine, policy, ranks, collective_forward=collective_forward)
+    annotate = annotator(settings, machine, policy, parallel.data, collective_forward=parallel.collective_forward)
     return OldPolicyScorer(annotate, record.needs_old_logprobs, record.needs_old_entropy)
 
 
@@ -185,6 +186,7 @@ def build_critic(
     restored: ResumePoint | None,
     micro_batching: MicroBatching,
     learning_rate: Callable[[int], float],
+    guards: Mapping[str, NumericGuard],
 ) -> BuiltCritic | None:
     """The critic that the algorithm needs, if it needs one; with `restored`, exactly where that checkpoint was."""
     if not record.advantage.needs_values:
@@ -218,13 +220,14 @@ def build_critic(
             device=machine.device,
             collective_forward=parallel.collective_forward,
         ),
-        CriticUpdater(
-            parallel.model,
+        Updater(
+            ValueLoss(parallel.model, ValueObjective(clip=chosen.value_clip or None, aggregation="token_mean")),
             parallel.optimizer,
-            ValueObjective(clip=chosen.value_clip or None, aggregation="token_mean"),
             machine.collectives,
             micro_batching=micro_batching,
             learning_rate=learning_rate,
+            guard=guards["critic"],
+            trace=make_tracer(parallel, machine),
             device=machine.device,
             pin_memory=settings.data.dataloader_pin_memory,
             collective_forward=parallel.collective_forward,

@@ -21,6 +21,7 @@ from rft_trainer.records.rollouts import Prompt
 from rft_trainer.rollouts.conversation import ConversationLimits, ConversationStepper
 from rft_trainer.rollouts.multi_turn import Conversations
 from rft_trainer.settings.environment import EvalEnvironmentSettings
+from rft_trainer.workers.limits import user_code_limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ def _episodes(settings: EvalEnvironmentSettings, num_workers: int) -> EpisodeRun
         num_workers=num_workers,
         tool_timeout=settings.tool_timeout,
         rollout_timeout=settings.rollout_timeout,
+        limits=user_code_limits(settings.environment_memory, settings.environment_variables),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rft.build.engines import native_engine
-from rft.build.reward_checks import has_images
+from rft.build.reward_parts import has_images, waiting_endpoint
 from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine
 from rft.settings import EvalSettings, RlSettings
@@ -21,7 +21,7 @@ from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.protocols import Engine
 from rft_trainer.records.scores import RewardStatus, Score
 from rft_trainer.rewards.combined import RewardComponent
-from rft_trainer.rewards.http_client import Endpoint, checked_url
+from rft_trainer.rewards.http_client import checked_url
 from rft_trainer.rewards.images import Images, without_markers
 from rft_trainer.rewards.judge import NAME, JudgeReward
 from rft_trainer.rewards.judge_template import JudgeTemplate, Verdict
@@ -166,7 +166,8 @@ def judge_facts(settings: RlSettings) -> JudgeFacts | None:
     verdict = verdict_of(chosen)
     return JudgeFacts(
         model=chosen.judge_model if chosen.judge_url else chosen.judge_pretrain,
-        url=chosen.judge_url,
+        # checked here too: the plan shows it, before the judge is made
+        url=checked_url(chosen.judge_url, "--judge_url") if chosen.judge_url else "",
         template_name=Path(chosen.judge_template).name if chosen.judge_template else "",
         low=verdict.low,
         high=verdict.high,
@@ -190,9 +191,10 @@ def verdict_of(settings: JudgeSettings) -> Verdict:
 def remote_judge(settings: RlSettings | EvalSettings) -> RemoteJudge:
     """The server of `judge_url`, tried once."""
     chosen, models = settings.judge, settings.reward_models
-    url = checked_url(chosen.judge_url, "--judge_url").rstrip("/") + "/chat/completions"
+    base, mark, query = checked_url(chosen.judge_url, "--judge_url").partition("?")
+    url = f"{base.rstrip('/')}/chat/completions{mark}{query}"
     judge = RemoteJudge(
-        Endpoint(url, models.remote_rm_timeout, models.remote_rm_retries),
+        waiting_endpoint(models, url, "the judge's server", f"--judge_url {chosen.judge_url}"),
         chosen.judge_model,
         max_new_tokens=chosen.judge_max_new_tokens,
         concurrency=models.remote_rm_concurrency,

@@ -69,13 +69,13 @@ def adapt_critic(critic: CausalCritic, settings: AdapterSettings, *, seed: int) 
 
 
 def counting(policy: CausalPolicy, schedule: Callable[[int], float]) -> Callable[[int], float]:
-    """Return the learning rate of each step; its call at the end of a step also begins the next one's dropout masks."""
+    """Return the learning rate of each step; its call at the start of a step also begins the step's dropout masks."""
     adapters = policy.adapters
     if adapters is None:
         return schedule
 
     def rate(update: int) -> float:
-        adapters.begin_update(update + 1)
+        adapters.begin_update(update)
         return schedule(update)
 
     return rate

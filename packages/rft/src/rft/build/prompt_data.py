@@ -15,9 +15,9 @@ from rft_trainer.data.media_cache import MediaProcessor, MediaStore
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.prefetch import Prefetcher
 from rft_trainer.data.prompts import PromptRow, content_hash, prompts_from_rows
-from rft_trainer.data.readers.formats import read_rows
 from rft_trainer.data.rendering import PromptRenderer, RenderedPrompt
-from rft_trainer.data.sources import LoadedPrompts, load_prompts, parse_sources, source_sizes
+from rft_trainer.data.sources import LoadedPrompts, load_prompts, parse_sources, rows_of, source_sizes
+from rft_trainer.data.task_rows import is_task
 from rft_trainer.records.rollouts import Prompt, TrainingSample
 from rft_trainer.settings.data import GenerateDataSettings, PromptTextSettings, TrainRowsSettings
 from rft_trainer.settings.images import GenerateImageSettings
@@ -182,9 +182,10 @@ def given_prompts(
     if data.prompt:
         rows = [PromptRow("prompt:0", data.prompt, None, None, None, "prompt", 0, given_images(images, data.prompt))]
     else:
-        table = read_rows(data.prompt_data, split=data.prompt_split or None)
+        source = data.prompt_data.rstrip(":") if is_task(data.prompt_data) else Path(data.prompt_data).stem
+        table = rows_of(data.prompt_data, split=data.prompt_split or None)
         column = row_images(images, 0).column
-        rows = prompts_from_rows(table, source=Path(data.prompt_data).stem, input_key=data.input_key, images=column)
+        rows = prompts_from_rows(table, source=source, input_key=data.input_key, images=column)
     rows = rows[: data.max_samples] if data.max_samples else rows
     rendered = [renderer_for(data, tokenizer).render(row) for row in rows]
     too_long = [r for r in rendered if len(r.token_ids) > prompt_max_len]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from rft.build.engines import EngineChoice, choose_engine
 from rft.parallel.policy_weights import full_sizes
 from rft.process.machine import Machine, usable_cores
 from rft.settings import RlSettings
-from rft_core.errors import PreflightError
+from rft_core.errors import PreflightError, RftError, ServiceError
 from rft_engine.build_request import EngineBuildRequest, build_engine
 from rft_engine.replicas.dispatch import Replica
 from rft_engine.replicas.engine import ReplicaEngine
@@ -31,6 +32,7 @@ from rft_models.files.checkpoint_names import to_checkpoint_names
 from rft_models.policy.causal_policy import CausalPolicy
 
 WORKER = (sys.executable, "-m", "rft.replica_main")
+_LOG = logging.getLogger(__name__)
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
@@ -65,6 +67,7 @@ def make_replicas(
 
     Raises:
         PreflightError: there are fewer GPUs than they need.
+        ServiceError: none of them started, or one does not hold the weights that it was sent.
     """
     choice = choose_engine(settings.engine, machine.device)
     agreed = CollectiveWeightProvider(weights, rank=machine.ranks.rank) if in_blocks else None
@@ -87,21 +90,30 @@ def make_replicas(
     def start(number: int) -> Replica:
         log = logs / f"replica-{machine.ranks.rank}-{number}.log"
         environment = _environment(settings, machine, number)
-        if not choice.shares_weights:
-            return _external(number, choice, replace(external, environment=environment, log_path=log))
-        replica = _native(settings, machine, number, architecture, longest, log, environment, dtype)
+        replica = (
+            _native(settings, machine, number, architecture, longest, log, environment, dtype)
+            if choice.shares_weights
+            else _external(number, choice, replace(external, environment=environment, log_path=log))
+        )
         # this thread waits until it is ready, so that slow starts overlap
         try:
             replica.ready()
+        except ServiceError as error:
+            # another one may have started: this one is then started again beside it
+            replica.close()
+            lost[number] = error
         except BaseException:
             replica.close()
             raise
         return replica
 
     replicas: list[Replica] = []
+    lost: dict[int, RftError] = {}
     try:
         _start_together(start, settings.replicas.engine_replicas, replicas)
-        engine = ReplicaEngine(replicas, weight_store, max_len=longest)
+        if len(lost) == len(replicas):
+            raise _none_started(lost)
+        engine = ReplicaEngine(replicas, weight_store, max_len=longest, lost=lost, notify=_LOG.warning)
         # no replica is asked for a sample before it has the policy's own weights
         engine.refresh()
     except BaseException:
@@ -152,6 +164,21 @@ def _start_together(start: Callable[[int], Replica], count: int, started: list[R
     for error in outcomes:
         if isinstance(error, BaseException):
             raise error
+
+
+def _none_started(lost: Mapping[int, RftError]) -> RftError:
+    """Return the error of a start that no replica survived: its own where there is one, else that of each by number."""
+    first, *others = (lost[number] for number in sorted(lost))
+    if not others:
+        return first
+    named = "; ".join(f"replica {number}: {lost[number].problem.what}" for number in sorted(lost))
+    return ServiceError(
+        code="engine.replicas.start",
+        what=f"none of {len(lost)} engine replicas started; {named}",
+        where="; ".join(f"replica {number}: {lost[number].problem.where}" for number in sorted(lost)),
+        why="a run goes on as long as one replica can draw",
+        do=first.problem.do,
+    )
 
 
 def _native(

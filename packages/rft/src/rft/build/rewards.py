@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from rft.build.judge import JudgeFacts, judge_facts
-from rft.build.reward_checks import has_images, require_image_rewards
+from rft.build.reward_parts import has_images, require_image_rewards, waiting_endpoint
 from rft.decoder_sizes import model_sizes
 from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine, choose_device
@@ -22,12 +22,13 @@ from rft_core.errors import OptionsError
 from rft_models.reward_model.loading import load_reward_model
 from rft_models.reward_model.model import RewardModel
 from rft_models.reward_model.scorer import RewardTextScorer
+from rft_trainer.installed_tasks.discovery import package_of, refuse_built_in, task_names
 from rft_trainer.records.scores import Reward
 from rft_trainer.rewards.combined import CombinedReward, RewardComponent
-from rft_trainer.rewards.http_client import Endpoint
-from rft_trainer.rewards.registry import reward_by_name
+from rft_trainer.rewards.registry import reward_by_name, reward_names
 from rft_trainer.rewards.remote_reward_model import RemoteReward
 from rft_trainer.rewards.reward_model import ModelReward
+from rft_trainer.workers.limits import user_code_limits
 
 _SHARE_OF_GPU = 0.1
 
@@ -90,6 +91,8 @@ class RewardFacts:
 
     function: str
     """Name of the function; empty without one."""
+    package: str
+    """The package that has the function, where that is the reward of an installed task; else empty."""
     models: tuple[RewardModelFacts, ...]
     models_stay: bool
     """On the device between their phases."""
@@ -122,6 +125,7 @@ def reward_facts(settings: RlSettings) -> RewardFacts:
     )
     return RewardFacts(
         function=function_name(settings),
+        package=package_of(function_name(settings)) if function_name(settings) in task_names() else "",
         models=models,
         models_stay=not directories or _models_stay(settings, directories, device),
         device=device,
@@ -147,7 +151,11 @@ def _function_part(settings: RlSettings | EvalSettings, name: str, function: Rew
     if function is not None:
         return RewardComponent(str(getattr(function, "name", "reward_fn")), function)
     chosen = settings.reward
-    reward = reward_by_name(name, num_workers=chosen.reward_workers, timeout=chosen.reward_timeout)
+    # a name that is written down; the built-in default means nothing else, whatever is installed
+    if chosen.reward:
+        refuse_built_in(name, reward_names(), flag="--reward")
+    limits = user_code_limits(chosen.reward_memory, chosen.reward_variables)
+    reward = reward_by_name(name, num_workers=chosen.reward_workers, timeout=chosen.reward_timeout, limits=limits)
     return RewardComponent(name.rpartition(":")[2], reward)
 
 
@@ -159,7 +167,9 @@ def server_components(commands: RlSettings | EvalSettings, machine: Machine | No
     for server in server_places(settings):
         reward = RemoteReward(
             server.name,
-            Endpoint(server.location, settings.remote_rm_timeout, settings.remote_rm_retries),
+            waiting_endpoint(
+                settings, server.location, f"the reward server {server.name}", f"--remote_rm_url {server.location}"
+            ),
             batch_size=settings.remote_rm_batch_size,
             concurrency=settings.remote_rm_concurrency,
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rft.build.constraint import within
 from rft.build.engines import EngineCheck, choose_engine, engine_check
 from rft.build.environment import ChosenEnvironment
 from rft.build.replicas import wants_replicas
@@ -15,6 +16,7 @@ from rft.process.machine import Machine, choose_device
 from rft.settings import RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError
 from rft_engine.completions import EngineStats
 from rft_engine.slowness import NO_LOSS, slowest_reason
@@ -32,6 +34,8 @@ from rft_trainer.runs.checkpointing import Stateful
 
 _LOG = logging.getLogger(__name__)
 _ONE_AT_A_TIME = "--max_staleness 0"
+
+_PATIENCE_SECONDS = 1800.0
 
 
 def require_async_support(settings: RlSettings, record: PolicyAlgorithm) -> None:
@@ -96,6 +100,8 @@ class RolloutParts:
     environment: ChosenEnvironment | None
     room: int
     """Tokens that the engine holds for a context and a turn of a conversation."""
+    constraint: TokenTrie | None = None
+    """Sequences that every response is one of; None where responses are free."""
 
     def conversations(self, engine: Engine) -> Conversations | None:
         """Return the sampler of conversations on `engine`; None where samples are single responses."""
@@ -147,8 +153,10 @@ def _synchronous(
 ) -> BuiltRollouts:
     engine: Any = parts.engine
     conversations = parts.conversations(engine)
+    # rollouts and evaluations alone: what probes the engine draws freely
+    drawing = within(engine, parts.constraint)
     collector = RolloutCollector(
-        engine,
+        drawing,
         parts.tokenizer,
         parts.reward,
         machine.collectives,
@@ -161,7 +169,7 @@ def _synchronous(
     # only replicas have processes to end here: another engine's end with the run's own
     close = engine.close if wants_replicas(settings) else None
     diagnose = EngineDiagnosis(engine.stats, notify=machine.is_first)
-    source = SyncRollouts(engine, collector, parts.ledger, diagnose=diagnose, close=close)
+    source = SyncRollouts(drawing, collector, parts.ledger, diagnose=diagnose, close=close)
     check = engine_check(settings.engine, machine, policy, engine)
     return BuiltRollouts(source, conversations, {}, check, source.refresh)
 
@@ -179,6 +187,8 @@ def _asynchronous(
         max_steps=batch.max_steps,
         group_size=batch.n_samples_per_prompt,
         seed=settings.run.seed,
+        # nothing moves while a reward server is waited for
+        patience=_PATIENCE_SECONDS + settings.reward_models.reward_wait,
     )
     queue = AsyncRollouts(
         engine,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from rft.checkpoints.parts import CheckpointParts
 from rft.checkpoints.writer import ResumePoint, make_writer, save_schedule
+from rft.parallel.parallelize import ParallelModel
 from rft.process.machine import Machine
 from rft_algos.decoding.sampling_options import SamplingOptions as SamplingOptions
 from rft_algos.schedules import learning_rate
@@ -16,6 +18,7 @@ from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.settings import ModelSettings
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.prompt_ledger import Ledger
+from rft_trainer.batches.units import MicroBatching
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.evaluation.evaluator import Evaluator
 from rft_trainer.protocols import Engine, Optimizer
@@ -24,8 +27,8 @@ from rft_trainer.records.scores import Reward
 from rft_trainer.rollouts.multi_turn import Conversations
 from rft_trainer.runs.checkpointing import Saver, Stateful, StatefulTensors
 from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.update.fault_trace import FaultTracer
 from rft_trainer.update.moe_aux_loss import MoeAuxLoss
-from rft_trainer.update.optimizer_step import MicroBatching
 
 
 def learning_rate_schedule(settings: AdamSettings, peak: float, num_updates: int) -> Callable[[int], float]:
@@ -84,6 +87,11 @@ def balanced_forward(settings: ModelSettings, policy: CausalPolicy, machine: Mac
     if not settings.aux_loss_coef:
         return None
     return MoeAuxLoss(policy, coefficient=settings.aux_loss_coef, collectives=machine.collectives)
+
+
+def make_tracer(parallel: ParallelModel[Any], machine: Machine) -> FaultTracer:
+    """Make what looks for the rows at fault for a refused step of a distributed model."""
+    return FaultTracer(parallel.module, device=machine.device, collective_forward=parallel.collective_forward)
 
 
 def micro_batching(max_sequences: int, max_tokens: int, packing: bool) -> MicroBatching:

@@ -136,7 +136,6 @@ def export_averaged(checkpoint: Checkpoint, target: Path, dtype_name: str = "") 
         *lines,
         f"checkpoint  step {checkpoint.step}, {checkpoint.path}",
         f"written     {target}: the averaged adapters folded into {policy.where}",
-        f"\nnext:\n  rft-train rl --pretrain {target} --prompt_data train.jsonl\n      train on from it",
     ]
 
 

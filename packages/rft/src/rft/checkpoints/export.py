@@ -104,5 +104,4 @@ def _report(
         f"written     {target}: {size / 1e6:,.1f} MB, {len(written.table)} tensors, {', '.join(kinds)}",
         f"compared    every tensor to the bit, log-probabilities of {PROBE_TOKENS} tokens {apart:g} apart",
         json.dumps({"step": checkpoint.step, "directory": str(target), "sha256": digest}),
-        f"\nnext:\n  rft-train rl --pretrain {target} --prompt_data train.jsonl\n      train on from it",
     ]

@@ -85,7 +85,6 @@ def export_merged(source: Path, target: Path) -> list[str]:
     return [
         *lines,
         f"written     {target}: {source} folded into {policy.where}",
-        f"\nnext:\n  rft-train rl --pretrain {target} --prompt_data train.jsonl\n      train on from it",
     ]
 
 

@@ -150,6 +150,8 @@ class ResumePoint:
     """A verified checkpoint that a run continues from."""
 
     checkpoint: Checkpoint
+    other_rows: str = ""
+    """Hash of rows that were accepted, as many, in the place of those that the checkpoint was made with."""
 
     @property
     def step(self) -> int:
@@ -164,4 +166,7 @@ class ResumePoint:
     def records(self) -> dict[str, Any]:
         """Every JSON component by name."""
         names = [name for name in self.checkpoint.manifest.components if self.checkpoint.has_records(name)]
-        return {name: self.checkpoint.records(name) for name in names}
+        records = {name: self.checkpoint.records(name) for name in names}
+        if self.other_rows and "ledger" in records:
+            records["ledger"] = {**records["ledger"], "data_hash": self.other_rows}
+        return records

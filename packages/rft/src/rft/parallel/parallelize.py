@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
+from torch import nn
 
 from rft.checkpoints.writer import ResumePoint
 from rft.parallel.shardable import ParallelizableModel
@@ -45,6 +46,8 @@ class ParallelModel(Generic[ModelT]):
     """Whether a rank keeps only a part of the weights."""
     compute_dtype: torch.dtype
     """What the forward computes in: an engine should too."""
+    module: nn.Module
+    """The module that has every parameter."""
     averages: SwapInEma | None
     """Puts the moving averages in the place of the weights for a while; None = there are none."""
 
@@ -93,6 +96,7 @@ def parallelize(
         collective_forward=chosen.collective_forward,
         shards_weights=chosen.shards_weights(strategy),
         compute_dtype=compute_dtype,
+        module=model.module,
         averages=optimizer.swap_in_ema if optimizer is not None and strategy.enable_ema else None,
     )
 

@@ -16,8 +16,7 @@ from rft_models.vision.processor import HfProcessor
 from rft_models.vision.token_counts import PlannedImages
 from rft_trainer.data.images import ImageColumn
 from rft_trainer.data.prompts import PromptRow, prompts_from_rows
-from rft_trainer.data.readers.formats import read_rows
-from rft_trainer.data.sources import parse_sources
+from rft_trainer.data.sources import parse_sources, rows_of
 
 SAMPLED = 512
 """Rows that are looked at."""
@@ -94,7 +93,7 @@ def image_plan(settings: Any, *, limit: int, limit_flag: str) -> ImagePlan | Non
 def _sampled(data: Any, column: ImageColumn) -> tuple[list[PromptRow], int]:
     """Some rows with all their images, however many are allowed, and how many rows there are."""
     specs = parse_sources(data.prompt_data, data.prompt_data_probs or None)
-    tables = [read_rows(spec.path, split=data.prompt_split or None) for spec in specs]
+    tables = [rows_of(spec.path, split=data.prompt_split or None) for spec in specs]
     total = sum(map(len, tables))
     chosen: list[PromptRow] = []
     for spec, rows in zip(specs, tables, strict=True):

@@ -13,6 +13,7 @@ from rft.planning.workload import Workload
 from rft_dist.planning.memory_estimate import DecoderSizes, MemoryTerm, TrainingMemoryConfig, activation_bytes_of_block
 from rft_models.files.directories import existing_directory
 from rft_models.files.vision_tower_sizes import TowerSizes, tower_sizes
+from rft_trainer.data.task_rows import is_task
 
 _TOWER_NAMES = ("visual", "vision_tower")
 
@@ -141,9 +142,9 @@ def _missing(prompt_data: str, path: Path) -> str:
     """Return the reason why images cannot be counted on this machine; "" where everything is there."""
     if not prompt_data:
         return "prompt_data is empty"
-    for part in prompt_data.split(","):
-        if part.strip() and not glob.has_magic(part) and not Path(part.strip()).expanduser().exists():
-            return f"{part.strip()} is not on this machine"
+    for part in filter(None, map(str.strip, prompt_data.split(","))):
+        if not (glob.has_magic(part) or is_task(part) or Path(part).expanduser().exists()):
+            return f"{part} is not on this machine"
     processors = ("processor_config.json", "preprocessor_config.json")
     if not any((path / name).is_file() for name in processors) or not (path / "tokenizer_config.json").is_file():
         return f"{path} has no image processor or no tokenizer beside config.json"

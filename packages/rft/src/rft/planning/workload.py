@@ -121,7 +121,7 @@ class RlWorkload:
 
     def require_image_support(self, settings: Any) -> None:
         """Refuse a reward that reads no images."""
-        from rft.build.reward_checks import require_image_rewards
+        from rft.build.reward_parts import require_image_rewards
 
         require_image_rewards(settings)
 

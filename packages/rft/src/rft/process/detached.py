@@ -54,6 +54,23 @@ class LastingStream:
         return getattr(self._stream, name)
 
 
+def open_standard_streams() -> None:
+    """Have standard input, output and error be open files, as a program started with `>&-` does not.
+
+    Called before any other file is opened: it would get the number of the closed stream, and what is printed would be
+    written into it.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    # Python has no stream for a file that was closed when it started
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False))  # noqa: SIM115
+
+
 class _State:
     begun = False
 

@@ -15,6 +15,8 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from rft_core.terminal_text import visible
+
 _OURS = ("rft", "rft_algos", "rft_cli", "rft_core", "rft_dist", "rft_engine", "rft_models", "rft_trainer")
 _KEPT = 2**20
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -69,7 +71,8 @@ class RankLog:
         self.flush()
         self._closed = True
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what was refused before is in its buffer, and is refused again
+                self._file.close()
             self._file = None
 
     def _put(self, text: str) -> None:
@@ -114,6 +117,13 @@ class _Handler(logging.Handler):
             self._log.write(self.format(record) + "\n")
 
 
+class _Visible(logging.Formatter):
+    """Formatter for a terminal: a message may quote what others wrote."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 @contextlib.contextmanager
 def logged(rank: int, header: str) -> Generator[RankLog]:
     """While the block runs, what is printed and logged goes into the log as well; it starts with `header`."""
@@ -139,6 +149,7 @@ def _logging_into(log: RankLog) -> Generator[None]:
     if alone:
         to_stderr = logging.StreamHandler()
         to_stderr.setLevel(logging.WARNING)
+        to_stderr.setFormatter(_Visible())
         handlers.append(to_stderr)
     # INFO for our loggers only: libraries keep the level that they have
     loggers = [logging.getLogger(name) for name in _OURS]

@@ -1,4 +1,4 @@
-"""Checks of rewards beside images: a text-only reward model or judge would score images that it does not see."""
+"""Parts that several kinds of reward share: the endpoint of a server, and the check of rewards beside images."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import OptionsError
 from rft_models.families.vision import is_vision
 from rft_models.files.directories import existing_directory, read_json
+from rft_trainer.rewards.http_client import Endpoint
+from rft_trainer.rewards.server_wait import ServerWait, WaitRules
+from rft_trainer.runs.stop_signals import stop_requested
+from rft_trainer.settings.rewards import RewardModelSettings
 
 
 def has_images(settings: RlSettings | EvalSettings) -> bool:
@@ -49,3 +53,14 @@ def _blind(kind: RewardKind, flag: str, directory: str, model_type: str, images_
         why="it would score answers about images that it is not given",
         do=f"--{flag} DIR of {kind.images_from}, or --reward file.py:function, which may ask for images",
     )
+
+
+def waiting_endpoint(settings: RewardModelSettings, url: str, name: str, where: str) -> Endpoint:
+    """Return the endpoint of a server that is waited for while it is away, unless the run is asked to stop.
+
+    `name` and `where` (flag and URL) are for messages.
+    """
+    goes_on = settings.on_reward_outage == "unscored"
+    rules = WaitRules(settings.reward_wait, goes_on=goes_on, stopped=stop_requested)
+    wait = ServerWait(name, where, rules)
+    return Endpoint(url, settings.remote_rm_timeout, settings.remote_rm_retries, wait=wait)

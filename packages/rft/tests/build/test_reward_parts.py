@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rft.build.reward_checks import has_images, require_image_rewards
+from rft.build.reward_parts import has_images, require_image_rewards
 from rft.settings import RlSettings
 from rft_core.errors import DataError, OptionsError
 from rft_models.settings import ModelSettings

@@ -1,0 +1,101 @@
+"""Sorting of settings by how they count in the identity of a run. No torch is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+DECIDES = _names("""
+    actor_learning_rate adam_betas adam_epsilon advantage_clip advantages_norm apply_chat_template
+    async_deterministic aux_loss_coef bf16 ckpt_partial ckpt_weights_only constraint critic_learning_rate dual_clip
+    dynamic_sampling dynamic_sampling_rounds ema_decay enable_ema engine_fp8 engine_type entropy_coef
+    entropy_target eps_clip eps_clip_high eval_split eval_steps filter_groups first_token_temperature fp16
+    freeze_prefix freezing_actor_steps gamma generate_max_len held_out_rows high_entropy_token_ratio images_key
+    init_kl_coef input_key input_template judge_max_new_tokens judge_model judge_pattern judge_range judge_url
+    kl_estimator kl_horizon kl_target l2 label_key lambd learning_rate length_penalty limit_mm_image_per_prompt
+    load_in_4bit lora_alpha lora_dropout lora_rank lora_type loss_agg_mode lr_schedule lr_warmup_ratio
+    mask_truncated_completions max_epochs max_eval_samples max_len max_logprob_gap max_norm max_norm_spike
+    max_pixels max_rows_set_aside max_samples max_staleness max_steps max_turns min_improvement min_lr_ratio min_p
+    min_pixels mixed_mm_data n_samples_per_prompt num_episodes off_policy_cap off_policy_correction
+    off_policy_delta off_policy_high off_policy_low on_reward_outage output_key overlong_buffer overlong_buffer_len
+    overlong_buffer_penalty_factor pass_k patience policy_loss prompt_data_probs prompt_max_len prompt_split
+    remote_rm_url reward_clip reward_running_norm reward_running_norm_minus_mean reward_timeout reward_weights
+    rollout_batch_size rollout_timeout seed shuffle_images shuffle_rewards system_prompt target_loss target_modules
+    task_instruction temperature tool_call_pattern tool_timeout top_k top_p train_batch_size train_only_tokens_from
+    turn_gamma turn_max_len use_cpg_loss use_fire use_gmpo use_gspo use_kl_loss use_mp_opt value_clip
+    value_head_prefix
+""")
+"""Another value gives another result: it is changed by a flag of a resume, or knowingly."""
+
+CONTENT = _names("""
+    advantage_estimator ckpt_path critic_pretrain environment eval_data judge_pretrain judge_template model_code
+    pretrain prompt_data reward reward_pretrain
+""")
+"""They name files or code: what these hold is compared, not where they lie."""
+
+FREE = _names("""
+    adam_offload async_save chunk_size dataloader_pin_memory debug device enable_engine_sleep engine_enforce_eager
+    engine_max_rows engine_mem_util engine_replicas engine_tp_size environment_memory environment_variables
+    environment_workers fingerprint_steps flash_attn fsdp fsdp_cpu_offload fused_linear_logprob
+    gradient_checkpointing gradient_checkpointing_every gradient_checkpointing_mode heartbeat_seconds log_interval
+    max_ckpt_mem max_ckpt_num max_refused_steps max_tokens_per_micro_batch max_unscored_share meta_init
+    micro_rollout_batch_size micro_train_batch_size nproc num_trajectories_to_save num_workers overlap_comm
+    packing_samples prefetch_factor remote_rm_batch_size remote_rm_concurrency remote_rm_retries remote_rm_timeout
+    reward_batch_tokens reward_memory reward_offload reward_variables reward_wait reward_workers
+    rollout_log_interval run_name save_interval save_minutes save_steps save_trajectories save_value_network
+    shard_size sp_mode sp_size tp_size use_tensorboard use_trackio use_wandb wandb_group wandb_org wandb_run_name
+    watchdog_collective_seconds watchdog_first_seconds watchdog_seconds weight_check_steps zero_stage zpg
+""")
+"""They change speed, memory, reports or the limits at which a run stops: free at every resume, and recorded."""
+
+OF_ONE_START = _names("accept_changes load_checkpoint save_path")
+"""They belong to one start of the program and are no part of a run's record."""
+
+
+def decides(name: str) -> bool:
+    """Return whether the value of a setting decides the result; one that no list names does, to be safe."""
+    return name not in CONTENT and name not in FREE and name not in OF_ONE_START
+
+
+def is_recorded(name: str) -> bool:
+    """Return whether the record of a run holds the setting."""
+    return name not in OF_ONE_START
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A setting that the state in a checkpoint follows from."""
+
+    why: str
+    differs: Callable[[Any, Any], bool] = lambda before, after: before != after
+    """Whether a run cannot go from the first value to the second."""
+    from_weights: bool = True
+    """Whether a new run may take over the weights under the other value."""
+
+
+def _is_turned(before: Any, after: Any) -> bool:
+    """Return whether one of the two is on and the other off."""
+    return bool(before) != bool(after)
+
+
+_TRAINED = "the optimizer's state in the checkpoint is that of other parameters"
+FIXED: Mapping[str, Fixed] = {
+    "seed": Fixed("the order of the prompts, of which a part is trained already, follows from the seed"),
+    "max_staleness": Fixed(
+        "rollouts that run ahead are part of a checkpoint, and a run that waits for each step has none of them",
+        _is_turned,
+    ),
+    "lora_rank": Fixed(_TRAINED, from_weights=False),
+    "lora_type": Fixed(_TRAINED, from_weights=False),
+    "target_modules": Fixed(_TRAINED, from_weights=False),
+    "freeze_prefix": Fixed(_TRAINED),
+    "train_only_tokens_from": Fixed(_TRAINED),
+    "enable_ema": Fixed("the average begins with the first step of a run", _is_turned),
+}
+"""Settings that no resume can change, by name."""
