@@ -136,7 +136,7 @@ def test_a_command_of_a_later_version_is_refused_by_name(word: str, capsys: pyte
     assert main([word, "--json_errors"]) == 2
     problem = json.loads(capsys.readouterr().err)["problem"]
     assert word in problem["what"]
-    assert problem["do"].startswith("rft-train ")
+    assert problem["do"].startswith(("rft-train ", "python "))
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
@@ -322,3 +322,16 @@ def test_names_that_only_sound_like_secrets_are_kept() -> None:
     assert scrub(row) == row
     argv = ["rl", "--label_key", "answer", "--pretrain", "/models/0123abcd"]
     assert scrub_command(argv) == argv
+
+
+@pytest.mark.parametrize("words", [["--help"], ["runs", "no such folder"]])
+def test_what_does_not_fit_into_the_output_is_a_storage_error(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "no such folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main([*words, "--json_errors"]) == 6
+    problem = json.loads(capsys.readouterr().err.splitlines()[-1])["problem"]
+    assert problem["code"] == "storage.output"

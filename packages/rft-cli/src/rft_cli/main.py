@@ -5,6 +5,7 @@ Only what a verb needs is imported, and help needs no torch.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -13,10 +14,13 @@ from importlib.metadata import version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from rft.process.detached import open_standard_streams
 from rft_cli.diagnostics import debug_mode
 from rft_cli.records.command import Command
 from rft_cli.records.discovery import GROUP, commands, run_command
-from rft_core.errors import OptionsError, Problem, RftError
+from rft_core.errors import OptionsError, Problem, RftError, StorageError
+from rft_core.terminal_text import visible
+from rft_trainer.installed_tasks.discovery import listed_tasks
 
 if TYPE_CHECKING:
     from rft.resolved import Resolved
@@ -32,20 +36,15 @@ _PRINT_CONFIG = ("--print_config", "--print-config")
 
 def main(argv: list[str] | None = None) -> int:
     """Run `rft-train ARGV...` and return its exit code (`rft_core.errors.ExitCode`, 1, or 130)."""
+    open_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in (*_HELP, "help"):
-        print(overview())
-        return 0
-    if words[0] == "--version":
-        print(f"rft-train {version('rft-cli')}")
-        return 0
     from rft_cli.diagnostics import problems
 
     as_json = problems.wants_json(words)
     # for errors that pass all blocks below; their traceback goes into a file
     sys.excepthook = _last_resort(words, as_json=as_json)
     try:
-        with _lasting(words[0], for_good=argv is None):
+        with _lasting(words, for_good=argv is None):
             code = _run(words)
         # here, so that a closed pipe raises inside this block and not at the exit
         sys.stdout.flush()
@@ -60,11 +59,30 @@ def main(argv: list[str] | None = None) -> int:
         # the interpreter flushes stdout at its exit: into the closed pipe it would raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        refused = _output_refused(error)
+        problems.show(refused, as_json=as_json)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(refused.exit_code)
 
 
-def _lasting(name: str, *, for_good: bool) -> AbstractContextManager[None]:
+def _output_refused(error: OSError) -> StorageError:
+    """The error of a command whose output does not fit; one that trains goes on instead."""
+    return StorageError(
+        code="storage.output",
+        what=f"cannot write what this command prints: ENOSPC ({error.strerror})",
+        where="standard output",
+        why="the file system of that file is full",
+        state="what was to be shown is not complete; nothing else was changed",
+        do="df -h, then the same command with its output somewhere else",
+    )
+
+
+def _lasting(words: list[str], *, for_good: bool) -> AbstractContextManager[None]:
     """A command that trains goes on without its terminal; any other ends when nobody reads what it prints."""
-    command = commands().get(name)
+    command = commands().get(words[0]) if words else None
     if command is None or not command.makes_runs:
         return nullcontext()
     from rft.process.detached import outliving_terminal
@@ -76,11 +94,22 @@ def overview() -> str:
     """The page of `rft-train --help`."""
     lines = ["usage: rft-train COMMAND [OPTIONS]", "", "Reinforcement fine-tuning of language models.", "", "commands:"]
     lines += [f"  {command.name:<12} {command.summary}" for command in commands().values()]
+    tasks = listed_tasks()
+    lines += (
+        ["", "tasks of installed packages (--prompt_data NAME:..., --reward NAME, --constraint NAME):"] if tasks else []
+    )
+    lines += [f"  {name:<12} {about}" for name, about in tasks]
     lines += ["", "rft-train COMMAND --help lists the options of a command.", "Start with: rft-train quickstart"]
     return "\n".join(lines)
 
 
 def _run(words: list[str]) -> int:
+    if not words or words[0] in (*_HELP, "help"):
+        print(overview())
+        return 0
+    if words[0] == "--version":
+        print(f"rft-train {version('rft-cli')}")
+        return 0
     name, *argv = words
     command = commands().get(name)
     if command is None:
@@ -144,9 +173,9 @@ def _print_config(command: Command, argv: list[str]) -> int:
 
         words = with_run(words, command.name)
     resolved = resolve(command.name, words)
-    print(resolved.config_yaml, end="")
+    print(visible(resolved.config_yaml), end="")
     for note in resolved.notes:
-        print(f"# note: {note}")
+        print(visible(f"# note: {note}"))
     return 0
 
 

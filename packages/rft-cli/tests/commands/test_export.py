@@ -52,7 +52,10 @@ def test_a_checkpoint_is_written_as_it_is_asked_for(
 ) -> None:
     assert export.run(["run", "new", *words]) == 0
     assert calls == [call]
-    assert capsys.readouterr().out == "one\ntwo\n"
+    shown = capsys.readouterr().out
+    assert shown.startswith("one\ntwo\n")
+    # adapters alone are no model that a command trains on
+    assert ("--pretrain new" in shown) == (call[0] == "model")
 
 
 def test_a_directory_of_adapters_is_merged_or_copied(calls: Calls) -> None:

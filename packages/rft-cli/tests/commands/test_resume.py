@@ -13,7 +13,7 @@ from rft.process import launching
 from rft_cli.commands import resume, training
 from rft_cli.commands.quickstart import command as quickstart
 from rft_cli.config.resolve import resolve
-from rft_core.errors import OptionsError
+from rft_core.errors import CheckpointError, OptionsError
 
 Calls = list[tuple[Any, ...]]
 
@@ -100,7 +100,7 @@ def test_a_run_of_a_script_is_continued_by_the_script(calls: Calls, tmp_path: Pa
     assert calls == []
 
 
-@pytest.mark.parametrize("header", ["", "recipe: {command: eval}\n", "recipe: a\n", "- a\n"])
+@pytest.mark.parametrize("header", ["", "recipe: {command: eval}\n", "recipe: a\n"])
 def test_a_run_that_names_no_training_is_not_continued(header: str, calls: Calls, tmp_path: Path) -> None:
     run = made(tmp_path / "run", "rl")
     (run / "config.yaml").write_text(header)
@@ -110,6 +110,36 @@ def test_a_run_that_names_no_training_is_not_continued(header: str, calls: Calls
         "resume.unknown_command",
         f"rft-train runs show {run}",
     )
+
+
+@pytest.mark.parametrize("damage", [b"- a\n", b"seed: 3\0\n", b"\xff\xfe", b"a: [\n"])
+def test_settings_that_cannot_be_read_are_told_with_a_way_on(damage: bytes, calls: Calls, tmp_path: Path) -> None:
+    run = made(tmp_path / "run", "rl")
+    (run / "config.yaml").write_bytes(damage)
+    with pytest.raises(CheckpointError) as caught:
+        resume.run(["run"])
+    assert caught.value.problem.code == "resume.config_damaged"
+    assert "--load_checkpoint" in caught.value.problem.do, "there is no record to write the file again from"
+    assert calls == []
+
+
+@pytest.mark.parametrize("damage", [b'{"working_dir', b"\0\0", b"\xff", b""])
+def test_a_damaged_record_of_the_place_is_told(damage: bytes, calls: Calls, tmp_path: Path) -> None:
+    run = made(tmp_path / "run", "rl")
+    (run / "env.json").write_bytes(damage)
+    with pytest.raises(CheckpointError) as caught:
+        resume.run(["run"])
+    problem = caught.value.problem
+    assert (problem.code, problem.where) == ("resume.environment_damaged", str(run / "env.json"))
+    assert problem.do.startswith(f"mv {run / 'env.json'} ")
+    assert calls == []
+
+
+def test_a_place_that_is_no_text_is_none(calls: Calls, tmp_path: Path) -> None:
+    run = made(tmp_path / "run", "rl")
+    (run / "env.json").write_text('{"working_directory": 3}')
+    assert resume.run(["run"]) == 0
+    assert calls[0][-1] == tmp_path
 
 
 def test_a_home_directory_may_be_written_short(calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ import torch
 
 from rft import run_lifecycle
 from rft.checkpoints.writer import ResumePoint, open_store
+from rft.identity.changes import Facts
+from rft.identity.continuation import Continuation
 from rft_cli.commands.quickstart import command as quickstart
 from rft_cli.commands.resume import command_of
 from rft_core.errors import OptionsError
@@ -83,9 +85,9 @@ def test_what_saved_nothing_is_started_again_by_the_remedy(tmp_path: Path) -> No
         origins={"load_checkpoint": ""},
     )
     with pytest.raises(OptionsError) as started:
-        run_lifecycle.start(resolved, ["rft-train"], machine, 1)  # pyright: ignore[reportArgumentType]
+        run_lifecycle.start(Continuation(resolved), ["rft-train"], machine, 1, Facts({}, {}, {}))  # pyright: ignore[reportArgumentType]
     assert started.value.problem.do == f"rm -r '{run.path}'"
     save(CheckpointStore(run.checkpoints_directory, keep_last=None, keep_bytes=None, run_id="a run"), 0)
     with pytest.raises(OptionsError) as again:
-        run_lifecycle.start(resolved, ["rft-train"], machine, 1)  # pyright: ignore[reportArgumentType]
+        run_lifecycle.start(Continuation(resolved), ["rft-train"], machine, 1, Facts({}, {}, {}))  # pyright: ignore[reportArgumentType]
     assert again.value.problem.do.startswith("rft-train resume")

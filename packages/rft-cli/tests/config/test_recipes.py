@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,12 @@ def test_what_is_not_found_is_answered_with_the_nearest_that_is_there(reference:
     assert source is None
     assert problem is not None
     assert (problem.code, problem.do) == ("file.not_found", do)
+
+
+def test_what_is_no_file_is_no_remedy_for_itself(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "mine.yaml")
+    source, problem = recipes.find(str(tmp_path / "mine.yaml"))
+    assert source is None
+    assert problem is not None
+    assert problem.what.endswith("mine.yaml is a pipe, and no file")
+    assert "mine.yaml" not in problem.do

@@ -157,7 +157,9 @@ def test_every_problem_of_a_file_is_told_with_its_line() -> None:
     [
         ("seed: 1\nseed: 2\n", "my.yaml:2", "given twice"),
         ("bf16: true\ndisable-engine-sleep: true\nenable_engine_sleep: true\n", "my.yaml:3", "given twice"),
-        ("seed: 1\nmodel:\n  pretrain: x\n", "my.yaml:3", "holds other settings"),
+        ("seed: 1\nmodels:\n  pretrain: x\n", "my.yaml:3", "holds other settings"),
+        ("seed: 1\nmodel:\n  pretrain: {a: x}\n", "my.yaml:3", "model.pretrain holds other settings"),
+        ("pretrain: x\nmodel:\n  pretrain: y\n", "my.yaml:3", "model.pretrain is given twice"),
         ("seed: [1, [2]]\n", "my.yaml:1", "holds other settings"),
         ("seed: 1\n- 3\n", "my.yaml:2", "not YAML"),
         ("seed: 'a\n", "my.yaml:2", "not YAML"),

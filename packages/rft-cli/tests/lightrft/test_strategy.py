@@ -68,7 +68,7 @@ def strategy(engine: Engine, *words: str, rank: int = 0, can_sleep: bool = True,
     policy = SimpleNamespace(model=object())
     training = SimpleNamespace(
         rollouts=engine,
-        updater=SimpleNamespace(policy=policy),
+        updater=SimpleNamespace(model=policy),
         check_engine=check,
         progress=SimpleNamespace(step=5),
     )
@@ -205,7 +205,7 @@ def test_what_the_engine_cannot_do_is_refused(engine: Engine, arguments: dict[st
 
 def test_changed_weights_reach_the_engine_and_are_checked_awake(engine: Engine) -> None:
     made = strategy(engine, check=lambda step: engine.calls.append(("check", step)))
-    policy: Any = made._ready.training.updater.policy
+    policy: Any = made._ready.training.updater.model
     for actor in (policy, policy.model):
         engine.calls.clear()
         made.update_engine_weights(actor)
@@ -219,5 +219,5 @@ def test_changed_weights_reach_the_engine_and_are_checked_awake(engine: Engine) 
 
 def test_an_engine_without_a_check_is_refreshed_alone(engine: Engine) -> None:
     made = strategy(engine)
-    made.update_engine_weights(made._ready.training.updater.policy)
+    made.update_engine_weights(made._ready.training.updater.model)
     assert engine.calls == [("refresh",)]

@@ -34,7 +34,8 @@ class Run:
         self.is_first = True
         self.summary: Any = None
         self.progress = SimpleNamespace(step=0)
-        self.updater = SimpleNamespace(policy=object())
+        self.updater = SimpleNamespace(model=object())
+        self.results: dict[str, Any] = {}
         self.assign_credit = SimpleNamespace(own_advantages=lambda batch: ("own", batch))
         self.directory = SimpleNamespace(path=Path("run"), read_summary=self.read_summary)
         self.started = SimpleNamespace(directory=self.directory)
@@ -43,18 +44,18 @@ class Run:
     def finished(self) -> bool:
         return self.progress.step >= STEPS
 
-    def begin(self, results: dict[str, Any]) -> None:
+    def begin(self) -> None:
         self.calls.append("begin")
         if self.fails_at == 0:
             raise RuntimeError("the first evaluation fails")
-        results["before"] = SimpleNamespace(as_record=lambda: BEFORE)
+        self.results["before"] = SimpleNamespace(as_record=lambda: BEFORE)
 
-    def train_step(self, signals: Any, results: dict[str, Any]) -> Any:
-        self.calls.append(("step", signals, sorted(results)))
+    def train_step(self, signals: Any) -> Any:
+        self.calls.append(("step", signals, sorted(self.results)))
         self.progress.step += 1
         if self.progress.step == self.fails_at:
             raise RuntimeError("a step fails")
-        return SimpleNamespace(metrics={"step": self.progress.step}, groups=f"groups {self.progress.step}")
+        return SimpleNamespace(metrics={"step": self.progress.step}, data=f"groups {self.progress.step}")
 
     def read_summary(self) -> Any:
         assert self.is_first, "another rank has no summary"
@@ -124,7 +125,7 @@ def test_fit_begins_steps_and_ends_once(run: Run) -> None:
     assert signals.installed == [True, False]
     assert trainer.finished
     assert trainer.run_directory == Path("run")
-    assert trainer.actor is run.updater.policy
+    assert trainer.actor is run.updater.model
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -218,6 +218,33 @@ def test_the_table_lists_every_run_with_its_outcome(capsys: pytest.CaptureFixtur
     assert "not-a-run" not in text
 
 
+def test_each_run_is_shown_with_the_numbers_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    write_run("sums-1")
+    path = write_run("words-1", finished=False)
+    (path / "config.yaml").write_text("recipe:\n  command: sft\n")
+    (path / "metrics.jsonl").write_text('{"step": 1, "sft/loss": 2.5, "reward/mean": 9}\n{"step": null}\n')
+    (path / "evals.jsonl").write_text('{"step": 0, "name": "before", "eval/loss": 2.25, "eval/accuracy": 1}\n')
+    assert main(["runs"]) == 0
+    table = capsys.readouterr().out.splitlines()
+    head, words, sums = (
+        next(line for line in table if line.startswith(name)) for name in ("run ", "words-1", "sums-1")
+    )
+    columns = {name: head.index(name) + len(name) for name in ("loss", "reward", "held-out")}
+    cells = {name: words[:end].split()[-1] for name, end in columns.items()}
+    assert cells["loss"] == "2.500"
+    assert words[: columns["held-out"]].endswith("loss 2.2500")
+    assert "9.000" not in words
+    assert sums[: columns["reward"]].endswith("1.000")
+    assert sums[: columns["held-out"]].endswith("8.0% -> 81.0%")
+    assert "words-1: metrics.jsonl: 1 of 2 lines are no records of a step, the first is line 2" in table
+    assert main(["runs", "show", "words-1"]) == 0
+    page = capsys.readouterr().out
+    assert "sft/loss" in page
+    assert "loss 2.2500" in page
+    assert "reward/mean" not in page
+    assert "accuracy" not in page
+
+
 def test_one_run_is_shown_in_detail_by_name_or_path(capsys: pytest.CaptureFixture[str]) -> None:
     write_run("sums-1")
     for reference in ("sums-1", "runs/sums-1"):

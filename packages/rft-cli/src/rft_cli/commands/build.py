@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rft.tiny_models.new_model import new_model
 from rft_cli.config.resolve import resolve
+from rft_cli.pages.advice import after_model, next_lines
+from rft_core.terminal_text import visible
 
 
 def run(argv: list[str]) -> int:
@@ -11,10 +13,9 @@ def run(argv: list[str]) -> int:
     settings = resolve("build", argv).settings
     made = new_model(settings)
     each = f"{made.num_characters / made.num_tokens:.2f} characters each"
-    print(f"texts      {made.num_texts:,} of {made.num_characters:,} characters in {settings.data.texts}")
+    print(visible(f"texts      {made.num_texts:,} of {made.num_characters:,} characters in {settings.data.texts}"))
     print(f"tokenizer  byte-level BPE, {made.vocab_size:,} tokens, {each}")
     print(f"decoder    {made.num_parameters:,} random weights of seed {settings.output.seed}")
-    print(f"written    {made.directory}")
-    print(f"\nnext:\n  rft-train sft --pretrain {made.directory} --prompt_data train.jsonl")
-    print("      train it on demonstrations")
+    print(visible(f"written    {made.directory}"))
+    print(visible("\n".join(["", *next_lines(after_model(made.directory))])))
     return 0

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.text import Text
 
 from rft.resolved import Resolved
 from rft_cli.config.resolve import resolve
+from rft_cli.diagnostics.console import SafeConsole
 from rft_cli.records.command import Training
-from rft_cli.records.discovery import find_command, load, with_settings
+from rft_cli.records.discovery import default_command, find_command, load, with_settings
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
+from rft_core.terminal_text import visible
 
 if TYPE_CHECKING:  # its module imports torch, and `check eval` needs none
     from rft.check import TokenizedExample
@@ -23,16 +24,15 @@ USAGE = """usage: rft-train check [COMMAND] [OPTIONS]
 
 Resolve COMMAND with these options and start nothing: every setting with where its value came from. Of a command that
 trains also the files, the batch arithmetic, one row as the model will see it, and which of its tokens are learned.
-Without a command word, rl is meant. Commands: """
-DEFAULT = "rl"
+"""
 
 
 def run(argv: list[str]) -> int:
     """Show the resolved run; the exit code says whether it would start."""
     if any(word in ("-h", "--help") for word in argv):
-        print(USAGE + ", ".join(with_settings()))
+        print(f"{USAGE}Without a command word, {default_command()} is meant. Commands: {', '.join(with_settings())}")
         return 0
-    command, words = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (DEFAULT, argv)
+    command, words = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (default_command(), argv)
     known = with_settings()
     if command not in known:
         raise OptionsError(
@@ -40,14 +40,14 @@ def run(argv: list[str]) -> int:
             what=f"check cannot resolve {command!r}",
             where="command line",
             why=f"it resolves one of {', '.join(known)}",
-            do=f"rft-train check {(nearest_names(command, known) or [DEFAULT])[0]}",
+            do=f"rft-train check {(nearest_names(command, known) or [default_command()])[0]}",
         )
     resolved = resolve(command, words)
-    print(resolved.config_yaml)
+    print(visible(resolved.config_yaml))
     training = find_command(command).training
     if training is None:
         for note in resolved.notes:
-            print(f"note: {note}")
+            print(visible(f"note: {note}"))
     else:
         from rft.process.machine import open_machine
 
@@ -70,11 +70,11 @@ def _check_training(training: Training, resolved: Resolved[Any], machine: Machin
 
 def _show_example(example: TokenizedExample) -> None:
     """Tokens in one line of text, then the loss mask: learned tokens are green on a terminal."""
-    print(example.title)
+    print(visible(example.title))
     text = Text()
     for piece, learned in zip(example.pieces, example.learned, strict=True):
         text.append(piece, style="bold green" if learned else "dim")
-    console = Console(highlight=False)
+    console = SafeConsole(highlight=False)
     console.print(text, soft_wrap=True)
     mask = "".join("1" if learned else "0" for learned in example.learned)
     console.print(f"loss mask (1 = learned): {mask}", soft_wrap=True)

@@ -11,6 +11,7 @@ from rft.conformance import Comparison, compare_engines, full_record
 from rft.process.machine import Machine, open_machine
 from rft.settings import ConformanceSettings
 from rft_cli.config.resolve import resolve
+from rft_cli.diagnostics.console import SafeConsole
 from rft_cli.pages.conformance import facts, failure, page
 
 
@@ -24,9 +25,9 @@ def run(argv: list[str]) -> int:
         if settings.output.output:
             record = full_record(settings, machine, compared, prompts)
             Path(settings.output.output).write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
-        console = Console(highlight=False)
+        console = SafeConsole(highlight=False)
         # output into a pipe is not wrapped at 80 columns
-        console = console if console.is_terminal else Console(highlight=False, width=200)
+        console = console if console.is_terminal else SafeConsole(highlight=False, width=200)
         head = facts(settings.model.pretrain, _kind(compared, machine), prompts, compared.limits, compared.dtype)
         console.print(page(compared.results, head, compared.prompts.prompts, compared.tokenizer))
     asked = bool(settings.engine.engines)

@@ -10,6 +10,8 @@ from rft.process.machine import open_machine
 from rft.settings import EvalSettings
 from rft_cli.config.resolve import resolve
 from rft_cli.config.stored_run import with_run
+from rft_core.durable_files import storage_errors
+from rft_core.terminal_text import visible
 
 
 def run(argv: list[str]) -> int:
@@ -22,14 +24,15 @@ def run(argv: list[str]) -> int:
         if machine.is_first:
             _show(settings, evaluation)
             if settings.output.output:
-                Path(settings.output.output).write_text("".join(json.dumps(row) + "\n" for row in rows))
+                with storage_errors("write", Path(settings.output.output)):
+                    Path(settings.output.output).write_text("".join(json.dumps(row) + "\n" for row in rows))
     return 0
 
 
 def _show(settings: EvalSettings, evaluation: Evaluation) -> None:
     result, share, interval = evaluation.result, evaluation.accuracy_interval, evaluation.reward_interval
-    print(f"model     {settings.model.pretrain}")
-    print(f"data      {settings.data.eval_data}: {len(result.rewards):,} problems")
+    print(visible(f"model     {settings.model.pretrain}"))
+    print(visible(f"data      {settings.data.eval_data}: {len(result.rewards):,} problems"))
     bounds = f"95 %: {share.low:.4f} to {share.high:.4f}"
     print(f"accuracy  {result.accuracy:.4f}  ({evaluation.num_right:,} of {result.num_scored:,}; {bounds})")
     print(f"reward    {result.mean_reward:.4f}  (95 %: {interval.low:.4f} to {interval.high:.4f})")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rft_cli.commands import arguments
+from rft_cli.pages.advice import after_model, next_lines
 from rft_core.errors import OptionsError
+from rft_core.terminal_text import visible
 
 USAGE = """usage: rft-train export RUN DIR [--adapter] [--ema] [--dtype float32|bfloat16|float16]
 
@@ -42,8 +45,13 @@ def run(argv: list[str]) -> int:
         return 0
     from rft.checkpoints.export import export
 
-    print("\n".join(export(source, target, dtype, averages=averages)))
+    _show(export(source, target, dtype, averages=averages), target)
     return 0
+
+
+def _show(lines: Sequence[str], model: Path) -> None:
+    """Print what was written, and what can be done with it."""
+    print("\n".join([*lines, "", *next_lines(after_model(model))]))
 
 
 def _export_adapters(source: Path, target: Path, *, lora_only: bool, converted: bool) -> None:
@@ -53,7 +61,10 @@ def _export_adapters(source: Path, target: Path, *, lora_only: bool, converted: 
         raise _refusal("export.adapter_as_it_is", "--dtype or --ema with adapters", why)
     from rft.checkpoints.export_lora import export_adapter, export_merged
 
-    print("\n".join((export_adapter if lora_only else export_merged)(source, target)))
+    if lora_only:
+        print(visible("\n".join(export_adapter(source, target))))
+    else:
+        _show(export_merged(source, target), target)
 
 
 def parse(argv: list[str]) -> arguments.Arguments:

@@ -9,6 +9,8 @@ from rft.generate import generate
 from rft.process.machine import open_machine
 from rft_cli.config.resolve import resolve
 from rft_cli.config.stored_run import with_run
+from rft_core.durable_files import storage_errors
+from rft_core.terminal_text import visible
 
 
 def run(argv: list[str]) -> int:
@@ -20,9 +22,11 @@ def run(argv: list[str]) -> int:
             return 0
     output = settings.output.output
     if output:
-        Path(output).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        print(f"{len(rows)} completions written to {output}")
+        with storage_errors("write", Path(output)):
+            Path(output).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        print(visible(f"{len(rows)} completions written to {output}"))
         return 0
     for row in rows:
-        print(f"{row['prompt']}{row['response']}" + ("" if row["finish_reason"] == "stop" else " [cut at the limit]"))
+        end = "" if row["finish_reason"] == "stop" else " [cut at the limit]"
+        print(visible(f"{row['prompt']}{row['response']}{end}"))
     return 0

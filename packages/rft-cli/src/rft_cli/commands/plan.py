@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from rft.planning.run_plan import SHARDING_NAMES, PlanRequest, plan_run
 from rft_cli.config.resolve import resolve
 from rft_cli.pages.plan import as_object, lines
-from rft_cli.records.discovery import load, training_of, with_training
+from rft_cli.records.discovery import default_command, load, training_of, with_training
 from rft_core.errors import OptionsError
+from rft_core.terminal_text import visible
 
 USAGE = """usage: rft-train plan [COMMAND] [--world_size N] [--nodes N] [--gpus_per_node N] [OPTIONS]
 
 Say what every rank of the command would do and hold, without a GPU, a process group or the weights: the grid of
-ranks, each rank's share of a batch, and its memory by formula. COMMAND is one that trains, rl without a word; OPTIONS
-are its own. Numbers that contradict one another are refused as at the real start. With images_key the headers of some
-images are read, for what they come to in tokens.
+ranks, each rank's share of a batch, and its memory by formula. COMMAND is one that trains, {default} without a word;
+OPTIONS are its own. Numbers that contradict one another are refused as at the real start. With images_key the headers
+of some images are read, for what they come to in tokens.
 
   --world_size N      ranks in all
   --nodes N           machines
@@ -27,7 +28,6 @@ images are read, for what they come to in tokens.
   --json              one JSON object"""
 
 _NUMBERS = ("world_size", "nodes", "gpus_per_node", "gpu_memory")
-DEFAULT = "rl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +44,19 @@ class Asked:
 def run(argv: list[str]) -> int:
     """Print the plan; a run that could not start is refused with the error of the start."""
     if not argv or any(word in ("-h", "--help") for word in argv):
-        print(USAGE)
+        print(USAGE.format(default=default_command()))
         return 0
     asked = sort_words(argv)
     workload = load(training_of(asked.command).workload)
     plan = plan_run(asked.request, resolve(asked.command, asked.words), workload)
-    print(json.dumps(as_object(plan)) if asked.as_json else "\n".join(lines(plan)))
+    print(json.dumps(as_object(plan)) if asked.as_json else visible("\n".join(lines(plan))))
     return 0
 
 
 def sort_words(argv: Sequence[str]) -> Asked:
     """The plan's own options, wherever they stand, and the rest."""
     words = list(argv)
-    command = words.pop(0) if words and not words[0].startswith("-") else DEFAULT
+    command = words.pop(0) if words and not words[0].startswith("-") else default_command()
     if command not in with_training():
         why = f"it plans commands that train: {', '.join(with_training())}"
         raise _refused("plan.unknown_command", f"plan cannot plan {command!r}", why)

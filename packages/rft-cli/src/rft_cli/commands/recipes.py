@@ -8,12 +8,13 @@ from rft_cli.commands import arguments
 from rft_cli.config import recipes
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.option_problems import stray_word
-from rft_cli.config.recipes import DEFAULT_COMMAND, Recipe
+from rft_cli.config.recipes import Recipe
 from rft_cli.config.render import config_yaml
 from rft_cli.config.resolve import merge
-from rft_cli.records.discovery import with_settings
+from rft_cli.records.discovery import default_command, with_settings
 from rft_core.errors import DataError, OptionsError
 from rft_core.nearest_names import nearest_names
+from rft_core.terminal_text import visible
 
 USAGE = """usage: rft-train recipes                                  list the recipes
        rft-train recipes show NAME                        the file as it is
@@ -62,12 +63,13 @@ def run(argv: list[str]) -> int:
 
 
 def _list() -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=200)
+    from rft_cli.diagnostics.console import SafeConsole
+
+    console = SafeConsole(highlight=False)
+    console = console if console.is_terminal else SafeConsole(highlight=False, width=200)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("recipe", "command", "task", "hardware", "minutes", "expected"):
         table.add_column(column, justify="right" if column == "minutes" else "left")
@@ -104,13 +106,13 @@ def _show(recipe: Recipe, *, resolved: bool, flags: list[str]) -> None:
             why = "the file is shown as it is; flags change what --resolved shows"
             do = f"rft-train recipes show {recipe.name} --resolved {' '.join(flags)}"
             raise OptionsError.of(stray_word(f"{flags[0]} has no effect", why, do))
-        print(recipe.path.read_text(encoding="utf-8"), end="")
+        print(visible(recipe.path.read_text(encoding="utf-8")), end="")
         return
-    command = recipe.command if recipe.command in with_settings() else DEFAULT_COMMAND
+    command = recipe.command if recipe.command in with_settings() else default_command()
     merged = merge(command, ["--config", recipe.name, *flags])
     if merged.problems:
         raise SettingsError(problems=merged.problems)
-    print(config_yaml(command, merged.values, merged.origins), end="")
+    print(visible(config_yaml(command, merged.values, merged.origins)), end="")
 
 
 def _copy(recipe: Recipe, target: Path) -> None:
@@ -127,4 +129,4 @@ def _copy(recipe: Recipe, target: Path) -> None:
             state="nothing was changed",
             do=f"rft-train recipes copy {recipe.name} my-{target.name}",
         ) from error
-    print(f"{target} written; run it with: rft-train {recipe.command or DEFAULT_COMMAND} --config {target}")
+    print(f"{target} written; run it with: rft-train {recipe.command or default_command()} --config {target}")

@@ -17,9 +17,9 @@ from typing import Any
 from rft_cli.commands.arguments import Arguments
 from rft_cli.config.option_problems import not_a_value
 from rft_cli.config.recipe_stages import RecipeStage, option
-from rft_cli.config.recipes import DEFAULT_COMMAND, Recipe
+from rft_cli.config.recipes import Recipe
 from rft_cli.config.resolve import resolve
-from rft_cli.records.discovery import find_command, run_command
+from rft_cli.records.discovery import default_command, find_command, run_command
 from rft_core.errors import CheckpointError, DataError, OptionsError
 from rft_trainer.runs.reader import as_object
 
@@ -45,7 +45,7 @@ def run(recipe: Recipe, arguments: Arguments) -> int:
             what=f"{recipe.name} is one command and has no stages",
             where="command line",
             why="`recipes run` runs the stages that a recipe lists",
-            do=f"rft-train {recipe.command or DEFAULT_COMMAND} --config {recipe.name}",
+            do=f"rft-train {recipe.command or default_command()} --config {recipe.name}",
         )
     _refuse_ranks(recipe)
     path = _directory(recipe, arguments)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from rft.identity.storage import CONFIG, StoredRecord, config_bytes, read_record, restore_config
+from rft.resolved import Resolved
 from rft_cli.commands.quickstart import command as quickstart
+from rft_cli.config import yaml_file
+from rft_cli.config.errors import SettingsError
+from rft_cli.config.resolve import resolve
 from rft_cli.records.discovery import with_training
-from rft_core.errors import OptionsError
+from rft_core.errors import CheckpointError, OptionsError, Problem
+from rft_core.terminal_text import visible
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.reader import as_object, read_text
 
@@ -19,7 +24,9 @@ USAGE = """usage: rft-train resume RUN [OPTIONS]
 
 Continue the run in directory RUN from its newest checkpoint that verifies, with the settings in its
 config.yaml. The result is the same to the bit as that of a run that was never interrupted. An option
-of the run's command given here replaces the stored one."""
+of the run's command given here replaces the stored one, in every later resume too. What decides the
+result and has changed underneath (config.yaml, a reward, a model, the rows) is refused by name, or
+taken with --accept_changes NAME,..."""
 
 
 def run(argv: list[str]) -> int:
@@ -28,35 +35,40 @@ def run(argv: list[str]) -> int:
         print(USAGE)
         return 0
     path, overrides = Path(argv[0]).expanduser().resolve(), argv[1:]
+    recorded = _record_of(path)
     started_by = quickstart.root_of(path)
     if started_by is not None:
         _go_to_working_directory(started_by)
         return quickstart.resume(started_by, overrides)
     directory = RunDirectory.open(path)
     refuse_code(directory)
-    command = command_of(directory)
+    command = command_of(directory, recorded)
     # before the settings are resolved, because their paths are relative to it
     _go_to_working_directory(path)
     from rft.process.launching import spawned
-    from rft_cli.config.resolve import resolve
 
-    words = ["--config", str(directory.config_file), "--save_path", str(path), *overrides]
+    resolved = _resolved(directory, recorded, command, overrides)
     command_line = ["rft-train", "resume", *argv]
-    code = spawned(
-        resolve(command, words), [sys.executable, "-m", "rft_cli.main", "resume", str(path), *overrides], run=path
-    )
+    code = spawned(resolved, [sys.executable, "-m", "rft_cli.main", "resume", str(path), *overrides], run=path)
     if code is not None:
         return code
     from rft_cli.commands import training
 
-    training.train(resolve(command, words), command_line, in_place=path)
+    training.train(resolved, command_line, in_place=path)
     return 0
 
 
-def command_of(directory: RunDirectory) -> str:
-    """The verb that made the run."""
-    recipe: Any = as_object(yaml.safe_load(directory.config_file.read_text())).get("recipe")
-    command = as_object(recipe).get("command")
+def command_of(directory: RunDirectory, recorded: StoredRecord | None = None) -> str:
+    """The verb that made the run.
+
+    Raises:
+        CheckpointError: config.yaml cannot be read as settings.
+        OptionsError: it names no command that trains.
+    """
+    file = yaml_file.read(directory.config_file, {})
+    if file.problems and (recorded is not None or not file.header):
+        raise _damaged(directory, file.problems[0], recorded)
+    command = file.header.get("command")
     if command not in with_training():
         raise OptionsError(
             code="resume.unknown_command",
@@ -65,7 +77,58 @@ def command_of(directory: RunDirectory) -> str:
             why=f"a run is continued by the command that started it: {', '.join(with_training())}",
             do=f"rft-train runs show {directory.path}",
         )
-    return str(command)
+    return command
+
+
+def _record_of(path: Path) -> StoredRecord | None:
+    """Read the record of the run; a config.yaml that is not there is written again from it."""
+    if not path.is_dir():
+        return None
+    recorded = read_record(path)
+    if recorded is not None and restore_config(path, recorded):
+        print(f"{path / CONFIG} is written again, as {recorded.source.name} has it")
+    return recorded
+
+
+def _resolved(
+    directory: RunDirectory, recorded: StoredRecord | None, command: str, overrides: list[str]
+) -> Resolved[Any]:
+    """Resolve the settings of config.yaml and those that are given now.
+
+    Raises:
+        CheckpointError: config.yaml was changed since the program wrote it, and cannot be used.
+        SettingsError: a setting that is given now cannot be used.
+    """
+    own = ["--config", str(directory.config_file), "--save_path", str(directory.path)]
+    try:
+        return resolve(command, [*own, *overrides])
+    except SettingsError:
+        text = config_bytes(directory.path)
+        if recorded is None or text is None or recorded.config_is(text):
+            raise
+        try:
+            resolve(command, own)
+        except SettingsError as stored:
+            raise _damaged(directory, stored.problems[0], recorded) from stored
+        raise
+
+
+def _damaged(directory: RunDirectory, problem: Problem, recorded: StoredRecord | None) -> CheckpointError:
+    """The error of a config.yaml that is not what the program wrote, with the way back to it."""
+    file = shlex.quote(str(directory.config_file))
+    again = f"rft-train resume {shlex.quote(str(directory.path))}"
+    if recorded is not None and recorded.config is not None:
+        remedy = f"mv {file} {file}.damaged && {again}, which writes it again from {recorded.source.name}"
+    else:
+        remedy = "the command in command.txt, with --load_checkpoint and this --save_path"
+    return CheckpointError(
+        code="resume.config_damaged",
+        what=f"{directory.config_file} was damaged or edited since the run wrote it: {problem.what}",
+        where=problem.where,
+        why=problem.why,
+        state=f"nothing was started; {directory.path} is untouched",
+        do=remedy,
+    )
 
 
 def refuse_code(directory: RunDirectory) -> None:
@@ -89,11 +152,27 @@ def refuse_code(directory: RunDirectory) -> None:
 
 
 def _go_to_working_directory(path: Path) -> None:
-    """Change to the directory in which the run was started: paths in its configuration are relative to it."""
+    """Change to the directory in which the run was started: paths in its configuration are relative to it.
+
+    Raises:
+        CheckpointError: env.json is damaged.
+    """
     import json
 
     file = path / "env.json"
-    recorded = json.loads(file.read_text()).get("working_directory") if file.is_file() else None
-    if recorded and recorded != str(Path.cwd()) and Path(recorded).is_dir():
-        print(f"paths are relative to {recorded}, where the run was started")
+    if not file.is_file():
+        return
+    try:
+        recorded: Any = as_object(json.loads(file.read_bytes().decode("utf-8"))).get("working_directory")
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            code="resume.environment_damaged",
+            what=f"{file} cannot be read: {error}",
+            where=str(file),
+            why="it names the directory in which the run was started, to which its paths are relative",
+            do=f"mv {shlex.quote(str(file))} {shlex.quote(f'{file}.damaged')}, then resume from the directory in which "
+            "the run was started",
+        ) from error
+    if isinstance(recorded, str) and recorded != str(Path.cwd()) and Path(recorded).is_dir():
+        print(visible(f"paths are relative to {recorded}, where the run was started"))
         os.chdir(recorded)

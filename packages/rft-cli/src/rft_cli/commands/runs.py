@@ -7,10 +7,12 @@ from pathlib import Path
 from rich.console import Console
 
 from rft_cli.commands import arguments
-from rft_cli.pages.runs import find_runs, page_of_run, table_of_runs
+from rft_cli.diagnostics.console import SafeConsole
+from rft_cli.pages.runs import page_of_run, table_of_runs
 from rft_core.errors import DataError
 from rft_core.nearest_names import nearest_names
-from rft_trainer.runs.reader import is_run, read_run
+from rft_core.terminal_text import visible
+from rft_trainer.runs.reader import is_run, read_run, read_runs
 
 USAGE = """usage: rft-train runs [DIR]        a table of the runs in DIR (default: runs), the newest first
        rft-train runs show RUN     one run: outcome, changed settings, curves, evaluations, files
@@ -36,18 +38,18 @@ def run(argv: list[str]) -> int:
         return 0
     if parsed.words and not directory.is_dir():
         raise _no_run(parsed.word(0))
-    runs = find_runs(directory)
+    runs = read_runs(directory)
     if runs:
         _console().print(table_of_runs(runs))
     else:
-        print(f"no runs in {directory}; start one with: rft-train quickstart")
+        print(visible(f"no runs in {directory}; start one with: rft-train quickstart"))
     return 0
 
 
 def _console() -> Console:
     """Return a console that does not cut piped output at 80 columns, as programs and files read it."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=200)
+    console = SafeConsole(highlight=False)
+    return console if console.is_terminal else SafeConsole(highlight=False, width=200)
 
 
 def _run_directory(reference: str) -> Path:
@@ -58,7 +60,7 @@ def _run_directory(reference: str) -> Path:
 
 
 def _no_run(reference: str) -> DataError:
-    known = [run.name for run in find_runs(HOME)]
+    known = [run.name for run in read_runs(HOME)]
     near = nearest_names(reference, known) or known[:3]
     return DataError(
         code="run.unknown_name",

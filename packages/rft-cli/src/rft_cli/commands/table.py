@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rft_cli.config.refused_flags import Refusal
-from rft_cli.records.command import Command, Training
+from rft_cli.records.command import Command, Measure, Training
 
 # settings that the short help shows, group by group
 _TRAINED = """
@@ -27,18 +27,23 @@ SFT = Command(
     rules="rft_cli.config.rules.sft:problems",
     essential=_TRAINED + _OF_SFT,
     training=Training(
+        purpose="train it on demonstrations",
         train="rft.sft:train",
         check="rft.check:check_sft",
         workload="rft.planning.workload:SFT",
         plan_lines="rft_cli.pages.run_plan:sft_lines",
         models="rft_cli.pages.run_plan:trained_model_lines",
-        next_commands="rft_cli.pages.run_summary:after_sft",
+        next_commands="rft_cli.pages.advice:after_sft",
+        measure=Measure(name="sft/loss", label="loss"),
+        held_out=Measure(name="loss"),
+        curves="sft/loss policy/gradient_norm",
     ),
     stage_result="run",
 )
 
 RL = Command(
     name="rl",
+    is_default=True,
     summary="train a policy on rewards of its own responses",
     settings="rft.settings:RlSettings",
     rules="rft_cli.config.rules.rl:problems",
@@ -46,12 +51,16 @@ RL = Command(
     essential=_TRAINED + _OF_RL,
     help_tables="rft_cli.pages.algorithms:algorithm_table",
     training=Training(
+        purpose="train it on rewards of its own responses",
         train="rft.rl:train",
         check="rft.check:check_rl",
         workload="rft.planning.workload:RL",
         plan_lines="rft_cli.pages.run_plan:rl_lines",
         models="rft_cli.pages.run_plan:rl_model_lines",
-        next_commands="rft_cli.pages.run_summary:after_rl",
+        next_commands="rft_cli.pages.advice:after_rl",
+        measure=Measure(name="reward/mean", label="reward"),
+        held_out=Measure(name="accuracy", is_share=True),
+        curves="reward/mean policy/kl policy/entropy completion/length_mean policy/gradient_norm",
     ),
     stage_result="run",
 )
@@ -135,6 +144,18 @@ REFUSED_COMMANDS: dict[str, Refusal] = {
     "doctor": Refusal(_NOT_YET, "rft-train check"),
     "report": Refusal(_NOT_YET, "rft-train runs show RUN"),
     "rollouts": Refusal(_NOT_YET, "rft-train runs show RUN"),
+    **dict.fromkeys(("rm", "reward"), Refusal(f"{_NOT_YET}: it trains no reward models", "rft-train sft")),
+    "rm-test": Refusal("it is a script", "python examples/test_reward_model.py --model DIR"),
+    **dict.fromkeys(
+        ("kto", "orpo", "ipo", "cdpo", "simpo"),
+        Refusal(f"{_NOT_YET}: it does not train on preferences", "rft-train rl --reward_pretrain DIR"),
+    ),
+    "serve-reward": Refusal(_NOT_YET, "rft-train rl --remote_rm_url http://HOST:PORT/PATH, with a server of your own"),
+    "tokenizer": Refusal("a tokenizer is made together with a new model", "rft-train build"),
+    "dashboard": Refusal(_NOT_YET, "rft-train runs"),
+    "compare": Refusal(_NOT_YET, "rft-train runs"),
+    "distill": Refusal(_NOT_YET, "rft-train sft"),
+    "merge": Refusal("it has another name", "rft-train export"),
     "train": Refusal("it has another name", "rft-train rl"),
     "test": Refusal("it has another name", "rft-train eval"),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rft.resolved import Origin
@@ -32,8 +32,8 @@ class Words:
 def read(argv: Sequence[str], schema: dict[str, Setting]) -> Words:
     """Group words into flags and their values.
 
-    Forms: `--name VALUE`, `--name=VALUE`, `--name` (a switch, or a flag with a bare value),
-    `--no-name`, `--no_name`; `-` and `_` alike. A flag that this command does not know takes all
+    Forms: `--name VALUE`, `--name=VALUE`, `--name` (a switch, or a flag with a bare value), `--no-name`, `--no_name`,
+    and each with the name of the group in front; `-` and `_` alike. A flag that this command does not know takes all
     words up to the next flag, so that its values are not reported a second time.
     """
     words, rest = Words(), list(argv)
@@ -64,13 +64,32 @@ def setting_of(name: str, schema: dict[str, Setting]) -> tuple[str, bool]:
         return ALIASES[name], False
     if name not in schema:
         for setting in schema.values():
-            if name in setting.metadata.get("aliases", ()):
+            if name in (*setting.aliases, *setting.full_names):
                 return setting.name, False
     # a setting whose own name begins with no_ is not a contrary
     positive = name.removeprefix("no_")
-    if positive != name and name not in schema and positive in schema and schema[positive].is_switch:
-        return positive, True
+    if positive != name and name not in schema:
+        positive = setting_of(positive, schema)[0] if positive not in schema else positive
+        if positive in schema and schema[positive].is_switch:
+            return positive, True
     return name, False
+
+
+def two_forms(
+    options: Sequence[GivenSetting], schema: dict[str, Setting]
+) -> Iterator[tuple[GivenSetting, GivenSetting]]:
+    """Pairs of options that give one setting two values, one with the name of its group and one without."""
+    first: dict[str, GivenSetting] = {}
+    for option in options:
+        known = first.setdefault(option.name, option)
+        written = {_bare(known.written), _bare(option.written)}
+        full = schema[option.name].full_names if option.name in schema else ()
+        if len(written) == 2 and written & {*full} and known.texts != option.texts:
+            yield known, option
+
+
+def _bare(written: str) -> str:
+    return written.lstrip("-").replace("-", "_").removeprefix("no_")
 
 
 def negate(texts: tuple[str, ...]) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def _summary(problems: Sequence[Problem]) -> Problem:
 def unknown_option(command: str, option: GivenSetting) -> Problem:
     """Return the problem of a name that no command has, or only another command."""
     elsewhere = commands_with(option.name)
-    options = nearest_names(option.name, schema(command))
+    options = nearest_names(option.name.rpartition(".")[2], schema(command))
     if elsewhere:
         why = f"it is a setting of {' and '.join(f'rft-train {name}' for name in elsewhere)}"
         why += f"; nearest here: {', '.join(_like(option, name) for name in options)}" if options else ""
@@ -134,6 +134,17 @@ def unexpected_argument(text: str, recipes: Sequence[str]) -> Problem:
     do = f"--config {near[0]}" if near else "remove it, or put its flag in front"
     why = "every value follows its flag: --flag VALUE"
     return option_problems.stray_word(f"unexpected argument {shown!r}", why, do)
+
+
+def given_twice(first: GivenSetting, second: GivenSetting) -> Problem:
+    """Return the problem of two values for one setting, under its own name and with that of its group."""
+    return Problem(
+        code="option.given_twice",
+        what=f"{_shown(first)} and {_shown(second)} are one setting with two values",
+        where=option_problems.COMMAND_LINE,
+        why="the name of the group may stand before that of the setting, which is the same without it",
+        do=f"leave {second.written} out",
+    )
 
 
 def negated_with_value(option: GivenSetting) -> Problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -17,7 +17,7 @@ from rich.text import Text
 from rft.resolved import Origin
 from rft_cli.config.meanings import meanings
 from rft_cli.config.resolve import MergedSources, merge
-from rft_cli.config.schema import REQUIRED, Setting
+from rft_cli.config.schema import REQUIRED, Setting, flat_name
 from rft_cli.config.values import as_text, limits
 from rft_cli.records.discovery import find_command, load
 
@@ -49,8 +49,8 @@ def print_help(command: str, argv: Sequence[str] = ()) -> None:
     for group in fields(owner):
         kind = kinds[group.name]
         if shows_all:
-            console.print(_panel(group.name, kind, merged))
-        elif chosen := {item.name for item in fields(kind)}.intersection(essential):
+            console.print(_panel(group, kind, merged))
+        elif chosen := {flat_name(group, item.name) for item in fields(kind)}.intersection(essential):
             console.print(_short_panel(group.name, sorted(chosen, key=essential.index), kind, merged))
     if not shows_all:
         for title, rows in load(record.help_tables)() if record.help_tables else ():
@@ -65,7 +65,8 @@ def _short_panel(name: str, chosen: Sequence[str], kind: type, merged: MergedSou
     table.add_column(width=28, overflow="fold")
     table.add_column(ratio=1)
     for item in chosen:
-        setting, first = merged.schema[item], meanings(kind)[item].partition(". ")[0].rstrip(".")
+        setting = merged.schema[item]
+        first = meanings(kind)[setting.field_name].partition(". ")[0].rstrip(".")
         takes = "" if setting.is_switch or setting.choices else _takes(setting).split(" of ")[0].split(" above ")[0]
         words = f" {{{', '.join(setting.choices)}}}" if setting.choices else ""
         value = _value(merged.values[item], merged.origins[item]).replace("(default: ", "(")
@@ -84,16 +85,16 @@ def _named(title: str, rows: Mapping[str, str]) -> Panel:
     return Panel(table, title=title, title_align="left", border_style="dim")
 
 
-def _panel(name: str, kind: type, merged: MergedSources) -> Panel:
+def _panel(group: Field[Any], kind: type, merged: MergedSources) -> Panel:
     """Return one group of settings in a frame."""
     texts = meanings(kind)
     lines: list[RenderableType] = [Text(inspect.getdoc(kind) or "", "italic")]
     for item in fields(kind):
-        setting = merged.schema[item.name]
+        setting = merged.schema[flat_name(group, item.name)]
         lines.append(Text.assemble((_flags(setting), "bold"), " ", (_takes(setting), "cyan")))
-        value = _value(merged.values[item.name], merged.origins[item.name])
+        value = _value(merged.values[setting.name], merged.origins[setting.name])
         lines.append(Padding(Text.assemble(texts[item.name], " ", (value, "dim")), (0, 0, 0, 6)))
-    return Panel(Group(*lines), title=name, title_align="left", border_style="dim")
+    return Panel(Group(*lines), title=group.name, title_align="left", border_style="dim")
 
 
 def _flags(setting: Setting) -> str:

@@ -29,13 +29,12 @@ from pathlib import Path
 from rft.resolved import Origin
 from rft_cli.config import yaml_file
 from rft_cli.config.recipe_stages import RecipeStage, read_stage
+from rft_core.durable_files import kind_of
 from rft_core.errors import Problem
 from rft_core.nearest_names import nearest_names
 
 DIRECTORY = Path(__file__).parents[1] / "recipes"
 SUFFIXES = (".yaml", ".yml")
-DEFAULT_COMMAND = "rl"
-"""Command of a file that names none in its header."""
 HEADER_FIELDS = ("command", "task", "hardware", "minutes", "expected", "date")
 
 
@@ -108,13 +107,16 @@ def find(reference: str) -> tuple[Source | None, Problem | None]:
 
 def _not_found(reference: str, path: Path) -> Problem:
     looks_like_file = path.suffix in SUFFIXES or len(path.parts) > 1
-    siblings = sorted(str(p) for p in path.parent.glob("*") if p.suffix in SUFFIXES) if path.parent.is_dir() else []
+    beside = path.parent.glob("*") if path.parent.is_dir() else ()
+    siblings = sorted(str(sibling) for sibling in beside if sibling.suffix in SUFFIXES and sibling.is_file())
     near = nearest_names(reference, siblings if looks_like_file else [*names(), *siblings])
     listed = near or names()
     kind = "file" if looks_like_file else "file, run or recipe"
     return Problem(
         code="file.not_found",
-        what=f"no {kind} is called {reference}",
+        what=f"no {kind} is called {reference}"
+        if not path.exists()
+        else f"{reference} is {kind_of(path)}, and no {kind}",
         where=str(Origin("command line")),
         why=f"nearest: {', '.join(near)}" if near else f"recipes: {', '.join(listed) or 'none'}",
         do=f"--config {near[0]}" if near else "rft-train recipes",

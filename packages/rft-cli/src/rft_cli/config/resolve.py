@@ -93,6 +93,7 @@ def merge(command: str, argv: Sequence[str], keywords: Sequence[GivenSetting] = 
         _read_config(merged, reference)
     for option in (*words.options, *keywords):
         _apply(merged, option)
+    merged.problems += [errors.given_twice(*pair) for pair in command_line.two_forms(words.options, table)]
     for option in words.without_value:
         if option.name == command_line.CONFIG:
             merged.problems.append(errors.config_without_name(option))

@@ -1,4 +1,8 @@
-"""The settings of a command as a flat table: one row per flag, read from the dataclasses."""
+"""The settings of a command as a flat table: one row per flag, read from the dataclasses.
+
+A group of the command's class whose field has the metadata `{"prefixed": True}` gives its name to its settings: a
+command with two groups of one class, `teacher` and `student`, has `--teacher-hidden` and `--student-hidden`.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,24 @@ class Setting:
     """The annotation: bool, int, float, str, a Literal, a pair, or one of them with None."""
     default: object
     metadata: Mapping[str, Any]
+    field: str = ""
+    """Name in its group; empty where that is the flag's."""
+
+    @property
+    def field_name(self) -> str:
+        """Name of its field in the group."""
+        return self.field or self.name
+
+    @property
+    def full_names(self) -> tuple[str, str]:
+        """Names with that of the group, which are accepted beside its own: `sampling.top_k` and `sampling_top_k`."""
+        return f"{self.group}.{self.field_name}", f"{self.group}_{self.field_name}"
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Other names with the same meaning."""
+        prefix = f"{self.group}_" if self.field else ""
+        return tuple(prefix + alias for alias in self.metadata.get("aliases", ()))
 
     @property
     def is_switch(self) -> bool:
@@ -74,19 +96,26 @@ def schema(command: str) -> dict[str, Setting]:
     for group in fields(owner):
         # a command may give a group other defaults than its class has
         prototype = group.default_factory() if group.default_factory is not MISSING else None
-        for row in _rows(group.name, kinds[group.name], prototype):
+        for row in _rows(group, kinds[group.name], prototype):
             assert row.name not in table, f"{row.name} is in two groups of {command}"
             table[row.name] = row
     return table
 
 
-def _rows(group: str, kind: type, prototype: object | None) -> list[Setting]:
+def _rows(group: Field[Any], kind: type, prototype: object | None) -> list[Setting]:
     kinds = get_type_hints(kind)
     rows: list[Setting] = []
     for item in fields(kind):
         default = getattr(prototype, item.name) if prototype is not None else _own_default(item)
-        rows.append(Setting(item.name, group, kinds[item.name], default, item.metadata))
+        name = flat_name(group, item.name)
+        own = item.name if name != item.name else ""
+        rows.append(Setting(name, group.name, kinds[item.name], default, item.metadata, own))
     return rows
+
+
+def flat_name(group: Field[Any], name: str) -> str:
+    """Return the flag and the key of a setting, from the field of its group and its own."""
+    return f"{group.name}_{name}" if group.metadata.get("prefixed") else name
 
 
 def _own_default(item: Field[Any]) -> object:
@@ -101,7 +130,7 @@ def build(owner: type[S], values: Mapping[str, object]) -> S:
     groups: dict[str, Any] = {}
     for group in fields(cast("Any", owner)):
         kind = kinds[group.name]
-        groups[group.name] = kind(**{item.name: values[item.name] for item in fields(kind)})
+        groups[group.name] = kind(**{item.name: values[flat_name(group, item.name)] for item in fields(kind)})
     return owner(**groups)
 
 

@@ -49,8 +49,17 @@ def read_values(config: Path) -> dict[str, Any]:
             why="a run's settings are read from its config.yaml",
             do="give --pretrain and --eval_data instead of the run",
         )
-    content = yaml.safe_load(config.read_text())
-    values = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+    try:
+        content: object = yaml.safe_load(config.read_bytes())
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(
+            code="run.bad_config",
+            what=f"{config} cannot be read: {str(error).partition(chr(10))[0]}",
+            where=str(config),
+            why="a run's settings are read from its config.yaml, one `name: value` a line",
+            do="give --pretrain and --eval_data instead of the run",
+        ) from error
+    values: dict[str, Any] = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
     values.pop("recipe", None)
     return values
 

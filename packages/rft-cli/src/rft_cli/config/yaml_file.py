@@ -1,4 +1,4 @@
-"""A file of settings: flat YAML, one line a setting, every line number kept.
+"""A file of settings: YAML, one line a setting, at the left margin or below its group; every line number is kept.
 
 Only the parser is used, never a constructor: a file cannot make objects, whatever its tags say.
 """
@@ -22,6 +22,7 @@ from rft_core.errors import Problem
 HEADER = "recipe"
 STAGES = "stages"
 LARGEST = 1_000_000
+_FORM = "a setting stands at the left margin under the name of its flag, or below the name of its group"
 _PLAIN_TAGS = {
     f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp", "seq", "map")
 }
@@ -68,7 +69,7 @@ def _parsed(path: Path, kind: OriginKind, file: FileSettings) -> yaml.Node | Non
         why = f"byte {error.start} is not UTF-8"
         file.problems.append(errors.unreadable("file.encoding", f"{path} is not text", origin, why, "save it as UTF-8"))
     except RecursionError:
-        why = "settings are flat: one `name: value` a line"
+        why = "a setting has one value, and a group no group in it"
         file.problems.append(
             errors.unreadable("file.nested", f"{path} is nested too deeply", origin, why, "flatten it")
         )
@@ -106,29 +107,37 @@ class _Reader:
     settings: FileSettings
     lines: dict[str, int] = field(default_factory=dict[str, int])
 
-    def entry(self, key: yaml.Node, value: yaml.Node) -> None:
-        """Read one `name: value` entry."""
+    def entry(self, key: yaml.Node, value: yaml.Node, group: str = "") -> None:
+        """Read one `name: value` entry, at the left margin or below the name of a group."""
         if not isinstance(key, yaml.ScalarNode):
-            self._refuse("name", "a name must be one word", key, "settings are flat", "seed: 42")
+            self._refuse("name", "a name must be one word", key, _FORM, "seed: 42")
             return
-        name, negated = setting_of(key.value.lstrip("-").replace("-", "_"), dict(self.schema))
+        written = f"{group}.{key.value}" if group else key.value
+        if not group and isinstance(value, yaml.MappingNode) and self._is_group(key.value):
+            for inner, inner_value in value.value:
+                self.entry(inner, inner_value, key.value)
+            return
+        name, negated = setting_of(written.lstrip("-").replace("-", "_"), dict(self.schema))
         line = key.start_mark.line + 1
         # under the setting's own name, so that an alias counts as a second line
         if name in self.lines:
             why = f"line {self.lines[name]} gives it already"
-            self._refuse("duplicate", f"{key.value} is given twice", key, why, "keep one of the two lines")
+            self._refuse("duplicate", f"{written} is given twice", key, why, "keep one of the two lines")
             return
         self.lines[name] = line
         if name == HEADER and isinstance(value, yaml.MappingNode):
             self._header(value)
             return
-        texts = self._texts(key.value, value)
+        texts = self._texts(written, value)
         if texts is not None:
             shown = ", ".join(texts)
             is_null = value.tag.endswith(":null")
             texts = ("none",) if is_null else negate(texts) if negated else texts
             origin = Origin(self.kind, str(self.path), line, shown)
-            self.settings.options.append(GivenSetting(key.value, name, texts, origin, is_null))
+            self.settings.options.append(GivenSetting(written, name, texts, origin, is_null))
+
+    def _is_group(self, name: str) -> bool:
+        return any(setting.group == name.replace("-", "_") for setting in self.schema.values())
 
     def _header(self, header: yaml.MappingNode) -> None:
         for key, value in header.value:
@@ -148,8 +157,7 @@ class _Reader:
             return tuple(item.value for item in value.value)
         else:
             first = _first_key(value)
-            why = "settings are flat: each stands at the left margin under the name of its flag"
-            self._refuse("nested", f"{name} holds other settings", value, why, f"{first}: VALUE")
+            self._refuse("nested", f"{name} holds other settings", value, _FORM, f"{first}: VALUE")
         return None
 
     def _refuse(self, code: str, what: str, node: yaml.Node, why: str, do: str) -> None:

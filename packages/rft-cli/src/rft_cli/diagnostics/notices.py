@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
+from rft_core.terminal_text import visible
+
 _LIBRARY = "rft"
 
 
@@ -14,7 +16,7 @@ class _Notices(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print the message alone."""
         stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
-        print(record.getMessage(), file=stream, flush=True)
+        print(visible(record.getMessage()), file=stream, flush=True)
 
 
 _NOTICES = _Notices()

@@ -37,10 +37,11 @@ def show_problem(problem: Problem, exit_code: int, *, as_json: bool = False, str
 
 
 def _show_to_person(problems: tuple[Problem, ...], bundle: str, stream: TextIO) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(file=stream, highlight=False)
+    from rft_cli.diagnostics.console import SafeConsole
+
+    console = SafeConsole(file=stream, highlight=False)
     if len(problems) > 1:
         console.print(Text(f"{len(problems)} settings cannot be used; nothing was started.\n", style="bold"))
     for problem in problems:

@@ -14,6 +14,8 @@ from rft_cli.config.resolve import merge, validated
 from rft_cli.config.schema import Setting, schema
 from rft_core.errors import OptionsError
 
+COMMAND = "rl"
+"""The command whose settings the keywords are."""
 BUILT = (
     "strategy",
     "actor",
@@ -43,7 +45,7 @@ def resolved(keywords: Mapping[str, object], reward: str | None = None) -> Resol
         if "reward" in keywords:
             raise _two_rewards(keywords["reward"], reward)
         options.append(GivenSetting("reward_fn", "reward", (reward,), KEYWORD))
-    return cast("Resolved[RlSettings]", validated(merge("rl", _config_words(keywords), options)))
+    return cast("Resolved[RlSettings]", validated(merge(COMMAND, _config_words(keywords), options)))
 
 
 def command_words(keywords: Mapping[str, object]) -> list[str]:
@@ -54,7 +56,7 @@ def command_words(keywords: Mapping[str, object]) -> list[str]:
 
 def givens(keywords: Mapping[str, object]) -> list[GivenSetting]:
     """Each keyword as a setting that was given; `config` is none, it names files of settings."""
-    table = schema("rl")
+    table = schema(COMMAND)
     result: list[GivenSetting] = []
     for written, value in keywords.items():
         if written == CONFIG:

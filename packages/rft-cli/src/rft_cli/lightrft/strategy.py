@@ -55,7 +55,7 @@ class Strategy:
             OptionsError: the actor is not that of this trainer, whose weights the engine has or shares.
             ServiceError: an engine with its own copy does not serve them afterwards.
         """
-        policy: Any = self._ready.training.updater.policy
+        policy: Any = self._ready.training.updater.model
         if actor is not policy and actor is not policy.model:
             raise OptionsError(
                 code="lightrft.other_actor",

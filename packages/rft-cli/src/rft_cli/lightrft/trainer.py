@@ -39,7 +39,6 @@ from rft_core.errors import OptionsError
 from rft_models.families.custom import has_manual_patches
 from rft_models.families.patches import register_patch, unregister_patch
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_trainer.evaluation.evaluator import EvaluationResult
 from rft_trainer.rewards.in_process import IN_PROCESS, FunctionReward
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.runs.trajectories import TrajectorySaver
@@ -107,7 +106,6 @@ class SPMDPPOTrainer:
         self._prepared: rl.PreparedRun | None = None
         self._strategy: Strategy | None = None
         self._signals: StopSignals | None = None
-        self._results: dict[str, EvaluationResult] = {}
         self._begun = self._ended = False
 
     def compute_advantages(self, batch: RolloutBatch) -> Tensor:
@@ -153,9 +151,9 @@ class SPMDPPOTrainer:
             self._begin()
             if self.finished:
                 raise _ended()
-            done = self._ready.training.train_step(signals, self._results)
+            done = self._ready.training.train_step(signals)
             if self._saver is not None and self._ready.machine.is_first:
-                self._saver.save(done.groups, step=self._ready.training.progress.step)
+                self._saver.save(done.data, step=self._ready.training.progress.step)
             if self.finished:
                 self.close()
         return done.metrics
@@ -168,7 +166,7 @@ class SPMDPPOTrainer:
     @property
     def actor(self) -> CausalPolicy:
         """The policy that is trained; `actor.model` is the transformers model."""
-        return cast("CausalPolicy", self._ready.training.updater.policy)
+        return cast("CausalPolicy", self._ready.training.updater.model)
 
     @property
     def strategy(self) -> Strategy:
@@ -201,7 +199,7 @@ class SPMDPPOTrainer:
         if self._prepared is None:
             # `rft-train resume` cannot find code of a script: then the script is the command
             script = "" if self._is_plain else shlex.join(["python", *sys.argv])
-            command = ["rft-train", "rl", *self._words] if self._is_plain else ["python", *sys.argv]
+            command = ["rft-train", keywords.COMMAND, *self._words] if self._is_plain else ["python", *sys.argv]
             overridden = type(self).compute_advantages is not SPMDPPOTrainer.compute_advantages
             self._prepared = self._stack.enter_context(
                 rl.prepared(
@@ -246,7 +244,7 @@ class SPMDPPOTrainer:
         self._stack.enter_context(run_lifecycle.running(ready.training, ready.started))
         # before the first evaluation: if that fails, the run has begun and must be ended
         self._begun = True
-        ready.training.begin(self._results)
+        ready.training.begin()
 
     @contextmanager
     def _listening(self) -> Generator[StopSignals]:
@@ -278,7 +276,7 @@ class SPMDPPOTrainer:
         directory = self._ready.started.directory
         evaluations: dict[str, Any] = {
             name: {key.removeprefix("eval/"): value for key, value in result.as_record().items()}
-            for name, result in self._results.items()
+            for name, result in self._ready.training.results.items()
         }
         summary = directory.read_summary() if self._ready.machine.is_first else None
         evaluations |= (summary or {}).get("eval", {})

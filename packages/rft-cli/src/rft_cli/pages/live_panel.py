@@ -17,6 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rft_cli.diagnostics.console import SafeConsole
+from rft_cli.pages.advice import verdict_lines
 from rft_cli.pages.charts import amount, duration, shares, sparkline
 from rft_trainer.metrics.sink import RunInfo
 from rft_trainer.runs.reader import as_object, is_number
@@ -61,7 +63,7 @@ class LivePanel:
     """
 
     def __init__(self, *, log_interval: int = 1, stream: TextIO | None = None, console: Console | None = None) -> None:
-        self._console = console or Console(file=stream or sys.stdout, highlight=False)
+        self._console = console or SafeConsole(file=stream or sys.stdout, highlight=False)
         self._log_interval = max(1, log_interval)
         self._live: Live | None = None
         self._info: Record = {}
@@ -117,6 +119,10 @@ class LivePanel:
             self._live.stop()
             self._live = None
         self._console.print(outcome_line(summary), soft_wrap=True, markup=False)
+        # the page of a run that finished shows it below the figures that it is about
+        found = verdict_lines(summary) if summary.get("outcome") != "finished" else None
+        if found is not None:
+            self._console.print(found, soft_wrap=True)
 
     def close(self) -> None:
         """Give the terminal back, also where the run failed."""

@@ -19,6 +19,7 @@ from rft_cli.pages.run_plan_ranks import preflight_lines
 from rft_cli.pages.run_plan_rewards import reward_lines
 from rft_cli.records.command import Training
 from rft_cli.records.discovery import load
+from rft_core.terminal_text import visible
 from rft_trainer.data.sources import LoadedPrompts
 
 _MOST_NAMED = 10
@@ -43,6 +44,7 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
             [
                 f"longest prompt {data.longest_prompt} + longest response {response} = {longest} tokens"
                 + _capped(settings)
+                + _constrained(settings)
             ],
         ),
         ("algorithm", algorithm_lines(settings)),
@@ -73,7 +75,7 @@ def source_lines(loaded: LoadedPrompts) -> list[str]:
     for spec in loaded.specs:
         num = sum(prompt.source == spec.name for prompt in loaded.prompts)
         share = "" if spec.probability is None else f", drawn with probability {spec.probability:g}"
-        lines.append(f"source {spec.name}: {num:,} prompts from {spec.path}{share}")
+        lines.append(f"source {spec.name}: {num:,} prompts from {spec.place}{share}")
     problems = [error.problem for error in loaded.skipped.problems]
     return lines + [f"skipped {problem.where}: {problem.what}" for problem in problems]
 
@@ -97,6 +99,11 @@ def _counted(number: int, one: str, many: str) -> str:
 def _capped(settings: RlSettings) -> str:
     limit = settings.sampling.max_len
     return f" (max_len = {limit} caps the sum)" if limit is not None else ""
+
+
+def _constrained(settings: RlSettings) -> str:
+    task = settings.sampling.constraint
+    return f"; every response is one of the sequences of the task {task}" if task else ""
 
 
 def _preparation(settings: RlSettings | SftSettings) -> str:
@@ -174,14 +181,14 @@ def show(training: Training, resolved: Resolved[Any], data: Any, machine: Machin
     groups = [*load(training.plan_lines)(resolved, data), *load(training.models)(resolved, machine)]
     for title, lines in groups:
         for number, line in enumerate(lines):
-            print(f"{title if number == 0 else '':<12} {line}")
+            print(visible(f"{title if number == 0 else '':<12} {line}"))
     print(f"{'machine':<12} {machine.describe()}")
     for line in preflight_lines(machine.preflight) if machine.preflight else ():
         print(f"{'ranks':<12} {line}")
     for name, value, effect in machine.environment():
-        print(f"{'environment':<12} {name}={value}: {effect}")
+        print(visible(f"{'environment':<12} {name}={value}: {effect}"))
     for note in [*resolved.notes, *_without_effect_on(machine, resolved)]:
-        print(f"{'note':<12} {note}")
+        print(visible(f"{'note':<12} {note}"))
     print(flush=True)
 
 

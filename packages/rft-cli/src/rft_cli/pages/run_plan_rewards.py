@@ -26,7 +26,8 @@ def reward_lines(settings: RlSettings) -> list[str]:
     lines: list[str] = []
     if facts.function:
         processes = f"{chosen.reward_workers} process{'es' if chosen.reward_workers > 1 else ''}"
-        lines.append(f"{facts.function}, {processes}, {chosen.reward_timeout:g} s a response")
+        package = f" (a task of {facts.package})" if facts.package else ""
+        lines.append(f"{facts.function}{package}, {processes}, {chosen.reward_timeout:g} s a response")
     lines += _model_lines(facts, models.reward_offload)
     lines += [
         f"{server.name}: {server.location}, {models.remote_rm_batch_size} responses a request, "

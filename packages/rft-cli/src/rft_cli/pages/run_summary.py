@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from rft.evaluate import change_interval
-from rft.run_lifecycle import final_model
+from rft_cli.diagnostics.console import SafeConsole
 from rft_cli.pages import samples_html
+from rft_cli.pages.advice import next_lines, verdict_lines
+from rft_core.errors import StorageError
 from rft_trainer.runs.reader import RunFiles, read_run, rows
 
 _WIDTH = 60
@@ -31,11 +32,13 @@ _SHARES = ("accuracy", "call_share", "well_formed_share")
 def show(path: Path, summary: Mapping[str, Any], next_commands: Sequence[tuple[str, str]]) -> None:
     """Print the page of the run at `path` to standard output."""
     run = read_run(path)
-    console = Console(highlight=False, soft_wrap=False)
+    console = SafeConsole(highlight=False, soft_wrap=False)
     console.print()
     evaluations = summary.get("eval", {})
     if "before" in evaluations and "after" in evaluations:
-        console.print(_before_after(run, evaluations))
+        # no table without a row: nothing was held out
+        if (table := _before_after(run, evaluations)).row_count:
+            console.print(table)
         if "best_step" in evaluations["after"]:
             console.print(
                 f"the weights are those of step {evaluations['after']['best_step']}, the lowest held-out loss"
@@ -47,14 +50,20 @@ def show(path: Path, summary: Mapping[str, Any], next_commands: Sequence[tuple[s
     console.print(
         f"{summary['outcome']} after {summary.get('steps', 0)} steps, {minutes} min {seconds:02d} s", markup=False
     )
+    found = verdict_lines(summary)
+    if found is not None:
+        console.print(found, soft_wrap=True)
     console.print(f"run directory: {path}", markup=False)
-    page = samples_html.write(path)
+    try:
+        page = samples_html.write(path)
+    except StorageError as error:  # the run has ended well; this page can be had again from its rows
+        page = None
+        console.print(f"no page of sampled answers: {error.problem.what}", markup=False, soft_wrap=True)
     if page is not None:
         console.print(f"sampled answers with their images: {page}", markup=False, soft_wrap=True)
-    console.print("\nnext:", markup=False)
-    for command, purpose in next_commands:
-        console.print(f"  {command}", markup=False, soft_wrap=True)
-        console.print(f"      {purpose}", markup=False, soft_wrap=True)
+    console.print()
+    for line in next_lines(next_commands):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _before_after(run: RunFiles, evaluations: Mapping[str, Any]) -> Table:
@@ -118,22 +127,3 @@ def _short(text: str) -> str:
     """Return the end of a long text, where answers are, escaped so that control characters show."""
     plain = json.dumps(text, ensure_ascii=False)[1:-1].replace("[", "\\[")
     return plain if len(plain) <= _WIDTH else "..." + plain[-_WIDTH:]
-
-
-def after_sft(directory: Path) -> list[tuple[str, str]]:
-    """Return commands worth trying after supervised training."""
-    model = final_model(directory)
-    return [
-        (f"rft-train generate --pretrain {model} --prompt 'your text'", "see what it answers"),
-        (f"rft-train rl --pretrain {model} --prompt_data train.jsonl", "go on with reinforcement learning from it"),
-        (f"rft-train runs show {directory}", "curves, settings and files of this run"),
-    ]
-
-
-def after_rl(directory: Path) -> list[tuple[str, str]]:
-    """Return commands worth trying after reinforcement learning."""
-    return [
-        (f"rft-train eval {directory}", "score the saved checkpoint again, on the same held-out problems"),
-        (f"rft-train runs show {directory}", "curves, settings and files of this run"),
-        ("rft-train rl --help", "train your own model on your own data and reward"),
-    ]

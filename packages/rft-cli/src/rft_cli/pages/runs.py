@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rft_cli.pages.advice import verdict_of_run
 from rft_cli.pages.charts import amount, duration, sparkline
-from rft_trainer.runs.reader import SAMPLES_PAGE, RunFiles, is_number, is_run, read_run
-
-CURVES = ("reward/mean", "sft/loss", "policy/kl", "policy/entropy", "completion/length_mean", "policy/gradient_norm")
-"""The metrics drawn for one run, where it has them."""
+from rft_cli.records.command import Measure, Training
+from rft_cli.records.discovery import commands, training_of, with_training
+from rft_trainer.runs.reader import SAMPLES_PAGE, RunFiles, is_number
 
 _STYLES = {"running": "cyan", "finished": "green", "done": "green", "stopped": "yellow"}
 
 
-def find_runs(directory: Path) -> list[RunFiles]:
-    """Every run under `directory`, the newest first."""
-    paths = [path for path in directory.iterdir() if is_run(path)] if directory.is_dir() else []
-    return sorted((read_run(path) for path in paths), key=lambda run: run.touched, reverse=True)
+def trainings_of(run: RunFiles) -> list[Training]:
+    """Return the record of the command that made a run; of a command that is not here, those of all commands."""
+    made_by = commands().get(run.verb)
+    if made_by is not None and made_by.training is not None:
+        return [made_by.training]
+    return [training_of(name) for name in with_training()]
 
 
 def table_of_runs(runs: Sequence[RunFiles]) -> RenderableType:
@@ -31,38 +32,56 @@ def table_of_runs(runs: Sequence[RunFiles]) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("run", no_wrap=True, overflow="fold")
     table.add_column("outcome", no_wrap=True)
-    for name in ("steps", "reward", "held-out", "time", "last written"):
+    measures = [training.measure for run in runs for training in trainings_of(run) if run.series(training.measure.name)]
+    labels = list(dict.fromkeys(measure.label for measure in measures))
+    for name in ("steps", *labels, "held-out", "time", "last written"):
         table.add_column(name, justify="right", no_wrap=True)
     for run in runs:
-        rewards = run.series("reward/mean")
         table.add_row(
             Text(run.name, "bold"),
             Text(run.outcome, _STYLES.get(run.outcome, "red")),
             str(run.step or run.summary.get("steps", "")),
-            amount(rewards[-1]) if rewards else "",
-            accuracies(run),
+            *(_last(run, label) for label in labels),
+            held_out(run),
             duration(run.seconds),
-            f"{duration(time.time() - run.touched)} ago",
+            f"{duration(time.time() - run.touched)} ago" if run.touched else "",
         )
-    return table
+    notes = [Text(f"{run.name}: {damage}", "yellow") for run in runs for damage in run.damage]
+    return Group(table, *notes)
 
 
-def accuracies(run: RunFiles) -> str:
-    """Held-out accuracy before and after, as far as it is known."""
-    before, after = run.accuracy("before"), run.accuracy("after")
-    if before is None:
-        return ""
-    return f"{before:.1%}" if after is None else f"{before:.1%} -> {after:.1%}"
+def _last(run: RunFiles, label: str) -> str:
+    """Return the last number of the measure with this label, where the run's command has it."""
+    measures = [training.measure for training in trainings_of(run) if training.measure.label == label]
+    numbers = [run.series(measure.name) for measure in measures]
+    return next((amount(series[-1]) for series in numbers if series), "")
+
+
+def held_out(run: RunFiles) -> str:
+    """Held-out number before and after, as far as it is known, named unless it is a share."""
+    for training in trainings_of(run):
+        measure = training.held_out
+        both = [run.measured(measure.name, when) for when in ("before", "after")]
+        shown = " -> ".join(_number(number, measure) for number in both if number is not None)
+        if both[0] is not None:
+            return shown if measure.is_share else f"{measure.name} {shown}"
+    return ""
+
+
+def _number(number: float, measure: Measure) -> str:
+    return f"{number:.1%}" if measure.is_share else f"{number:.4f}"
 
 
 def page_of_run(run: RunFiles) -> RenderableType:
     """Outcome, what was changed, curves, evaluations, and what is on disk."""
     head = Text.assemble((run.name, "bold"), "  ", (run.outcome, _STYLES.get(run.outcome, "red")))
-    facts = [f"{run.step} steps" if run.step else "", duration(run.seconds), accuracies(run)]
+    facts = [f"{run.step} steps" if run.step else "", duration(run.seconds), held_out(run)]
     parts: list[RenderableType] = [head, Text("  ".join(fact for fact in facts if fact), "dim")]
+    parts += [Text(damage, "yellow") for damage in run.damage]
     if run.command:
         parts.append(_section("command", Text(run.command)))
     for title, content in (
+        ("verdict", verdict_of_run(run)),
         ("settings that are not defaults", _settings(run)),
         ("curves", _curves(run)),
         ("held-out", _evaluations(run)),
@@ -94,7 +113,8 @@ def _settings(run: RunFiles) -> RenderableType | None:
 
 def _curves(run: RunFiles) -> RenderableType | None:
     table = _grid()
-    for name in CURVES:
+    curves = [name for training in trainings_of(run) for name in training.curves.split()]
+    for name in dict.fromkeys(curves):
         values = run.series(name)
         if values:
             ends = f"{amount(values[0])} -> {amount(values[-1])}"
@@ -104,9 +124,11 @@ def _curves(run: RunFiles) -> RenderableType | None:
 
 def _evaluations(run: RunFiles) -> RenderableType | None:
     table = _grid()
+    measures = [training.held_out for training in trainings_of(run)]
     for row in run.evaluations:
-        accuracy = row.get("eval/accuracy")
-        shown = f"{float(accuracy):.1%}" if is_number(accuracy) else "not scored"
+        found = [(measure, row.get(f"eval/{measure.name}")) for measure in measures]
+        numbers = [f"{measure.name} {_number(value, measure)}" for measure, value in found if is_number(value)]
+        shown = "  ".join(numbers) or "not scored"
         count = f"n={row['eval/n']}" if "eval/n" in row else ""
         table.add_row(
             Text(str(row.get("name", ""))),

@@ -19,9 +19,23 @@ StageResult = Literal["run", "output", "model"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A number of runs as the pages show it."""
+
+    name: str
+    """A metric of metrics.jsonl, or what evals.jsonl has as `eval/NAME`."""
+    label: str = ""
+    """Head of its column; empty for what has none of its own."""
+    is_share: bool = False
+    """Shown in per cent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """Training of a command that makes runs: each field is the name of a function or an object."""
 
+    purpose: str
+    """What it does with a model, as a line of a page proposes it: `train it on demonstrations`."""
     train: str
     """`(resolved, words, *, in_place, front) -> rft.run_lifecycle.TrainedRun`: train to the end of the run."""
     check: str
@@ -34,6 +48,12 @@ class Training:
     """`(resolved, machine) -> [(title, lines)]`: the plan page's lines on the models that are held."""
     next_commands: str
     """`(run directory) -> [(command, purpose)]`: what the end page proposes."""
+    measure: Measure
+    """The metric that is its column in the table of runs."""
+    held_out: Measure
+    """The number of its evaluations."""
+    curves: str
+    """Names of the metrics that are drawn for one run, where it has them, divided by spaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +76,8 @@ class Command:
     help_tables: str = ""
     """`() -> [(title, {name: line})]`: what the help has below the settings."""
     training: Training | None = None
+    is_default: bool = False
+    """Whether it is meant where a page or a recipe names no command; one command is."""
     trains: bool = False
     """Whether it starts runs of other commands, which go on without their terminal."""
     takes_run: bool = False

@@ -64,6 +64,11 @@ def find_command(name: str) -> Command:
     return commands()[name]
 
 
+def default_command() -> str:
+    """The name of the command that is meant where none is named."""
+    return next(command.name for command in commands().values() if command.is_default)
+
+
 def with_settings() -> list[str]:
     """The names of the commands that have settings, and so flags, files and a reference page."""
     return [command.name for command in commands().values() if command.settings]

@@ -57,14 +57,17 @@ def test_an_environment_is_the_only_judge(flag: str) -> None:
     assert ("environment.two_judges", f"leave {flag} out") in told
 
 
-OF_FILES = "--environment_workers 3 --tool_timeout 5 --rollout_timeout 7"
-NAMES_OF_FILES = ["environment_workers", "tool_timeout", "rollout_timeout"]
+OF_FILES = (
+    "--environment_workers 3 --environment_memory 2 --environment_variables A --tool_timeout 5 --rollout_timeout 7"
+)
+OF_PROCESSES = ["environment_workers", "environment_memory", "environment_variables"]
+NAMES_OF_FILES = [*OF_PROCESSES, "tool_timeout", "rollout_timeout"]
 
 
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        (f"--max_turns 3 {OF_FILES}", ["environment_workers", "max_turns", "tool_timeout", "rollout_timeout"]),
+        (f"--max_turns 3 {OF_FILES}", [*OF_PROCESSES, "max_turns", "tool_timeout", "rollout_timeout"]),
         ("--turn_max_len 5 --tool_call_pattern a(.*)", ["turn_max_len", "tool_call_pattern"]),
         (f"{CALCULATOR} --max_turns 3 {OF_FILES}", NAMES_OF_FILES),
         (f"{OWN} --max_turns 3 {OF_FILES}", []),

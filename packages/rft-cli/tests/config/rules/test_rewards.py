@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from rft_cli.config.resolve import resolve
 from rft_cli.config.rules.rewards import idle_reward_settings
 
 MODEL = ["reward_offload", "reward_batch_tokens"]
-SERVERS = ["remote_rm_timeout", "remote_rm_concurrency", "remote_rm_retries"]
+SERVERS = ["remote_rm_timeout", "remote_rm_concurrency", "remote_rm_retries", "reward_wait", "on_reward_outage"]
 JUDGE = ["judge_template", "task_instruction", "judge_pattern", "judge_range", "judge_max_new_tokens"]
-BATCH, NAME, FUNCTION = "remote_rm_batch_size", "judge_model", ["reward_workers", "reward_timeout"]
+BATCH, NAME = "remote_rm_batch_size", "judge_model"
+FUNCTION = ["reward_workers", "reward_timeout", "reward_memory", "reward_variables"]
 
 
 def idle(**given: Any) -> list[str]:
@@ -63,3 +65,45 @@ def test_one_judge_answers_and_a_server_is_told_which(words: str, codes: list[st
     except SettingsError as error:
         found = [problem.code for problem in error.problems]
     assert found == codes
+
+
+@pytest.mark.parametrize(
+    ("words", "codes"),
+    [
+        ("--reward_wait 3600", []),
+        ("--remote_rm_url http://a --reward_wait 3599", []),
+        ("--remote_rm_url http://a --reward_wait 3600", ["reward.wait_too_long"]),
+        ("--judge_url http://a --judge_model m --reward_wait 3600", ["reward.wait_too_long"]),
+        ("--remote_rm_url http://a --reward_wait 3600 --watchdog_seconds 0", []),
+    ],
+)
+def test_a_wait_is_shorter_than_the_patience_of_the_watchdog(words: str, codes: list[str]) -> None:
+    found: list[str] = []
+    try:
+        resolve("rl", ["--pretrain", "m", "--prompt_data", "d", *words.split()])
+    except SettingsError as error:
+        found = [problem.code for problem in error.problems]
+    assert found == codes
+
+
+@pytest.mark.parametrize(
+    ("given", "do"),
+    [
+        ("{file}", "--reward {file}:my_reward"),
+        ("{file}:other", "--reward {file}:other"),
+        ("http://localhost:8000/score,{file}", "--reward {file}:my_reward"),
+        ("nowhere.py", "--reward nowhere.py:reward_func"),
+    ],
+)
+def test_a_file_in_the_place_of_a_server_is_answered_with_its_function(given: str, do: str, tmp_path: Path) -> None:
+    file = tmp_path / "score.py"
+    file.write_text("def helper(x):\n    return x\n\ndef my_reward(responses, labels):\n    return [1.0]\n")
+    words = ["--pretrain", "m", "--prompt_data", "d", "--remote_rm_url", given.format(file=file)]
+    with pytest.raises(SettingsError) as caught:
+        resolve("rl", words)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.do) == ("reward.url_is_file", do.format(file=file))
+
+
+def test_a_server_whose_path_ends_as_a_file_is_a_server() -> None:
+    resolve("rl", ["--pretrain", "m", "--prompt_data", "d", "--remote_rm_url", "http://localhost:8000/score.py"])

@@ -17,10 +17,19 @@ Origins = Mapping[str, Origin]
 
 _JUDGES = ("reward", *reward_flags())
 _OF_CONVERSATIONS = (
-    *("environment_workers", "max_turns", "turn_max_len", "tool_timeout", "rollout_timeout", "tool_call_pattern"),
+    *(
+        "environment_workers",
+        "environment_memory",
+        "environment_variables",
+        "max_turns",
+        "turn_max_len",
+        "tool_timeout",
+        "rollout_timeout",
+        "tool_call_pattern",
+    ),
     "turn_gamma",
 )
-_OF_FILES = ("environment_workers", "tool_timeout", "rollout_timeout")
+_OF_FILES = ("environment_workers", "environment_memory", "environment_variables", "tool_timeout", "rollout_timeout")
 
 
 def environment_problems(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:

@@ -1,0 +1,68 @@
+"""Advice at the end of a page: the findings on a run, and commands worth trying next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from rich.text import Text
+
+from rft_cli.records.discovery import training_of, with_training
+from rft_trainer.runs.reader import RunFiles, as_object
+from rft_trainer.runs.verdict import evidence_of, verdict
+
+
+def next_lines(commands: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the lines that show commands with their purposes."""
+    return ["next:", *(line for command, purpose in commands for line in (f"  {command}", f"      {purpose}"))]
+
+
+def after_model(directory: Path) -> list[tuple[str, str]]:
+    """Return how each command that trains goes on from a model."""
+    return [
+        (f"rft-train {name} --pretrain {directory} --prompt_data train.jsonl", training_of(name).purpose)
+        for name in with_training()
+    ]
+
+
+def after_sft(directory: Path) -> list[tuple[str, str]]:
+    """Return commands worth trying after supervised training."""
+    from rft.run_lifecycle import final_model  # here, so that pages do not wait for torch
+
+    model = final_model(directory)
+    return [
+        (f"rft-train generate --pretrain {model} --prompt 'your text'", "see what it answers"),
+        (f"rft-train rl --pretrain {model} --prompt_data train.jsonl", "go on with reinforcement learning from it"),
+        (f"rft-train runs show {directory}", "curves, settings and files of this run"),
+    ]
+
+
+def after_rl(directory: Path) -> list[tuple[str, str]]:
+    """Return commands worth trying after reinforcement learning."""
+    return [
+        (f"rft-train eval {directory}", "score the saved checkpoint again, on the same held-out problems"),
+        (f"rft-train runs show {directory}", "curves, settings and files of this run"),
+        ("rft-train rl --help", "train your own model on your own data and reward"),
+    ]
+
+
+def verdict_of_run(run: RunFiles) -> Text | None:
+    """Return the findings on a run in any state; None where there is none."""
+    if not run.live and "verdict" in run.summary:
+        return verdict_lines(run.summary)
+    return verdict_lines({"verdict": [finding.as_record() for finding in verdict(evidence_of(run))]})
+
+
+def verdict_lines(summary: Mapping[str, Any]) -> Text | None:
+    """Return the findings of a summary, two lines each; None where there is none."""
+    found = summary.get("verdict")
+    listed = cast("list[Any]", found) if isinstance(found, list) else []
+    lines = [
+        Text.assemble(
+            ("found   ", "bold yellow"), str(finding.get("what")), ("\n   do   ", "dim"), str(finding.get("do"))
+        )
+        for finding in map(as_object, listed)
+        if finding
+    ]
+    return Text("\n").join(lines) if lines else None
