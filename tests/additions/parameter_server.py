@@ -5,6 +5,7 @@ The file is all that a strategy needs beside a setting and a row of the registry
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
@@ -43,19 +44,27 @@ class ServerOptimizer:
         del last
         loss.backward()
 
-    def step(self, learning_rate: float) -> StepOutcome:
+    def own_norm(self) -> float | None:
+        return total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
+
+    def discard(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def step(self, learning_rate: float, *, largest_norm: float = math.inf) -> StepOutcome:
         gradients: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
             gradients[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             self._ranks.sum_in_place(gradients[name])
         norm = total_norm(list(gradients.values()))
-        if self._ranks.rank == 0:
+        applied = norm <= largest_norm
+        if self._ranks.rank == 0 and applied:
             clip(gradients.values(), norm, self._max_norm)
             self._adamw.update(gradients, learning_rate)
         for parameter in self._parameters.values():
             self._ranks.broadcast_in_place(parameter.detach())
             parameter.grad = None
-        return StepOutcome(norm, applied=True)
+        return StepOutcome(norm, applied)
 
     def state_tensors(self) -> dict[str, Tensor]:
         return self._adamw.state_tensors() if self._ranks.rank == 0 else {}

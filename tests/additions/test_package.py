@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from additions.installation import install
 from support.trainer_task import TrainerTask
 
 from rft_cli.diagnostics import bundle
@@ -26,14 +26,9 @@ Say = Callable[..., str]
 @pytest.fixture(scope="module", autouse=True)
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The files that an installation of the package leaves: its module and its facts."""
-    folder = tmp_path_factory.mktemp("site")
-    shutil.copy(SOURCE, folder)
-    facts = folder / "repeat_command-1.0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: repeat-command\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text("[rft.commands]\nrepeat = repeat_command:REPEAT\n")
+    folder, rows = tmp_path_factory.mktemp("site"), "[rft.commands]\nrepeat = repeat_command:REPEAT\n"
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
+        install(patch, folder, SOURCE, package="repeat-command", entry_points=rows)
         commands.cache_clear()
         yield
     sys.modules.pop("repeat_command", None)

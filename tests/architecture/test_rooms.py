@@ -50,6 +50,7 @@ ROOT_MODULES = {
         "nearest_names",
         "packed_tokens",
         "secrets",
+        "terminal_text",
         "user_code",
     },
     "rft_dist": {"collectives"},

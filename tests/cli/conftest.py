@@ -23,7 +23,8 @@ from rft_models.tiny_models.text import CHAT_TEMPLATE, build_character_tokenizer
 
 torch.set_num_threads(1)
 
-REWARD = '''"""Rewards that depend on nothing but the response."""
+REWARD = '''"""Rewards that depend on nothing but the response, and on what their process may see and take."""
+import os
 import time
 
 
@@ -56,12 +57,21 @@ def slow(responses, labels):
     return [float(number) for number in range(len(responses))]
 
 
+def large(responses, labels):
+    return [float(number + len(bytearray(200 << 20))) for number in range(len(responses))]
+
+
+def counts_secrets(responses, labels):
+    return [float(number * ("A_TOKEN" in os.environ)) for number in range(len(responses))]
+
+
 def wrong_signature(response):
     return 1.0
 '''
 
 
 ENVIRONMENT = '''"""Environments that answer with what they heard."""
+import os
 import time
 
 from rft_trainer.environments.protocol import Answer
@@ -79,6 +89,16 @@ class Slow(Talker):
     def step(self, turn):
         time.sleep(0.1)
         return Answer(reward=float(len(turn.text)), done=True)
+
+
+class Large(Talker):
+    def step(self, turn):
+        return Answer(reward=float(len(turn.text) + len(bytearray(200 << 20))), done=True)
+
+
+class Secrets(Talker):
+    def step(self, turn):
+        return Answer(reward=float("A_TOKEN" in os.environ), done=True)
 '''
 
 
@@ -215,6 +235,7 @@ def bench(memory_root: Path) -> Bench:
 def clean_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the caller's terminal or of another test shows in a page."""
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("A_TOKEN", "of the caller")
     for name in ("RFT_ERRORS", "RFT_FAULT"):
         monkeypatch.delenv(name, raising=False)
 

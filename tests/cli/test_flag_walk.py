@@ -1,7 +1,8 @@
 """Every setting of the training commands and of `conformance` has an effect that can be seen, or is refused.
 
-For each setting one row: a value that is not the default, and where its effect is seen when two runs
-that differ in nothing else are compared. A setting without a row fails.
+For each setting one row: a value that is not the default, and where its effect is seen when two commands that differ
+in nothing else are compared. A setting without a row fails. What `rft-train check` shows is seen there, in this process
+and without a run; a run is started for what only a run has.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from support.tracker_doubles import install_trackers
 from support.vision_task import make_vision_task
 
 from rft_cli.config.schema import schema
+from rft_models.families import patches
 
 BENCH = "{bench}"
 EARLIER = "{earlier}"
@@ -33,12 +35,17 @@ SIGNALS = f"--reward {BENCH}/reward.py:few_signals"
 SPLITS = f"--prompt_data {BENCH}/splits --eval_data {BENCH}/splits"
 BOTH = f"--prompt_data {BENCH}/train.jsonl,{BENCH}/other.jsonl"
 LORA = "--lora_rank 4"
+WATCH = (  # one run for all five: each is seen by its own name
+    "--watchdog_seconds 600 --watchdog_first_seconds 600 --watchdog_collective_seconds 60 --heartbeat_seconds 20 "
+    "--fingerprint_steps 0"
+)
 AGAIN = "--gradient_checkpointing"
 DEEP = "--pretrain {deep}"
 KL = "--init_kl_coef 0.5"
 PPO = "--advantage_estimator gae --critic_learning_rate 0.01"
 FIRE = "--use_fire --first_token_temperature 2"
 ASKED = r"--judge_template {judge.txt} --judge_pattern (\d) --judge_max_new_tokens 8 --max_unscored_share 1"
+BUSY = "--remote_rm_url {server}/busy --reward_wait 0"
 FAR = "--max_epochs 4 --actor_learning_rate 0.05"
 MANY = "--rollout_batch_size 2"
 CHAT = "--apply_chat_template --reward= --generate_max_len 80"
@@ -54,7 +61,8 @@ class Row:
 
     words: str
     seen: str
-    """plan, rollouts, metrics, evals, weights, files, printed, calls, or refused:<code of the problem>."""
+    """plan or example (of `check`), rollouts, metrics, evals, weights, files, printed, calls, or refused:<code of the
+    problem>."""
     given: str = ""
     """Flags of both runs."""
 
@@ -87,15 +95,15 @@ SHARED = IMAGES | {
     "chunk_size": Row("--chunk_size 16", "calls:head rows", "--fused_linear_logprob"),
     "prompt_data": Row(f"--prompt_data {BENCH}/other.jsonl", "plan"),
     "prompt_data_probs": Row("--prompt_data_probs 0.9,0.1", "weights", BOTH),
-    "prompt_split": Row("--prompt_split test", "weights", SPLITS),
+    "prompt_split": Row("--prompt_split test", "example", SPLITS),
     "max_samples": Row("--max_samples 3", "plan"),
     "num_workers": Row("--num_workers 2", "calls:threads"),
     "prefetch_factor": Row("--prefetch_factor 5", "calls:chunks ahead", "--num_workers 2"),
     "dataloader_pin_memory": Row("--dataloader_pin_memory", "calls:pinned"),
-    "input_key": Row("--input_key question", "weights"),
-    "input_template": Row("--input_template q{}", "weights"),
-    "apply_chat_template": Row("--apply_chat_template", "weights"),
-    "system_prompt": Row("--system_prompt add", "weights", "--apply_chat_template"),
+    "input_key": Row("--input_key question", "example"),
+    "input_template": Row("--input_template q{}", "example"),
+    "apply_chat_template": Row("--apply_chat_template", "example"),
+    "system_prompt": Row("--system_prompt add", "example", "--apply_chat_template"),
     "eval_data": Row(f"--eval_data {BENCH}/other.jsonl", "evals"),
     "eval_split": Row("--eval_split train", "evals", SPLITS),
     "max_eval_samples": Row("--max_eval_samples 2", "evals"),
@@ -123,14 +131,15 @@ SHARED = IMAGES | {
     ),
     "ckpt_weights_only": Row("--ckpt_weights_only", "weights", f"--ckpt_path {EARLIER}"),
     "ckpt_partial": Row("--ckpt_partial model.layers", "weights", f"--ckpt_path {EARLIER}"),
+    "accept_changes": Row("--accept_changes tokenizer", "refused:identity.nothing_continued"),
     "async_save": Row("--no-async_save", "calls:saves beside"),
     "max_ckpt_num": Row("--max_ckpt_num 1", "files"),
     "max_ckpt_mem": Row("--max_ckpt_mem 1", "files", "--save_steps 1 --max_ckpt_num 9"),
-    "watchdog_seconds": Row("--watchdog_seconds 600", "calls:watch"),
-    "watchdog_first_seconds": Row("--watchdog_first_seconds 600", "calls:watch"),
-    "watchdog_collective_seconds": Row("--watchdog_collective_seconds 60", "calls:watch"),
-    "heartbeat_seconds": Row("--heartbeat_seconds 20", "calls:watch"),
-    "fingerprint_steps": Row("--fingerprint_steps 0", "calls:watch"),
+    "watchdog_seconds": Row(WATCH, "calls:watch:watchdog_seconds"),
+    "watchdog_first_seconds": Row(WATCH, "calls:watch:watchdog_first_seconds"),
+    "watchdog_collective_seconds": Row(WATCH, "calls:watch:watchdog_collective_seconds"),
+    "heartbeat_seconds": Row(WATCH, "calls:watch:heartbeat_seconds"),
+    "fingerprint_steps": Row(WATCH, "calls:watch:fingerprint_steps"),
     "seed": Row("--seed 7", "weights"),
     "debug": Row("--debug", "plan"),
     "fsdp": Row("--fsdp", "files"),
@@ -148,10 +157,13 @@ SHARED = IMAGES | {
     "meta_init": Row("--meta_init", "plan", "--fsdp"),
     "enable_ema": Row("--enable_ema", "plan"),
     "ema_decay": Row("--ema_decay 0.5", "plan", "--enable_ema"),
-    "nproc": Row("--nproc 2", "files", "--heartbeat_seconds 60"),
+    "nproc": Row("--nproc 2", "calls:ranks"),
     "run_name": Row("--run_name mine", "where"),
     "log_interval": Row("--log_interval 2", "printed"),
     "max_refused_steps": Row("--max_refused_steps 0", "metrics:step", "--max_norm 0 {explode}"),
+    "max_rows_set_aside": Row("--max_rows_set_aside 3", "calls:rows set aside"),
+    "max_norm_spike": Row("--max_norm_spike 9", "calls:norm spike"),
+    "weight_check_steps": Row("--weight_check_steps 1", "calls:weight checks"),
     "use_wandb": Row("--use_wandb ours", "calls:wandb"),
     "wandb_org": Row("--wandb_org us", "calls:wandb", "--use_wandb ours"),
     "wandb_group": Row("--wandb_group some", "calls:wandb", "--use_wandb ours"),
@@ -164,10 +176,12 @@ RL = SHARED | {
     "lora_dropout": Row("--lora_dropout 0.5", "refused:adapters.dropout_rl", LORA),
     "pretrain": Row("--pretrain {second}", "rollouts"),
     "device": Row("--device cuda", "device"),
-    "label_key": Row("--label_key more", "rollouts"),
+    "label_key": Row("--label_key more", "example"),
     "reward": Row("--reward exact", "rollouts"),
     "reward_workers": Row("--reward_workers 2", "calls:scorers"),
     "reward_timeout": Row("--reward_timeout 0.01", "code", f"--reward {BENCH}/reward.py:slow"),
+    "reward_memory": Row("--reward_memory 0.1", "code", f"--reward {BENCH}/reward.py:large"),
+    "reward_variables": Row("--reward_variables A_*", "rollouts", f"--reward {BENCH}/reward.py:counts_secrets"),
     "shuffle_rewards": Row("--shuffle_rewards", "weights"),
     "max_refused_steps": Row("--max_refused_steps 0", "code", "--init_kl_coef 1e39 --use_kl_loss"),
     "save_interval": Row("--save_interval 0", "files", "--max_steps 0 --num_episodes 2 --max_ckpt_num 9"),
@@ -214,7 +228,9 @@ RL = SHARED | {
     "remote_rm_timeout": Row("--remote_rm_timeout 0.05", "code", "--remote_rm_url {server}/slow"),
     "remote_rm_batch_size": Row("--remote_rm_batch_size 1", "rollouts", "--remote_rm_url {server}/count"),
     "remote_rm_concurrency": Row("--remote_rm_concurrency 2", "plan", "--remote_rm_url {server}/score"),
-    "remote_rm_retries": Row("--remote_rm_retries 0", "code", "--remote_rm_url {server}/shaky"),
+    "remote_rm_retries": Row("--remote_rm_retries 0", "code", "--remote_rm_url {server}/shaky --reward_wait 0"),
+    "reward_wait": Row("--reward_wait 0", "code", "--remote_rm_url {server}/busy"),
+    "on_reward_outage": Row("--on_reward_outage unscored", "code", f"{BUSY} --max_unscored_share 1"),
     "judge_pretrain": Row("--judge_pretrain {second}", "rollouts", ASKED),
     "judge_url": Row("--judge_url {server}/v1", "rollouts", "--judge_model m"),
     "judge_model": Row("--judge_model other", "rollouts", "{judge}"),
@@ -225,6 +241,10 @@ RL = SHARED | {
     "judge_max_new_tokens": Row("--judge_max_new_tokens 9", "rollouts", "{judge}"),
     "environment": Row("--environment guess-number", "rollouts", CHAT),
     "environment_workers": Row("--environment_workers 2", "calls:scorers", TALK),
+    "environment_memory": Row("--environment_memory 0.1", "code", f"{CHAT} --environment {BENCH}/environment.py:Large"),
+    "environment_variables": Row(
+        "--environment_variables A_*", "rollouts", f"{CHAT} --environment {BENCH}/environment.py:Secrets"
+    ),
     "max_turns": Row("--max_turns 1", "rollouts", TALK),
     "turn_max_len": Row("--turn_max_len 2", "rollouts", TALK),
     "tool_timeout": Row("--tool_timeout 0.02", "code", SLOW),
@@ -265,6 +285,8 @@ RL = SHARED | {
     "prompt_max_len": Row("--prompt_max_len 7", "refused:eval.prompt_too_long"),
     "generate_max_len": Row("--generate_max_len 3", "rollouts"),
     "max_len": Row("--max_len 12", "rollouts", "--prompt_max_len 8"),
+    # what it does to responses: tests/additions/test_task.py, which installs a task
+    "constraint": Row("--constraint digits", "refused:task.unknown"),
     "engine_type": Row("--engine_type hf", "plan"),
     "engine_tp_size": Row("--engine_tp_size 2", "refused:engine.native_one_device"),
     "engine_mem_util": Row("--engine_mem_util 0.5", "refused:engine.native_no_reserve"),
@@ -273,7 +295,7 @@ RL = SHARED | {
     "engine_enforce_eager": Row("--engine_enforce_eager", "plan"),
     "enable_engine_sleep": Row("--disable_engine_sleep", "calls:sleeps"),
     "engine_replicas": Row("--engine_replicas 2", "plan"),
-    "max_staleness": Row("--max_staleness 1", "metrics:async/staleness_max"),
+    "max_staleness": Row("--max_staleness 1", "plan"),
     "async_deterministic": Row("--async_deterministic", "plan", "--max_staleness 1"),
     "actor_learning_rate": Row("--actor_learning_rate 2e-2", "weights"),
     "save_trajectories": Row("--no-save_trajectories", "files", "--rollout_log_interval 1"),
@@ -289,7 +311,7 @@ SFT = SHARED | {
     "packing_samples": Row(
         "--packing_samples", "calls:micro-batches", "--train_batch_size 6 --micro_train_batch_size 4"
     ),
-    "output_key": Row("--output_key more", "weights"),
+    "output_key": Row("--output_key more", "example"),
     "learning_rate": Row("--learning_rate 2e-2", "weights"),
     "max_len": Row("--max_len 10", "plan"),
     "held_out_rows": Row("--held_out_rows 2", "evals", "--eval_data="),
@@ -336,6 +358,8 @@ class Observed:
     problem: str
     where: str
     plan: list[str]
+    example: list[str]
+    """A row as the model sees it, as `check` shows it."""
     printed: list[str]
     weights: str
     critic: list[str]
@@ -354,7 +378,9 @@ class Observed:
         value = getattr(self, kind)
         if kind == "metrics" and detail:
             return [row.get(detail) for row in value]
-        return value[detail] if detail else value
+        for key in filter(None, detail.split(":")):
+            value = value[key]
+        return value
 
 
 @dataclass(slots=True)
@@ -378,6 +404,10 @@ class Spies:
             "tensorboard",
             "trackio",
             "watch",
+            "ranks",
+            "rows set aside",
+            "norm spike",
+            "weight checks",
         )
         return found | {key: self.values.get(key) for key in keys}
 
@@ -404,10 +434,11 @@ class Spies:
 def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     """Watch the places where settings that leave no trace in files act."""
     from rft.checkpoints import writer
-    from rft.process import monitored
+    from rft.parallel import step_guards
+    from rft.process import launching, monitored
     from rft_dist.checkpoints.async_writer import BackgroundSaves
+    from rft_dist.launch.spawn import Ended
     from rft_engine.native.engine import NativeEngine
-    from rft_models.families import patches
     from rft_models.layers import gradient_checkpointing as recomputing
     from rft_models.logprobs import output_head
     from rft_trainer.data import prefetch
@@ -427,6 +458,12 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     patch.setattr(NativeEngine, "sleep", spies.counting("sleeps", NativeEngine.sleep))
     patch.setattr(writer, "GIGABYTE", 20_000)  # one checkpoint of the small model is larger
 
+    def start_ranks(_: object, count: int, **__: object) -> Ended:
+        spies.keep("ranks", count)  # what they do is seen in tests/cli/test_nproc.py
+        return Ended(0, None, (0,) * count, ())
+
+    patch.setattr(launching, "spawn_ranks", start_ranks)
+
     def watch(owner: Any, name: str, look: Callable[..., None]) -> None:
         original = getattr(owner, name)
 
@@ -439,6 +476,10 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     for way in ("linear_logprobs", "linear_loss"):
         watch(output_head, way, lambda *_, chunk_size=None, **__: spies.keep("head rows", chunk_size))
     watch(monitored, "start_watch", lambda _, watched, **__: spies.keep("watch", asdict(watched.settings)))
+    # what they do with a fault is seen in tests/invariants/test_guarded_steps.py
+    watch(step_guards, "NumericGuard", lambda **made: spies.keep("rows set aside", made["max_rows"]))
+    watch(step_guards, "NumericGuard", lambda **made: spies.keep("norm spike", made["spike_factor"]))
+    watch(step_guards, "WeightCheck", lambda **made: spies.keep("weight checks", made["every"]))
     watch(optimizer_step, "pack", lambda samples, *_, **options: spies.micro_batch(samples, options))
     watch(NativeEngine, "_take_cache", lambda self, rows, length: spies.keep("decoded rows", rows))
     watch(BackgroundSaves, "begin", lambda *_, **__: spies.counts.update(["saves beside"]))
@@ -452,7 +493,7 @@ class Walker:
 
     def __init__(self, bench: Any, base_words: dict[str, list[str]], root: Path, call: Callable[..., Any]) -> None:
         self._bench, self._base_words, self._root, self._call = bench, base_words, root, call
-        self._known: dict[tuple[str, str], Observed] = {}
+        self._known: dict[tuple[str, str, bool], Observed] = {}
         self._second = self._second_model()
         self._seeing: Path | None = None
         self._earlier: dict[str, Path] = {}
@@ -463,10 +504,13 @@ class Walker:
         """End what answers."""
         self._servers.close()
 
-    def __call__(self, command: str, words: str) -> Observed:
-        if (command, words) not in self._known:
-            self._known[command, words] = self._run(command, self._filled(command, words))
-        return self._known[command, words]
+    def __call__(self, command: str, words: str, seen: str = "") -> Observed:
+        """Run a command, or look at it with `check` where that shows what is to be seen."""
+        looks = seen in ("plan", "example") and command != "conformance"
+        if (command, words, looks) not in self._known:
+            observe = self._look if looks else self._run
+            self._known[command, words, looks] = observe(command, self._filled(command, words))
+        return self._known[command, words, looks]
 
     def _filled(self, command: str, words: str) -> list[str]:
         rate = "actor_learning_rate" if command == "rl" else "learning_rate"
@@ -475,7 +519,7 @@ class Walker:
             "{second}": str(self._second),
             "{deep}": str(self._bench.deep),
             "{experts}": str(self._bench.experts),
-            "{explode}": f"--{rate} 1e38 --max_steps 9",
+            "{explode}": f"--{rate} 1e30 --max_steps 9",
         }
         if EARLIER in words:
             places[EARLIER] = str(self._earlier_run(command))
@@ -503,6 +547,20 @@ class Walker:
             {name: value.flip(0) for name, value in weights.items()}, path / "model.safetensors", {"format": "pt"}
         )
         return path
+
+    def _look(self, command: str, words: list[str]) -> Observed:
+        folder = Path(tempfile.mkdtemp(dir=self._root))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            patch.setattr(patches, "_PATCHES", {})
+            patch.setattr(faulthandler, "enable", lambda: None)
+            outcome = self._call("check", command, *self._base_words[command], *words, "--json_errors")
+        observed = observe(folder, outcome, {})
+        # behind the settings, which show every flag: what follows from them, then the row
+        _, title, rest = outcome.out.partition("\ndata  ")
+        plan, _, example = (title + rest).partition("\n\n")
+        shutil.rmtree(folder)
+        return replace(observed, plan=plan.splitlines(), example=example.splitlines()[:-1])
 
     def _run(self, command: str, words: list[str]) -> Observed:
         folder = Path(tempfile.mkdtemp(dir=self._root))
@@ -534,6 +592,7 @@ def observe(folder: Path, outcome: Any, calls: dict[str, Any]) -> Observed:
         problem=problem,
         where=str(home.relative_to(folder)),
         plan=before.splitlines(),
+        example=[],
         printed=[line.split("loss=")[0].split("reward=")[0] for line in after.splitlines() if line.startswith("step ")],
         weights=hashlib.sha256(models[-1].read_bytes()).hexdigest() if models else "",
         critic=critic_tensors(home),
@@ -603,7 +662,7 @@ def test_equal_words_give_equal_runs(command: str, walker: Walker) -> None:
 @pytest.mark.parametrize(("command", "name"), CASES, ids=lambda value: value)
 def test_a_setting_acts_or_is_refused(command: str, name: str, walker: Walker) -> None:
     row = TABLES[command][name]
-    changed = walker(command, f"{row.given} {row.words}")
+    changed = walker(command, f"{row.given} {row.words}", row.seen)
     kind, _, detail = row.seen.partition(":")
     if kind == "refused":
         assert (changed.code in (2, 4), changed.problem) == (True, detail)
@@ -611,6 +670,6 @@ def test_a_setting_acts_or_is_refused(command: str, name: str, walker: Walker) -
     elif kind == "device" and not torch.cuda.is_available():
         assert (changed.code, changed.problem) == (3, "device.no_cuda")
     else:
-        plain = walker(command, row.given)
+        plain = walker(command, row.given, row.seen)
         assert plain.part(row.seen) != changed.part(row.seen)
         assert kind == "code" or name == "max_refused_steps" or plain.code == changed.code == 0, changed.problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,6 @@ REFUSALS: dict[str, tuple[Prelude, str]] = {
     "input or output error at the rename": (("refuse_at", ["checkpoint.publish.before", LATER_SAVE, "EIO"]), "EIO"),
     "read-only at the staging directory": (("refuse_at", ["checkpoint.mkdir.before", 5, "EROFS"]), "EROFS"),
     "full while a row is appended": (("refuse_at", ["run.append", 4, "ENOSPC"]), "ENOSPC"),
-    "full while rollouts are written": (("refuse_at", ["run.rename", 6, "ENOSPC"]), "ENOSPC"),
 }
 
 
@@ -43,6 +43,22 @@ def test_a_disk_that_refuses_costs_no_checkpoint(
     restarts.finish()
     assert restarts.resumes == 1
     assert differences(references.run("rl", *SHORT), runs / "run") == []
+
+
+def test_sampled_rollouts_that_do_not_fit_end_no_run(
+    server: ForkServer, task: TinyTask, references: References, runs: Path
+) -> None:
+    run = runs / "run"
+    preludes: list[Prelude] = [("refuse_at", ["run.rename", 7, "ENOSPC"])]
+    ended = server.run(*task.words("rl", run, *SHORT), preludes=preludes)
+    assert ended.code == 0, ended.output[-3000:]
+    (lost,) = json.loads((run / "summary.json").read_text())["verdict"]
+    assert lost["code"] == "rows_lost"
+    assert "step_000002.jsonl: ENOSPC" in lost["what"]
+    assert ended.output.count("the run goes on without these rows") == 1
+    assert lost["what"] in ended.output
+    assert not (run / "rollouts" / "step_000002.jsonl").exists()
+    assert len(differences(references.run("rl", *SHORT), run)) <= 2, "that file and the verdict"
 
 
 def test_a_file_that_may_not_grow_is_a_storage_error(

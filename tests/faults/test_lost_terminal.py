@@ -14,35 +14,38 @@ from support.setup import TinyTask
 pytestmark = pytest.mark.xdist_group("faults")
 
 SHORT = ("--max_steps", "3", "--save_steps", "2", "--eval_steps", "2")
-LOST: dict[str, tuple[str, list[Any]]] = {
-    "a closed pipe": ("close_output", ["pipe"]),
-    "a full disk": ("close_output", ["full disk"]),
-    "a terminal that hangs up": ("hang_up_at", ["rl.logged", 1]),
+LOST: dict[str, tuple[str, str, list[Any]]] = {
+    "a closed pipe": ("rl", "close_output", ["pipe"]),
+    "a full disk": ("rl", "close_output", ["full disk"]),
+    "a full disk under stdout alone": ("rl", "close_output", ["full disk", [1]]),
+    "a closed pipe behind stderr alone": ("rl", "close_output", ["pipe", [2]]),
+    "no streams at all": ("rl", "close_output", ["nothing"]),
+    "a reader that goes": ("rl", "lose_reader_at", ["rl.logged", 1]),
+    "a terminal that hangs up": ("rl", "hang_up_at", ["rl.logged", 1]),
+    "a terminal that hangs up again and again": ("rl", "storm_at", ["rl.logged", 1, 30.0, "SIGHUP"]),
+    "a supervised run and a terminal that hangs up": ("sft", "hang_up_at", ["sft.logged", 1]),
+    "a supervised run and a reader that goes": ("sft", "lose_reader_at", ["sft.logged", 1]),
 }
+"""What is lost -> the command, and the prelude that takes it away."""
 
 
 @pytest.mark.parametrize("lost", LOST)
 def test_a_run_whose_output_is_lost_trains_to_its_end(
     server: ForkServer, task: TinyTask, references: References, runs: Path, lost: str
 ) -> None:
-    ended = server.run(*task.words("rl", runs / "run", *SHORT), preludes=[LOST[lost]])
+    command, prelude, arguments = LOST[lost]
+    ended = server.run(*task.words(command, runs / "run", *SHORT), preludes=[(prelude, arguments)])
     assert ended.code == 0, ended.output[-3000:]
-    assert differences(references.run("rl", *SHORT), runs / "run") == []
+    assert differences(references.run(command, *SHORT), runs / "run") == []
 
 
-def test_a_supervised_run_does_too(server: ForkServer, task: TinyTask, references: References, runs: Path) -> None:
-    preludes = [("hang_up_at", ["sft.logged", 1])]
-    ended = server.run(*task.words("sft", runs / "run", *SHORT), preludes=preludes)
-    assert ended.code == 0, ended.output[-3000:]
-    assert differences(references.run("sft", *SHORT), runs / "run") == []
-
-
+@pytest.mark.parametrize("command", ["rl", "sft"])
 def test_a_storm_of_signals_leaves_the_exit_code_of_the_save(
-    server: ForkServer, task: TinyTask, references: References, runs: Path
+    server: ForkServer, task: TinyTask, references: References, runs: Path, command: str
 ) -> None:
     run = runs / "run"
-    restarts = Restarts(server, task.words("rl", run, *SHORT), run)
-    ended = restarts.start([("storm_at", ["rl.logged", 1, 30.0])]).wait()
+    restarts = Restarts(server, task.words(command, run, *SHORT), run)
+    ended = restarts.start([("storm_at", [f"{command}.logged", 1, 30.0])]).wait()
     assert ended.code == SAVED_AFTER_SIGNAL, ended.output[-3000:]
     restarts.finish()
-    assert differences(references.run("rl", *SHORT), run) == []
+    assert differences(references.run(command, *SHORT), run) == []

@@ -108,3 +108,44 @@ def _spoil(path: Path, text: str) -> None:
         return
     with path.open("a") as file:
         file.write(text)
+
+
+ON_ONE_MACHINE = {
+    "labels": ("train.jsonl", lambda text: text.replace('"label": "0', '"label": "1', 1), "prompt_data"),
+    "row order": ("train.jsonl", lambda text: "\n".join(reversed(text.splitlines())) + "\n", "prompt_data"),
+    "held-out labels": ("heldout.jsonl", lambda text: text.replace('"label": "0', '"label": "1', 1), "eval_data"),
+    "reward": ("reward.py", lambda text: text.replace("1.0", "0.5"), "reward"),
+    "what the reward imports": ("right.py", lambda text: f"{text}# more\n", "reward"),
+}
+RULES = {
+    "reward.py": "from right import right\n\ndef rule(responses, labels):\n"
+    "    return [1.0 * right(r, l) for r, l in zip(responses, labels)]\n",
+    "right.py": "def right(response, label):\n    return response.strip() == label\n",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n == "labels" else pytest.mark.night) for n in ON_ONE_MACHINE]
+)
+def test_ranks_of_one_machine_that_read_different_things_end_before_a_model_loads(
+    server: ForkServer, task: TinyTask, folders: tuple[Path, Path], runs: Path, name: str
+) -> None:
+    file, change, named = ON_ONE_MACHINE[name]
+    places = runs / "first", runs / "other"
+    for place in places:
+        shutil.copytree(folders[0], place)
+        for rule, text in RULES.items():
+            (place / rule).write_text(text)
+    before = (places[1] / file).read_text()
+    (places[1] / file).write_text(change(before))
+    assert (places[1] / file).read_text() != before
+    task.words("rl", runs / "run")  # writes rl.yaml
+    words = ["rl", "--config", str(task.folder / "rl.yaml"), "--pretrain", "model", "--prompt_data", "train.jsonl"]
+    words += ["--eval_data", "heldout.jsonl", "--save_path", str(runs / "run"), "--max_steps", "2"]
+    words += ["--reward", "reward.py:rule"]
+    changes = {"start": str(places[0]), "directory": str(places[1])}
+    ended = server.run(*words, preludes=[("differ_at", [1, changes])], num_ranks=2)
+    assert (ended.code, *ended.other_codes) == (PREFLIGHT, PREFLIGHT), ended.output[-3000:]
+    assert ended.output.count(f"rank 1: {named} | rank 0: ") == 2, ended.output[-3000:]
+    assert not (runs / "run" / "config.yaml").exists(), "no run was begun"
+    assert "step 1/" not in ended.output

@@ -17,7 +17,7 @@ from support.trainer_task import TrainerTask, custom_reward_fn, same_model
 
 from rft_cli.lightrft.trainer import SPMDPPOTrainer
 from rft_cli.main import main
-from rft_core.errors import CheckpointError, OptionsError, SavedAfterSignal
+from rft_core.errors import CheckpointError, DataError, OptionsError, SavedAfterSignal
 from rft_trainer.runs.directory import RunDirectory
 
 pytestmark = [pytest.mark.xdist_group("lightrft_api"), pytest.mark.usefixtures("script")]
@@ -51,6 +51,15 @@ def test_a_run_with_code_is_continued_by_its_script_to_the_bit(
     problem = json.loads(capsys.readouterr().err)["problem"]
     assert problem["code"] == "resume.from_code"
     assert problem["do"] == f"python my_training.py, with load_checkpoint=True and save_path={str(run)!r}"
+
+    def edited(responses: list[str], labels: list[str]) -> list[float]:
+        return [0.5 for _ in responses]
+
+    edited.__qualname__ = custom_reward_fn.__qualname__
+    with pytest.raises(DataError) as refused:
+        SPMDPPOTrainer(**trainer_task.settings, **own | {"reward_fn": edited}, load_checkpoint=True).fit()
+    assert refused.value.problem.code == "identity.files_changed"
+    assert refused.value.problem.do.endswith("the script, with accept_changes='reward'")
     result = SPMDPPOTrainer(**trainer_task.settings, **own, load_checkpoint=True).fit()
     assert same_model(plain, run)
     assert result.before is not None

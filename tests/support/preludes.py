@@ -61,9 +61,20 @@ def hang_up_at(point: str, nth: int) -> None:
     _at(point, nth, lambda: terminal_preludes.hang_up(other_end))
 
 
-def storm_at(point: str, nth: int, seconds: float) -> None:
-    """Receive SIGTERM again and again from the nth pass of a point on."""
-    _at(point, nth, lambda: terminal_preludes.storm(seconds))
+def lose_reader_at(point: str, nth: int) -> None:
+    """Print into a pipe whose reader goes at the nth pass of a point."""
+    other_end = terminal_preludes.pipe()
+    _at(point, nth, lambda: os.close(other_end))
+
+
+def storm_at(point: str, nth: int, seconds: float, name: str = "SIGTERM") -> None:
+    """Receive a signal again and again from the nth pass of a point on."""
+    _at(point, nth, lambda: terminal_preludes.storm(seconds, name))
+
+
+def remove_at(point: str, nth: int, path: str) -> None:
+    """Delete a file at the nth pass of a point."""
+    _at(point, nth, lambda: os.unlink(path))
 
 
 def list_points(path: str) -> None:
@@ -189,7 +200,7 @@ def spoil_a_weight(point: str, nth: int, name_part: str, value: float) -> None:
     """Set one number of the first parameter whose name has `name_part`, at the nth pass of a point."""
 
     def found(training: Any) -> None:
-        policy = training.updater._policy
+        policy = training.updater.model
 
         def spoil() -> None:
             parameter = next(p for name, p in policy.named_parameters() if name_part in name)
@@ -202,18 +213,17 @@ def spoil_a_weight(point: str, nth: int, name_part: str, value: float) -> None:
 
 
 def spoil_gradients(first: int, last: int, digests: str) -> None:
-    """Make the gradient NaN in optimizer steps `first` to `last` (from 1), and note the weights' hash after each."""
+    """Make the gradient NaN in updates `first` to `last` (from 1), and note the weights' hash after each attempt."""
 
     def found(training: Any) -> None:
-        optimizer, count = training.updater._optimizer, Counter[str]()
+        optimizer = training.updater._optimizer
         step = optimizer.step
 
-        def spoiled(learning_rate: float) -> Any:
-            count["steps"] += 1
-            if first <= count["steps"] <= last:
+        def spoiled(learning_rate: float, **options: Any) -> Any:
+            if first <= training.progress.updates + 1 <= last:
                 parameter = next(iter(optimizer._parameters.values()))
                 parameter.grad = torch.full_like(parameter, float("nan"))
-            outcome = step(learning_rate)
+            outcome = step(learning_rate, **options)
             with open(digests, "a", encoding="ascii") as file:
                 file.write(f"{outcome.applied} {optimizer.weights_hash()}\n")
             return outcome
@@ -230,10 +240,10 @@ def save_gradients(path: str) -> None:
         optimizer = training.updater._optimizer
         step = optimizer.step
 
-        def noted(learning_rate: float) -> Any:
+        def noted(learning_rate: float, **options: Any) -> Any:
             if not os.path.exists(path):
                 save_file({name: p.grad.clone() for name, p in optimizer._parameters.items()}, path)
-            return step(learning_rate)
+            return step(learning_rate, **options)
 
         optimizer.step = noted
 

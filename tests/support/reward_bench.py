@@ -18,10 +18,11 @@ TEMPLATE = "{task_instruction} {response} {response}"
 
 class RewardServers:
     """One port: `/score` tells the length of each response, `/count` the number of responses in the request, `/slow`
-    takes its time, `/shaky` drops every other connection, `/v1/chat/completions` judges by counting digits."""
+    takes its time, `/shaky` drops every other connection, `/busy` refuses every other request but those by which it is
+    tried, `/v1/chat/completions` judges by counting digits."""
 
     def __init__(self) -> None:
-        self.requests = 0
+        self.requests = self.busy = 0
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -34,6 +35,13 @@ class RewardServers:
                 if self.path == "/shaky" and outer.requests % 2:
                     self.connection.shutdown(socket.SHUT_RDWR)
                     return
+                if self.path == "/busy" and body["prompt_ids"] != ["probe:0"]:
+                    outer.busy += 1
+                    if outer.busy % 2:
+                        self.send_response(503)
+                        self.send_header("Retry-After", "0")
+                        self.end_headers()
+                        return
                 if self.path == "/slow":
                     time.sleep(0.3)
                 content = json.dumps(_judged(body) if "model" in body else _scored(self.path, body)).encode()

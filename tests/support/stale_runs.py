@@ -24,6 +24,7 @@ from rft_models.families.registry import packed_families
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import make_policy
 from rft_trainer.batches.prompt_ledger import Ledger
+from rft_trainer.batches.units import MicroBatching
 from rft_trainer.evaluation.logprob_mismatch import scored_tokens
 from rft_trainer.loops.rl import RlLoop, StepConfig
 from rft_trainer.metrics.phase_timer import PhaseTimer
@@ -37,7 +38,8 @@ from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.scoring.advantages import AdvantageEstimator, RewardShapingConfig
 from rft_trainer.testing.bigram import DigitDecoder, MemoryWriter
-from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.optimizer_step import Updater
+from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
 
 VOCAB, MAX_LEN = 47, 24
@@ -149,7 +151,7 @@ class StaleRun:
 
     def step(self) -> dict[str, Any]:
         """The metrics of one training step."""
-        return dict(self.loop.train_step(StopSignals(), {}).metrics)
+        return dict(self.loop.train_step(StopSignals()).metrics)
 
     def _logprobs(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> list[list[float]]:
         pairs = [(list(prompt), list(new)) for prompt, new in zip(prompts, completions, strict=True)]
@@ -194,9 +196,8 @@ def _loop(path: Path, policy: CausalPolicy, engine: Replicas, seed: int) -> RlLo
         critic=None,
         control=None,
         updater=Updater(
-            policy,
+            PolicyLoss(policy, PolicyObjective(record, credit.coefficients)),
             optimizer,
-            PolicyObjective(record, credit.coefficients),
             one,
             micro_batching=MicroBatching(6, 0, False),
             learning_rate=lambda update: 3e-3,

@@ -31,11 +31,13 @@ from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.policy.tensor_parallel_plan import apply_tensor_parallel, tensor_plan
 from rft_models.testing.activation_bytes import held_for_backward
+from rft_trainer.batches.units import MicroBatching
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup, TrainingSample
 from rft_trainer.records.scores import RewardStatus
 from rft_trainer.scoring.logprobs import LogprobScorer
-from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.optimizer_step import Updater
+from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
 from support import family_ranks
 
@@ -188,13 +190,11 @@ def run(case: Case, model: Path, ranks: Collectives, out: Path) -> dict[str, Any
     )
     scored = annotator(groups())
     updater = Updater(
-        policy,
+        PolicyLoss(policy, PolicyObjective(RECORD), temperature=0.9),
         optimizer,
-        PolicyObjective(RECORD),
         data,
         micro_batching=case.cut,
         learning_rate=lambda update: 1e-2,
-        temperature=0.9,
         collective_forward=collective_forward,
     )
     totals = MetricTotals()

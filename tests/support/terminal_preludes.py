@@ -5,18 +5,34 @@ from __future__ import annotations
 import os
 import pty
 import signal
+import sys
 import time
+from collections.abc import Sequence
 
 
-def close_output(kind: str) -> None:
-    """Have stdout and stderr be a pipe that nobody reads, or a file on a full disk."""
+def close_output(kind: str, streams: Sequence[int] = (1, 2)) -> None:
+    """Have stdout and stderr, or one of them, be a pipe that nobody reads, a file on a full disk, or not there."""
+    if kind == "nothing":
+        for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+            os.close(number)
+            setattr(sys, name, None)  # as Python does where it finds them closed
+        return
     if kind == "pipe":
         reading, writing = os.pipe()
         os.close(reading)
     else:
         writing = os.open("/dev/full", os.O_WRONLY)
+    for number in streams:
+        os.dup2(writing, number)
+
+
+def pipe() -> int:
+    """Have stdout and stderr be a pipe; return its other end, whose closing takes the reader away."""
+    reading, writing = os.pipe()
     os.dup2(writing, 1)
     os.dup2(writing, 2)
+    os.close(writing)
+    return reading
 
 
 def terminal() -> int:
@@ -34,15 +50,15 @@ def hang_up(other_end: int) -> None:
     os.kill(os.getpid(), signal.SIGHUP)
 
 
-def storm(seconds: float) -> None:
-    """Have another process send SIGTERM to this one a thousand times a second, from now on until it has ended."""
-    target = os.getpid()
-    os.kill(target, signal.SIGTERM)
+def storm(seconds: float, name: str = "SIGTERM") -> None:
+    """Have another process send a signal to this one a thousand times a second, from now on until it has ended."""
+    target, number = os.getpid(), signal.Signals[name]
+    os.kill(target, number)
     if os.fork() == 0:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             try:
-                os.kill(target, signal.SIGTERM)
+                os.kill(target, number)
             except ProcessLookupError:
                 break
             time.sleep(0.001)

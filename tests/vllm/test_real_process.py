@@ -52,7 +52,7 @@ def test_an_update_reaches_the_other_process(pair: Pair) -> None:
     print(f"largest gap of the probe {gap.maximum:.2e}")
     assert gap.maximum < GAP
     assert tokens(pair.engine.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=16))) != before
-    assert not list(Path("/dev/shm").glob("rft-weights-*")), "the file is gone when it has been read"
+    assert not list(Path("/dev/shm").glob("rft-*/rft-weights-*")), "the file is gone when it has been read"
 
 
 def test_a_process_killed_in_the_middle_is_replaced_and_the_tokens_are_the_same(pair: Pair) -> None:

@@ -78,7 +78,9 @@ class Replicas:
             self.engines.append(engine)
             return engine
 
-        return ExternalEngineReplica(number, start)
+        replica = ExternalEngineReplica(number, start)
+        replica.ready()
+        return replica
 
     def drawn(self, engine: Any, length: int = 12) -> list[Completion]:
         answers: Sequence[Sequence[Completion]] = engine.generate(
