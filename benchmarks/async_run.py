@@ -27,6 +27,7 @@ from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_trainer.async_rollouts.queue import AsyncConfig, AsyncRollouts
 from rft_trainer.batches.prompt_ledger import Ledger
+from rft_trainer.batches.units import MicroBatching
 from rft_trainer.loops.rl import RlLoop, StepConfig
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.records.rollouts import Prompt
@@ -39,7 +40,8 @@ from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.scoring.advantages import AdvantageEstimator, RewardShapingConfig
 from rft_trainer.testing.bigram import DigitDecoder, MemoryWriter
-from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.optimizer_step import Updater
+from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
 
 JUDGED_TOKENS = 16
@@ -226,9 +228,8 @@ def _loop(
         critic=None,
         control=None,
         updater=Updater(
-            policy,
+            PolicyLoss(policy, PolicyObjective(record, credit.coefficients)),
             optimizer,
-            PolicyObjective(record, credit.coefficients),
             one,
             micro_batching=MicroBatching(work.samples_per_step, 4096, True),
             learning_rate=lambda update: work.learning_rate,

@@ -41,6 +41,7 @@ from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_trainer.batches.prompt_ledger import Ledger
+from rft_trainer.batches.units import MicroBatching
 from rft_trainer.loops.rl import RlLoop, StepConfig
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.records.rollouts import Prompt
@@ -53,7 +54,8 @@ from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.scoring.advantages import AdvantageEstimator, RewardShapingConfig
 from rft_trainer.sinks.jsonl import JsonlSink
-from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.optimizer_step import Updater
+from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
 
 
@@ -174,9 +176,8 @@ def make_optimizer(policy: CausalPolicy, kind: type[DataParallelOptimizer]) -> D
 
 def make_updater(policy: CausalPolicy, optimizer: DataParallelOptimizer, micro_batch: int = MICRO_BATCH) -> Updater:
     return Updater(
-        policy,
+        PolicyLoss(policy, PolicyObjective(record())),
         optimizer,
-        PolicyObjective(record()),
         SingleProcess(),
         micro_batching=MicroBatching(max_sequences=micro_batch, max_tokens=0, by_tokens=False),
         learning_rate=lambda step: LEARNING_RATE,

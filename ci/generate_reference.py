@@ -26,7 +26,7 @@ from rft_cli.config.command_line import ALIASES, OPPOSITES
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.meanings import meanings
 from rft_cli.config.resolve import resolve
-from rft_cli.config.schema import Required, Setting, schema
+from rft_cli.config.schema import Required, Setting, flat_name, schema
 from rft_cli.config.values import allowed, as_text
 from rft_cli.pages.run_plan_algorithm import component_text
 from rft_cli.records.discovery import find_command, load, with_settings
@@ -80,8 +80,8 @@ def reference(command: str) -> str:
         lines += ["", f"## {group.name}", "", str(inspect.getdoc(kind)), ""]
         lines += ["| flag | takes | default | meaning |", "|---|---|---|---|"]
         for item in fields(kind):
-            setting = table[item.name]
-            lines.append(f"| `--{item.name}` | {takes(setting)} | {default(setting)} | {cell(texts[item.name])} |")
+            setting = table[flat_name(group, item.name)]
+            lines.append(f"| `--{setting.name}` | {takes(setting)} | {default(setting)} | {cell(texts[item.name])} |")
     return "\n".join(lines) + "\n"
 
 
@@ -180,6 +180,7 @@ EXIT_MEANINGS = {
     ExitCode.SERVICE: "a reward or an inference engine is unavailable or answers wrongly",
     ExitCode.PEER: "another rank failed or did not arrive",
     ExitCode.SAVED_AFTER_SIGNAL: "saved after a signal: start me again",
+    ExitCode.OUTAGE: "a reward server or a judge was away for longer than `--reward_wait`; saved: start me again",
     ExitCode.NO_PROGRESS: "reserved for a restart that makes no progress; not used in this version",
 }
 
