@@ -38,6 +38,7 @@ class ServerOptimizer:
             betas=context.adam.adam_betas,
             epsilon=context.adam.adam_epsilon,
             weight_decay=context.adam.l2,
+            groups=context.parameter_groups(model),
         )
 
     def backward(self, loss: Tensor, *, last: bool = False) -> None:

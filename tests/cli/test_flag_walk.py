@@ -119,6 +119,8 @@ SHARED = IMAGES | {
     "adam_betas": Row("--adam_betas 0.5 0.6", "weights"),
     "adam_epsilon": Row("--adam_epsilon 0.01", "weights"),
     "l2": Row("--l2 0.5", "weights"),
+    "lr_factors": Row("--lr_factors model.layers=0.5", "weights"),
+    "l2_factors": Row("--l2_factors model.embed_tokens=1", "weights", "--l2 0.5"),
     "max_norm": Row("--max_norm 0.000001", "weights"),
     "eval_steps": Row("--eval_steps 1", "evals"),
     "save_path": Row("--save_path elsewhere", "where"),

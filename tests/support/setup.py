@@ -18,6 +18,8 @@ micro_train_batch_size: 4
 max_epochs: 3
 learning_rate: 3.0e-3
 adam_betas: [0.9, 0.98]
+l2: 0.1
+lr_factors: "*layers.0.*=0.5"
 eval_steps: 4
 patience: 50
 save_steps: 3
@@ -38,6 +40,8 @@ prompt_max_len: 8
 actor_learning_rate: 3.0e-4
 lr_schedule: linear
 adam_betas: [0.9, 0.98]
+l2: 0.1
+lr_factors: "*layers.0.*=0.5"
 eval_steps: 5
 save_steps: 3
 save_interval: 0

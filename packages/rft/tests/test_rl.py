@@ -15,7 +15,8 @@ from rft_trainer.loops.rl import RlLoop
 from rft_trainer.scoring.samples import shuffle_rewards
 
 DOUBLES = (
-    "require_async_support load_initial_weights adapt annotator old_policy balanced_forward fused_policy "
+    "require_async_support load_initial_weights adapt refuse_unknown_parts value_head "
+    "annotator old_policy balanced_forward fused_policy "
     "learning_rate_schedule micro_batching PolicyObjective PolicyLoss Updater "
     "make_tracer make_weight_check make_saver make_evaluator averaged_evaluator "
     "step_rules Reporter checkpoint_parts FullWeights PolicyWithCritic MismatchMonitor RolloutParts ThreadSafeReward "
@@ -133,6 +134,8 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "load_initial_weights(policy, settings.checkpoint, show=machine.is_first)",
         "engine_weights_directory(settings.checkpoint, 'source', shares_weights=True)",
         "adapt(policy, settings.adapter, None, base=engine_weights_directory(), seed=3)",
+        "value_head(settings)",
+        "refuse_unknown_parts(policy, settings.optimizer, value_head())",
         "ShardablePolicy(policy)",
         "parallelize(ShardablePolicy(), strategy_settings, settings.optimizer, machine, None)",
         "response_limits(settings, data.longest_prompt)",

@@ -80,7 +80,8 @@ def test_a_last_batch_that_is_not_full_is_a_step(read: Any, batch: int, epochs: 
 
 
 PARTS = (
-    "load_initial_weights adapt checkpoint_parts make_saver counting learning_rate_schedule balanced_forward "
+    "load_initial_weights adapt refuse_unknown_parts "
+    "checkpoint_parts make_saver counting learning_rate_schedule balanced_forward "
     "fused_policy micro_batching Reporter EarlyStop Updater PolicyLoss make_tracer make_weight_check "
     "TokenLikelihood SftLoop"
 )
@@ -126,6 +127,7 @@ def test_a_fresh_run_loads_adapts_and_distributes_before_it_saves(calls: Any) ->
         "load_initial_weights(policy, settings.checkpoint, show=machine.is_first)",
         "engine_weights_directory(settings.checkpoint, 'source', shares_weights=True)",
         "adapt(policy, settings.adapter, None, base='given weights', seed=settings.run.seed)",
+        "refuse_unknown_parts(policy, settings.optimizer)",
         "ShardablePolicy(policy)",
         "parallelize('shardable', settings.strategy, settings.optimizer, machine, None)",
         "Progress()",

@@ -6,9 +6,16 @@ Metadata keys of a field, read by the command line: `minimum`, `maximum` (inclus
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rft_core.errors import SettingsRefusal
+
+Factors = tuple[tuple[str, float], ...]
+"""(name or pattern of parameters, factor) of each entry of a setting such as `lr_factors`."""
+FACTOR_SETTINGS = ("lr_factors", "l2_factors")
+"""The settings that have `Factors`."""
 Schedule = Literal["cosine", "linear", "constant"]
 SequenceMode = Literal["auto", "ulysses", "ring"]
 
@@ -33,7 +40,15 @@ class AdamSettings:
     """Added to the denominator of Adam's update."""
 
     l2: float = field(default=0.0, metadata={"minimum": 0.0})
-    """Decoupled weight decay per unit of learning rate."""
+    """Decoupled weight decay per unit of learning rate; norms, biases and embeddings have none."""
+
+    lr_factors: str = ""
+    """Parts of the model with a learning rate of their own, NAME=FACTOR joined by commas, such as
+    model.visual=0.1,lm_head=0.5: a name, all names below it, or a pattern with *; empty = one rate for all."""
+
+    l2_factors: str = ""
+    """Parts of the model with a weight decay of their own (with `l2`), as in `lr_factors`: model.embed_tokens=1 decays
+    the embeddings too."""
 
     max_norm: float = field(default=1.0, metadata={"minimum": 0.0})
     """Clip the gradients to this L2 norm over all parameters; 0 = do not clip."""
@@ -172,3 +187,42 @@ class WatchSettings:
     fingerprint_steps: int = field(default=3, metadata={"minimum": 0})
     """Number of first steps in which the ranks compare every collective before they run it; with --debug all of them; 0
     = none."""
+
+
+def factors_of(setting: str, text: str) -> Factors:
+    """Parse NAME=FACTOR joined by commas; later entries hold before earlier ones.
+
+    Raises:
+        OptionsError: an entry of another form, or a factor that is not finite and at least 0.
+    """
+    refusal = factors_refusal(setting, text)
+    if refusal is not None:
+        raise refusal.as_error({setting: text})
+    return tuple((name, float(factor)) for name, factor in _entries(text))
+
+
+def factors_refusal(setting: str, text: str) -> SettingsRefusal | None:
+    """Return the refusal of a text that `factors_of` cannot read; None where it can."""
+    for name, factor in _entries(text):
+        if name and _is_factor(factor):
+            continue
+        return SettingsRefusal(
+            code="optimizer.factor",
+            names=(setting,),
+            why=f"{name}={factor} is not a name and a factor of at least 0" if factor else f"{name!r} has no factor",
+            do=f"--{setting} {name or 'model.embed_tokens'}=0.1",
+        )
+    return None
+
+
+def _entries(text: str) -> list[tuple[str, str]]:
+    parts = (part.strip() for part in text.split(","))
+    cut = (part.partition("=") for part in parts if part)
+    return [(name.strip(), factor.strip()) for name, _, factor in cut]
+
+
+def _is_factor(text: str) -> bool:
+    try:
+        return 0 <= float(text) < math.inf
+    except ValueError:
+        return False

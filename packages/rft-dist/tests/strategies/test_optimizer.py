@@ -14,6 +14,7 @@ from rft_dist.checkpoints.reader import StoredTensors
 from rft_dist.checkpoints.store import CheckpointStore
 from rft_dist.collectives import SingleProcess
 from rft_dist.optim.loss_scaler import LossScaler
+from rft_dist.optim.parameter_groups import ParameterGroups
 from rft_dist.strategies import optimizer as strategy_optimizer
 from rft_dist.strategies.fsdp import ShardedOptimizer
 from rft_dist.strategies.optimizer import AdamWOptions
@@ -103,10 +104,13 @@ def test_averages_and_a_scale_that_are_no_longer_kept_are_left(tmp_path: Path) -
 
 
 REQUIRED: AdamWOptions = {"betas": (0.0, 0.9), "epsilon": 1e-8, "weight_decay": 0.25, "max_norm": 1.0}
-GIVEN: AdamWOptions = {**REQUIRED, "master": True, "offload": True, "ema_decay": 0.5}
+GROUPS = ParameterGroups(rates=(("w", 0.5),))
+GIVEN: AdamWOptions = {**REQUIRED, "groups": GROUPS, "master": True, "offload": True, "ema_decay": 0.5}
 
 
-@pytest.mark.parametrize(("options", "others"), [(REQUIRED, (False, False, None)), (GIVEN, (True, True, 0.5))])
+@pytest.mark.parametrize(
+    ("options", "others"), [(REQUIRED, (None, False, False, None)), (GIVEN, (GROUPS, True, True, 0.5))]
+)
 def test_options_are_handed_on_with_the_tensors_of_which_this_rank_holds_something(
     monkeypatch: pytest.MonkeyPatch, options: AdamWOptions, others: tuple[Any, ...]
 ) -> None:
@@ -115,7 +119,7 @@ def test_options_are_handed_on_with_the_tensors_of_which_this_rank_holds_somethi
     named = [("w", nn.Parameter(torch.ones(2))), ("none", nn.Parameter(torch.ones(0)))]
     ShardedOptimizer([*named, ("frozen", nn.Parameter(torch.ones(1), requires_grad=False))], SingleProcess(), **options)
     words = {"betas": (0.0, 0.9), "epsilon": 1e-8, "weight_decay": 0.25}
-    assert made == [(["w"], words | dict(zip(("master", "offload", "ema_decay"), others, strict=True)))]
+    assert made == [(["w"], words | dict(zip(("groups", "master", "offload", "ema_decay"), others, strict=True)))]
 
 
 def test_a_loss_is_scaled_and_the_norm_the_bound_and_the_update_are_those_of_the_loss_itself() -> None:

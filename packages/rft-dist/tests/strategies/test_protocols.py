@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from rft_dist.collectives import SingleProcess
 from rft_dist.optim.loss_scaler import LossScaler
+from rft_dist.optim.parameter_groups import ParameterGroups
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_dist.strategies.protocols import StrategyContext, narrow_dtype
 
@@ -18,17 +21,21 @@ def context_of(adam: AdamSettings | None, **settings: Any) -> StrategyContext:
     return StrategyContext(settings=chosen, collectives=SingleProcess(), device=torch.device("cpu"), adam=adam)
 
 
-ADAM = AdamSettings(adam_betas=(0.5, 0.75), adam_epsilon=0.25, l2=0.125, max_norm=3.0)
-OPTIONS = {"betas": (0.5, 0.75), "epsilon": 0.25, "weight_decay": 0.125, "max_norm": 3.0}
+ADAM = AdamSettings(adam_betas=(0.5, 0.75), adam_epsilon=0.25, l2=0.125, max_norm=3.0, l2_factors="table=0.5")
+GROUPS = ParameterGroups(embeddings=frozenset({"table"}), decays=(("table", 0.5),))
+OPTIONS = {"betas": (0.5, 0.75), "epsilon": 0.25, "weight_decay": 0.125, "max_norm": 3.0, "groups": GROUPS}
+TABLE = nn.Embedding(3, 2)
+MODEL: Any = SimpleNamespace(module=TABLE, named_parameters=lambda: [("table", TABLE.weight)])
 
 
 def test_options_of_the_optimizer_are_the_settings_of_the_update_and_of_the_strategy() -> None:
     plain = {"ema_decay": None, "master": False, "offload": False, "scaler": None}
-    assert context_of(ADAM, ema_decay=0.75).adamw_options() == OPTIONS | plain
-    found = context_of(ADAM, enable_ema=True, ema_decay=0.75, adam_offload=True, fp16=True).adamw_options(master=True)
+    assert context_of(ADAM, ema_decay=0.75).adamw_options(MODEL) == OPTIONS | plain
+    context = context_of(ADAM, enable_ema=True, ema_decay=0.75, adam_offload=True, fp16=True)
+    found = context.adamw_options(MODEL, master=True)
     assert found == OPTIONS | {"ema_decay": 0.75, "master": True, "offload": True, "scaler": LossScaler()}
     with pytest.raises(AssertionError):
-        context_of(None).adamw_options()
+        context_of(None).adamw_options(MODEL)
 
 
 @pytest.mark.parametrize(

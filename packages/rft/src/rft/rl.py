@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rft.build.algorithm import algorithm_record
+from rft.build.algorithm import algorithm_record, value_head
 from rft.build.algorithm_parts import (
     BuiltCritic,
     PolicyWithCritic,
@@ -26,6 +26,7 @@ from rft.build.engines import choose_engine, make_engine
 from rft.build.environment import ChosenEnvironment, enter_environment, opened_data
 from rft.build.images import tokenizer_with_images
 from rft.build.lora import adapt, weights_directory
+from rft.build.models import refuse_unknown_parts
 from rft.build.replicas import make_replicas, wants_replicas
 from rft.build.rewards import build_reward
 from rft.build.rl_data import RlData, response_limits, rl_data, step_rules
@@ -248,6 +249,7 @@ def _policy(
         # the directory alone; `_engine` asks again for the chosen engine, which may refuse
         source = engine_weights_directory(settings.checkpoint, source, shares_weights=True)
     adapt(policy, settings.adapter, restored, base=source, seed=settings.run.seed)
+    refuse_unknown_parts(policy, settings.optimizer, value_head(settings))
     return policy, source
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rft.build.images import refuse_beside_images, row_images, tokenizer_with_images
 from rft.build.lora import adapt, counting, weights_directory
+from rft.build.models import refuse_unknown_parts
 from rft.build.prompt_data import PreparedPrompts, demonstrations, hold_out, read_held_out, read_training
 from rft.build.shared_parts import (
     balanced_forward,
@@ -105,6 +106,7 @@ def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, 
         source = engine_weights_directory(settings.checkpoint, source, shares_weights=True)
     # before distribution, so that adapters are parameters like any others
     adapt(policy, settings.adapter, restored, base=source, seed=settings.run.seed)
+    refuse_unknown_parts(policy, settings.optimizer)
     parallel = parallelize(ShardablePolicy(policy), settings.strategy, settings.optimizer, machine, restored)
     progress, early_stop = Progress(), EarlyStop(chosen.patience, chosen.min_improvement, chosen.target_loss)
     best = _best_weights(chosen, policy, restored)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rft.build.algorithm import AGGREGATIONS, algorithm_record, algorithm_type
+from rft.build.algorithm import AGGREGATIONS, algorithm_record, algorithm_type, value_head
 from rft.settings import RlSettings
 from rft_algos.algorithms import components
 from rft_algos.algorithms.published import Dapo, DrGrpo, PolicyAlgorithm, by_name
@@ -271,3 +271,8 @@ def test_a_comparison_within_a_group_needs_two() -> None:
     assert refused(replace(BASE, batch=one)).problem.code == "batch.group_of_one"
     algorithm_record(replace(settings("gae"), batch=one))
     algorithm_record(replace(BASE, batch=replace(BASE.batch, n_samples_per_prompt=2)))
+
+
+def test_only_a_critic_has_a_head() -> None:
+    assert value_head(settings("gae")) == "score.weight"
+    assert value_head(settings("rloo")) == ""

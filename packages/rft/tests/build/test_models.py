@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch import nn
 
 from rft.build import models
+from rft_core.errors import OptionsError
+from rft_dist.settings import AdamSettings
 
 
 def test_the_code_of_a_model_runs_before_its_tokenizer_is_read(calls: Any) -> None:
@@ -41,3 +44,35 @@ def test_a_preview_reads_what_the_settings_ask_for(calls: Any, freezes: bool, lo
     if loss:
         made.append("router_facts(settings.pretrain)")
     assert calls.taken() == made
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.ModuleDict({"layers": nn.Linear(2, 2), "table": nn.Embedding(2, 2)})
+    monkeypatch.setattr(models, "model_without_weights", lambda directory: model)
+
+
+@pytest.mark.usefixtures("named")
+def test_parts_with_a_rate_or_a_decay_of_their_own_are_listed() -> None:
+    adam = AdamSettings(lr_factors="layers=0.5,score.weight=2", l2_factors="table=1")
+    assert models.preview_groups("m", adam, "score.weight") == [
+        "layers: 0.5 x the learning rate (2 of 4 tensors)",
+        "score.weight: 2 x the learning rate (1 of 4 tensors)",
+        "table: 1 x the weight decay (1 of 4 tensors)",
+    ]
+    assert models.preview_groups("m", AdamSettings()) == []
+
+
+@pytest.mark.usefixtures("named")
+def test_a_part_that_the_model_does_not_have_is_refused_before_it_is_loaded() -> None:
+    with pytest.raises(OptionsError) as caught:
+        models.preview_groups("m", AdamSettings(lr_factors="score.weight=2"))
+    assert caught.value.problem.code == "optimizer.no_such_parameter"
+
+
+def test_a_part_that_is_not_trained_is_refused_once_the_model_is_there(calls: Any) -> None:
+    policy = calls.double("policy", trainable_parameters=lambda: [("layers.weight", None)])
+    adam = AdamSettings(lr_factors="layers=0.5,score.weight=2")
+    models.refuse_unknown_parts(policy, adam, "score.weight")
+    with pytest.raises(OptionsError):
+        models.refuse_unknown_parts(policy, adam)

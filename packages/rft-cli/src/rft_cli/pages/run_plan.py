@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rft.build.algorithm import algorithm_record
+from rft.build.algorithm import algorithm_record, value_head
 from rft.build.images import image_counts
 from rft.build.prompt_data import PreparedPrompts
 from rft.build.rl_data import RlData, response_limits
@@ -167,13 +167,20 @@ def _held_out_line(settings: SftSettings, data: SftData) -> str:
 def rl_model_lines(resolved: Resolved[RlSettings], machine: Machine) -> list[tuple[str, list[str]]]:
     """Return the lines on the models of an RL run: the policy, and the reference where the algorithm needs one."""
     settings = resolved.settings
-    needs_reference = algorithm_record(settings).needs_reference
-    return model_lines(settings.model, machine, settings.adapter, needs_reference=needs_reference)
+    return model_lines(
+        settings.model,
+        machine,
+        settings.adapter,
+        settings.optimizer,
+        needs_reference=algorithm_record(settings).needs_reference,
+        value_head=value_head(settings),
+    )
 
 
 def trained_model_lines(resolved: Resolved[Any], machine: Machine) -> list[tuple[str, list[str]]]:
     """Return the lines on a model that is trained without another beside it."""
-    return model_lines(resolved.settings.model, machine, resolved.settings.adapter)
+    settings = resolved.settings
+    return model_lines(settings.model, machine, settings.adapter, settings.optimizer)
 
 
 def show(training: Training, resolved: Resolved[Any], data: Any, machine: Machine) -> None:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from rft.build.lora import preview_adapters
-from rft.build.models import ModelPreview, preview_model
+from rft.build.models import ModelPreview, preview_groups, preview_model
 from rft.process.machine import Machine, bfloat16_arithmetic
+from rft_dist.settings import AdamSettings
 from rft_models.policy.freezing import FreezeReport
 from rft_models.settings import AdapterSettings, ModelSettings
 
 
 def model_lines(
-    settings: ModelSettings, machine: Machine, adapter: AdapterSettings, *, needs_reference: bool = False
+    settings: ModelSettings,
+    machine: Machine,
+    adapter: AdapterSettings,
+    adam: AdamSettings,
+    *,
+    needs_reference: bool = False,
+    value_head: str = "",
 ) -> list[tuple[str, list[str]]]:
     """Titled groups of lines. Read from the configuration; no weights are loaded.
 
     Raises:
         OptionsError: what is to be frozen does not exist, leaves nothing to train, or there are no routers to balance;
-            no layer has the name of a target module.
+            no layer has the name of a target module, or no parameter that of a factor.
     """
     adapters = preview_adapters(adapter, settings.pretrain)
     if adapters and needs_reference:
@@ -28,6 +35,8 @@ def model_lines(
         ("attention", [model.attention]),
         ("memory", [f"gradient checkpointing {model.checkpointing}"] if model.checkpointing else []),
         ("frozen", frozen_lines(model.frozen) if model.frozen else []),
+        # adapters have names of their own, which are known once they are made
+        ("optimizer", [] if adapters else preview_groups(settings.pretrain, adam, value_head)),
         ("routers", _routers(settings, model)),
     ]
 

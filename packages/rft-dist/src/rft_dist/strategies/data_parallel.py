@@ -58,7 +58,7 @@ def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedM
         optimizer = DataParallelOptimizer(
             model.trainable_parameters(),
             context.collectives,
-            **context.adamw_options(master=narrow_dtype(context.settings) is not None),
+            **context.adamw_options(model, master=narrow_dtype(context.settings) is not None),
         )
     return DistributedModel(data=data, weights=weights_of(model, context), optimizer=optimizer)
 

@@ -53,7 +53,7 @@ def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedM
     shard_weights(model, context)
     optimizer = None
     if context.adam is not None:
-        optimizer = ShardedOptimizer(model.trainable_parameters(), context.collectives, **context.adamw_options())
+        optimizer = ShardedOptimizer(model.trainable_parameters(), context.collectives, **context.adamw_options(model))
     return DistributedModel(data=data, weights=weights_of(model, context), optimizer=optimizer)
 
 

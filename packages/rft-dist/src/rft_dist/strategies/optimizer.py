@@ -25,6 +25,7 @@ from rft_dist.checkpoint_format.shards import Shard, ShardRequest, ShardSink, St
 from rft_dist.collectives import Collectives
 from rft_dist.optim.adamw import LocalAdamW, StepOutcome, clip, is_optional, trained_parameters
 from rft_dist.optim.loss_scaler import KEY, LossScaler, NoLossScaler
+from rft_dist.optim.parameter_groups import ParameterGroups
 from rft_dist.strategies.ema_swap import swap_in_ema
 
 
@@ -96,6 +97,7 @@ class AdamWOptions(TypedDict, total=False):
     betas: Required[tuple[float, float]]
     epsilon: Required[float]
     weight_decay: Required[float]
+    groups: ParameterGroups | None
     max_norm: Required[float]
     """The gradient is scaled down to this norm; 0 = never."""
     master: bool
@@ -137,6 +139,7 @@ class AdamWOptimizer(ABC):
             betas=options["betas"],
             epsilon=options["epsilon"],
             weight_decay=options["weight_decay"],
+            groups=options.get("groups"),
             master=options.get("master", False),
             offload=options.get("offload", False),
             ema_decay=options.get("ema_decay"),

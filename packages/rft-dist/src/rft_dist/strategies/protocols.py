@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rft_dist.checkpoint_format.shards import Shard
 from rft_dist.collectives import Collectives
 from rft_dist.optim.loss_scaler import LossScaler
+from rft_dist.optim.parameter_groups import ParameterGroups, groups_of_model
 from rft_dist.settings import AdamSettings, SequenceMode, StrategySettings
 
 if TYPE_CHECKING:
@@ -146,13 +147,19 @@ class StrategyContext:
     adam: AdamSettings | None
     """The weight update; None = the weights are not trained."""
 
-    def adamw_options(self, *, master: bool = False) -> AdamWOptions:
+    def parameter_groups(self, model: ShardableModel) -> ParameterGroups:
+        """Return the rates and decays of a model's parameters by name."""
+        assert self.adam is not None, "these weights are not trained"
+        return groups_of_model(self.adam, model.module, model.named_parameters())
+
+    def adamw_options(self, model: ShardableModel, *, master: bool = False) -> AdamWOptions:
         """Return the options of an optimizer that steps on this rank's tensors; `master` as of `LocalAdamW`."""
         assert self.adam is not None, "these weights are not trained"
         return {
             "betas": self.adam.adam_betas,
             "epsilon": self.adam.adam_epsilon,
             "weight_decay": self.adam.l2,
+            "groups": self.parameter_groups(model),
             "max_norm": self.adam.max_norm,
             "ema_decay": self.settings.ema_decay if self.settings.enable_ema else None,
             "master": master,

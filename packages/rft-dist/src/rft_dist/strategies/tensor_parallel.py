@@ -43,7 +43,7 @@ def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedM
             model.trainable_parameters(),
             group,
             of_heads=plan.of_heads,
-            **context.adamw_options(master=narrow_dtype(context.settings) is not None),
+            **context.adamw_options(model, master=narrow_dtype(context.settings) is not None),
         )
     return DistributedModel(
         data=DataParallelRanks(context.collectives, group), weights=weights_of(model, context), optimizer=optimizer

@@ -30,7 +30,7 @@ def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedM
     optimizer = None
     if context.adam is not None:
         optimizer = TensorShardedOptimizer(
-            model.trainable_parameters(), group, of_heads=plan.of_heads, **context.adamw_options()
+            model.trainable_parameters(), group, of_heads=plan.of_heads, **context.adamw_options(model)
         )
     return DistributedModel(
         data=DataParallelRanks(context.collectives, group), weights=weights_of(model, context), optimizer=optimizer

@@ -28,7 +28,7 @@ class Engine:
         self.asked: list[Any] = []
         self.applied, self.partitions = True, True
         self.optimizer: Any = SimpleNamespace(
-            param_groups=[{"lr": 0.0}, {"lr": 0.0}],
+            param_groups=[{"lr": 0.0, "rate_factor": 1.0}, {"lr": 0.0, "rate_factor": 0.5}],
             set_gradient_accumulation_boundary=lambda ends: self.asked.append(("boundary", ends)),
             setup_buckets=lambda: self.asked.append("buckets"),
             overlapping_partition_gradients_reduce_epilogue=lambda: self.asked.append("epilogue"),
@@ -90,7 +90,7 @@ def test_a_step_takes_the_sum_over_the_ranks_and_its_rate(made: tuple[Engine, Ze
     assert engine.asked == [
         ("backward", 6.0, False, "0"),
         ("backward", 8.0, False, "0"),
-        ("step", [0.25, 0.25], "0"),
+        ("step", [0.25, 0.125], "0"),
         "clear",
         "average",
     ]
@@ -112,7 +112,7 @@ def test_a_refused_step_moves_no_average(made: tuple[Engine, ZeroOptimizer]) -> 
 def test_a_step_without_a_micro_batch_is_set_up_as_a_backward_pass_would(made: tuple[Engine, ZeroOptimizer]) -> None:
     engine, optimizer = made
     optimizer.step(0.1)
-    assert engine.asked[:4] == [("boundary", False), "buckets", "epilogue", ("step", [0.1, 0.1], "0")]
+    assert engine.asked[:4] == [("boundary", False), "buckets", "epilogue", ("step", [0.1, 0.05], "0")]
     engine.asked.clear()
     optimizer.backward(torch.tensor(1.0))
     optimizer.step(0.1)
@@ -121,7 +121,7 @@ def test_a_step_without_a_micro_batch_is_set_up_as_a_backward_pass_would(made: t
     engine.partitions = False
     del engine.optimizer.setup_buckets
     optimizer.step(0.1)
-    assert engine.asked[:2] == [("boundary", False), ("step", [0.1, 0.1], "0")]
+    assert engine.asked[:2] == [("boundary", False), ("step", [0.1, 0.05], "0")]
 
 
 def test_the_state_is_asked_under_the_same_names(made: tuple[Engine, ZeroOptimizer]) -> None:

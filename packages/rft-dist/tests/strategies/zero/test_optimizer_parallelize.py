@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from rft_dist.collectives import SingleProcess
+from rft_dist.optim.parameter_groups import ParameterGroups
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_dist.strategies.protocols import StrategyContext
 from rft_dist.strategies.zero import optimizer as zero
@@ -28,11 +29,17 @@ class Given:
         self.layers = [nn.Linear(2, 2)]
         self.wrapped: list[Callable[..., Any]] = []
 
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.module.named_parameters()
+
     def cross_module_reads(self) -> list[Any]:
         return ["readers"]
 
     def wrap_forward(self, wrapper: Callable[..., Any]) -> None:
         self.wrapped.append(wrapper)
+
+
+GROUPS = ParameterGroups(rates=(("bias", 0.5),))
 
 
 @pytest.mark.parametrize("averages", [False, True])
@@ -47,14 +54,21 @@ def test_settings_of_a_run_reach_the_partitioned_model(monkeypatch: pytest.Monke
         ),
         collectives=ranks,
         device=CPU,
-        adam=AdamSettings(adam_betas=(0.5, 0.75), adam_epsilon=0.25, l2=0.125, max_norm=3.0),
+        adam=AdamSettings(adam_betas=(0.5, 0.75), adam_epsilon=0.25, l2=0.125, max_norm=3.0, lr_factors="bias=0.5"),
     )
     found: Any = parallelize(model, context)  # type: ignore[arg-type]
     assert asked == [
         (
             (model.module, model.layers, ranks),
             {
-                **{"device": CPU, "stage": 3, "betas": (0.5, 0.75), "epsilon": 0.25, "weight_decay": 0.125},
+                **{
+                    "device": CPU,
+                    "stage": 3,
+                    "betas": (0.5, 0.75),
+                    "epsilon": 0.25,
+                    "weight_decay": 0.125,
+                    "groups": GROUPS,
+                },
                 **{"max_norm": 3.0, "cpu_offload": True, "hpz_size": 4, "overlap_comm": True},
                 **{"ema_decay": 0.75 if averages else None, "readers": ["readers"]},
             },

@@ -107,6 +107,11 @@ def _not_importable(path: str, error: Exception) -> OptionsError:
     )
 
 
+def value_head(settings: RlSettings) -> str:
+    """Return the name of the weight of the critic's head; empty where the algorithm needs no critic."""
+    return f"{settings.critic.value_head_prefix}.weight" if algorithm_record(settings).advantage.needs_values else ""
+
+
 def algorithm_record(settings: RlSettings) -> PolicyAlgorithm:
     """The algorithm of the settings as one record.
 

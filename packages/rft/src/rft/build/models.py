@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rft.parallel.parallelize import weights_dtype
+from rft_dist.optim.parameter_groups import matches, require_known_names
+from rft_dist.settings import AdamSettings, factors_of
 from rft_models.attention.kernels import describe_attention
 from rft_models.families.custom import load_model_code
 from rft_models.layers.gradient_checkpointing import Checkpointing
 from rft_models.layers.moe_router import Router, router_facts
 from rft_models.loading.context_length import model_facts
+from rft_models.loading.transformers_loading import model_without_weights
+from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import FreezeReport, preview
 from rft_models.policy.load_for_training import checkpointing_of, freezing_of
 from rft_models.settings import ModelSettings, WeightsSettings
@@ -56,3 +60,37 @@ def preview_model(settings: ModelSettings, device: str) -> ModelPreview:
         frozen=preview(settings.pretrain, rules) if rules.freezes else None,
         router=router_facts(settings.pretrain) if settings.aux_loss_coef else None,
     )
+
+
+def refuse_unknown_parts(policy: CausalPolicy, adam: AdamSettings, value_head: str = "") -> None:
+    """Refuse rates and decays of parts that are not trained; `value_head` as in `preview_groups`.
+
+    Raises:
+        OptionsError: a name that no trained parameter has.
+    """
+    trained = [name for name, _ in policy.trainable_parameters()]
+    require_known_names(adam, [*trained, value_head] if value_head else trained)
+
+
+def preview_groups(pretrain: str, adam: AdamSettings, value_head: str = "") -> list[str]:
+    """Return a line for each part of the model with a rate or decay of its own, from the configuration alone.
+
+    Args:
+        pretrain: the model's directory.
+        adam: the settings of the update.
+        value_head: name of the weight of a critic's head that is trained too; empty = none.
+
+    Raises:
+        OptionsError: a name that no parameter has.
+    """
+    if not adam.lr_factors and not adam.l2_factors:
+        return []
+    names = [name for name, _ in model_without_weights(pretrain).named_parameters()]
+    names += [value_head] if value_head else []
+    require_known_names(adam, names)
+    lines: list[str] = []
+    for setting, what in (("lr_factors", "learning rate"), ("l2_factors", "weight decay")):
+        for pattern, factor in factors_of(setting, getattr(adam, setting)):
+            count = sum(matches(pattern, name) for name in names)
+            lines.append(f"{pattern}: {factor:g} x the {what} ({count} of {len(names)} tensors)")
+    return lines

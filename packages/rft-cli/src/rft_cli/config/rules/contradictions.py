@@ -13,6 +13,7 @@ from rft_cli.config.rules.sourced_values import MakeProblem, Origins, SourcedVal
 from rft_cli.config.values import as_text
 from rft_cli.records.discovery import find_command, load
 from rft_core.errors import Problem
+from rft_dist.settings import FACTOR_SETTINGS, factors_refusal
 from rft_dist.strategies.registry import STRATEGIES
 from rft_engine.registry import limits_met
 from rft_models.settings import freezing_refusal
@@ -24,7 +25,7 @@ Check = Callable[[Values, MakeProblem], Iterator[Problem]]
 def contradictions(command: str, values: Values, origins: Origins) -> list[Problem]:
     """Combinations that cannot be run, each with its arithmetic and one way out."""
     given = SourcedValues(values, origins)
-    checks: list[Check] = [_engine, _lengths, _frozen, _system_prompt, environment_problems, image_problems]
+    checks: list[Check] = [_engine, _lengths, _frozen, _factors, _system_prompt, environment_problems, image_problems]
     problems = [problem for check in checks for problem in check(values, given.make_problem)]
     rules = find_command(command).rules
     return [*problems, *load(rules)(given)] if rules else problems
@@ -58,6 +59,13 @@ def _frozen(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
         yield make_problem(refusal.code, list(refusal.names), refusal.why, refusal.do)
 
 
+def _factors(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
+    for name in FACTOR_SETTINGS:
+        refusal = factors_refusal(name, values.get(name, ""))
+        if refusal is not None:
+            yield make_problem(refusal.code, list(refusal.names), refusal.why, refusal.do)
+
+
 def _system_prompt(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     if "system_prompt" not in values:
         return
@@ -69,6 +77,7 @@ def _system_prompt(values: Values, make_problem: MakeProblem) -> Iterator[Proble
 _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **{name: ("lora_rank", bool) for name in NEEDS_RANK},
     "chunk_size": ("fused_linear_logprob", bool),
+    "l2_factors": ("l2", bool),
     "gradient_checkpointing_mode": ("gradient_checkpointing", bool),
     "gradient_checkpointing_every": ("gradient_checkpointing", bool),
     "overlong_buffer_penalty_factor": ("overlong_buffer", lambda on: on is not False),

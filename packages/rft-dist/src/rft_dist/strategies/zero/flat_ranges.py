@@ -1,6 +1,6 @@
 """Partition of each tensor over the ranks under ZeRO, as ranges of flattened tensors.
 
-DeepSpeed lays the trained parameters of a group (decayed, not decayed) one after another in a flat
+DeepSpeed lays the trained parameters of a group (of one rate and decay) one after another in a flat
 float32 tensor and gives every rank a range of it (stages 1 and 2), or cuts each parameter into one
 range a rank and lays a rank's ranges one after another (stage 3). In both cases a rank holds of each
 tensor at most one range of its elements in row-major order, and of its moments the same.

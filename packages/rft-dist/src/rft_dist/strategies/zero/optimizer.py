@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from rft_dist.checkpoint_format.shards import Shard, ShardRequest, StoredComponent
 from rft_dist.collectives import Collectives
 from rft_dist.optim.adamw import StepOutcome, nothing_to_train
+from rft_dist.optim.parameter_groups import ParameterGroups, adamw, set_learning_rate
 from rft_dist.strategies.data_parallel import share_sequences
 from rft_dist.strategies.ema_swap import swap_in_ema_zero
 from rft_dist.strategies.optimizer import restore_shards
@@ -57,6 +58,7 @@ def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedM
         betas=context.adam.adam_betas,
         epsilon=context.adam.adam_epsilon,
         weight_decay=context.adam.l2,
+        groups=context.parameter_groups(model),
         max_norm=context.adam.max_norm,
         cpu_offload=settings.adam_offload,
         hpz_size=settings.zpg,
@@ -92,6 +94,7 @@ class ZeroModel:
         epsilon: float,
         weight_decay: float,
         max_norm: float,
+        groups: ParameterGroups | None = None,
         cpu_offload: bool = False,
         hpz_size: int = 1,
         overlap_comm: bool = False,
@@ -109,7 +112,7 @@ class ZeroModel:
             collectives: the ranks.
             device: where it computes.
             stage: 1, 2 or 3.
-            betas, epsilon, weight_decay, max_norm: as in `DataParallelOptimizer`.
+            betas, epsilon, weight_decay, max_norm, groups: as in `DataParallelOptimizer`.
             cpu_offload: master copies and moments in host memory, and AdamW there; on a CPU they are there already.
             hpz_size: neighbouring ranks that keep a second copy of the weights between forward and backward (stage 3).
             overlap_comm: exchange gradients, and gather weights ahead, while it computes; of use on GPUs.
@@ -140,9 +143,11 @@ class ZeroModel:
         self._deepspeed = load_deepspeed(device)
         if dtype == torch.float16:
             verify_float16(self._deepspeed)
-        root, adamw = _Root(model), _adamw(trained, betas, epsilon, weight_decay)
+        root, chosen = _Root(model), groups or ParameterGroups()
+        named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        stepping = adamw(named, chosen, betas=betas, epsilon=epsilon, weight_decay=weight_decay)
         config = engine_config(dtype, options, device, sum(parameter.numel() for parameter in trained))
-        engine = start_engine(self._deepspeed, root, adamw, config, device)
+        engine = start_engine(self._deepspeed, root, stepping, config, device)
         self.model = model
         self._engine = engine
         self._is_partitioned = stage == 3
@@ -153,7 +158,6 @@ class ZeroModel:
                     self._deepspeed.zero.register_external_parameter(module, parameter)
         self.weights = ZeroWeights(model, engine.optimizer, collectives)
         state = ZeroState(model, engine.optimizer, collectives, ema_decay=ema_decay)
-        named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         swap = partial(swap_in_ema_zero, named, self.weights, state, collectives)
         self.optimizer = ZeroOptimizer(engine, state, swap)
 
@@ -258,8 +262,7 @@ class ZeroOptimizer:
         if not self._begun:
             self._begin_without_gradients()
         self._begun = False
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rate(self._engine.optimizer.param_groups, learning_rate)
         with local_rank(self._engine.device):
             self._engine.step()
         # before the next micro-batch: DeepSpeed adds to what it kept of this step's gradients
@@ -324,13 +327,3 @@ def _gather_with(root: nn.Module, layers: Sequence[nn.Module], deepspeed: Any) -
     for parameter in root.parameters():
         if id(parameter) not in inside:
             deepspeed.zero.register_external_parameter(root, parameter)
-
-
-def _adamw(
-    parameters: Sequence[nn.Parameter], betas: tuple[float, float], epsilon: float, weight_decay: float
-) -> torch.optim.AdamW:
-    decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
-    others = [parameter for parameter in parameters if parameter.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=betas, eps=epsilon, fused=fused)
