@@ -1,4 +1,4 @@
-"""A package of its own: the task `sums`, with rows, a reward and a constraint, each chosen by name."""
+"""A package of its own: the task `sums`, with rows, a reward, a constraint and an evaluation, each chosen by name."""
 
 from rft_trainer.installed_tasks.record import InstalledTask
 
@@ -22,4 +22,16 @@ def even_numbers(tokenizer, argument):
     return [[*tokenizer.encode(str(n)), tokenizer.eos_ids[0]] for n in range(0, int(argument), 2)]
 
 
-SUMS = InstalledTask(name="sums", rows="sum_task:rows", reward="sum_task:nearness", constraint="sum_task:even_numbers")
+def digits(responses, labels, rewards):
+    """Metrics of held-out answers: digits of an answer, and the share of answers as long as their label."""
+    as_long = [len(response) == len(label) for response, label in zip(responses, labels, strict=True)]
+    return {"digits": sum(map(len, responses)) / len(responses), "right_length": sum(as_long) / len(as_long)}
+
+
+SUMS = InstalledTask(
+    name="sums",
+    rows="sum_task:rows",
+    reward="sum_task:nearness",
+    constraint="sum_task:even_numbers",
+    evaluation="sum_task:digits",
+)

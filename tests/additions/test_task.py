@@ -1,9 +1,10 @@
-"""A package of a few lines adds a task: rows, a reward and a constraint, each chosen by its name in a flag."""
+"""A package of a few lines adds a task: rows, a reward, a constraint and an evaluation, each chosen by a flag."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,7 +50,7 @@ def say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Say:
 
 def words_of(task: TrainerTask) -> list[object]:
     chosen = task.settings | {"prompt_data": "sums:6", "eval_data": "sums:6-9", "reward": "sums", "max_steps": 2}
-    chosen |= {"constraint": "sums:20", "rollout_log_interval": 1}
+    chosen |= {"constraint": "sums:20", "rollout_log_interval": 1, "eval_metrics": "sums"}
     return [word for name, value in chosen.items() for word in (f"--{name}", value)]
 
 
@@ -59,7 +60,7 @@ def test_it_is_short() -> None:
 
 
 def test_the_first_page_lists_it(say: Say) -> None:
-    assert "  sums         rows, reward, constraint (sum-task 1.0)" in say("--help").splitlines()
+    assert "  sums         rows, reward, constraint, evaluation (sum-task 1.0)" in say("--help").splitlines()
 
 
 def test_its_rows_and_reward_are_checked_and_trained_on(say: Say, trainer_task: TrainerTask, tmp_path: Path) -> None:
@@ -80,9 +81,22 @@ def test_its_rows_and_reward_are_checked_and_trained_on(say: Say, trainer_task: 
     assert run.evaluations[-1]["eval/n"] == 3
     assert run.evaluations[-1]["eval/unscored"] == 0
     assert run.evaluations[-1]["eval/truncated"] == 0
+    assert all(1 <= row["eval/digits"] <= 2 and 0 <= row["eval/right_length"] <= 1 for row in run.evaluations)
     responses = {row["response"] for file in run.rollout_files for row in rows(file)}
     assert len(responses) > 1
     assert responses <= {str(number) for number in range(0, 20, 2)}
-    answers = say("eval", tmp_path / "run", "--constraint", "sums:20", "--output", tmp_path / "answers.jsonl")
-    assert "3" in answers
+    answers = say(
+        "eval",
+        tmp_path / "run",
+        "--eval_metrics",
+        "sums",
+        "--constraint",
+        "sums:20",
+        "--output",
+        tmp_path / "answers.jsonl",
+    )
+    [last] = [json.loads(line) for line in answers.splitlines() if line.startswith("{")]
+    lengths = [len(row["response"]) for row in rows(tmp_path / "answers.jsonl")]
+    assert last["eval/digits"] == sum(lengths) / 3
+    assert f"digits    {last['eval/digits']:.4f}" in answers.splitlines()
     assert {row["response"] for row in rows(tmp_path / "answers.jsonl")} <= {str(number) for number in range(0, 20, 2)}

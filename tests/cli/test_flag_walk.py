@@ -179,6 +179,7 @@ RL = SHARED | {
     "pretrain": Row("--pretrain {second}", "rollouts"),
     "device": Row("--device cuda", "device"),
     "label_key": Row("--label_key more", "example"),
+    "eval_metrics": Row("--eval_metrics none", "refused:task.unknown"),
     "reward": Row("--reward exact", "rollouts"),
     "reward_workers": Row("--reward_workers 2", "calls:scorers"),
     "reward_timeout": Row("--reward_timeout 0.01", "code", f"--reward {BENCH}/reward.py:slow"),

@@ -38,7 +38,10 @@ class Run:
         evaluator = calls.double(
             "evaluator", with_rollouts=calls.double("with_rollouts", returns=(self.result, ["rollout"]))
         )
-        calls.replace(evaluate, constraint_of=lambda *given: None, within=lambda engine, trie: engine)
+        metrics = SimpleNamespace(of=lambda names: f"metrics of {names}")
+        calls.replace(
+            evaluate, TaskMetrics=metrics, constraint_of=lambda *given: None, within=lambda engine, trie: engine
+        )
         calls.put(
             evaluate,
             "make_engine row_images read_held_out sampling_options",
@@ -80,7 +83,7 @@ def test_an_evaluation_gives_its_settings_to_the_parts_that_they_belong_to(calls
         "build_reward(settings, machine)",
         "sampling_options(settings.sampling, 20, tokenizer.eos_ids)",
         f"Evaluator(make_engine(), tokenizer, reward, machine.collectives, {run.prompts!r}, conversations=None, "
-        "sampling=sampling_options(), seed=settings.output.seed)",
+        "metrics='metrics of data.eval_metrics', sampling=sampling_options(), seed=settings.output.seed)",
         "with_rollouts()",
         "reward.close()",
         "stack ends",

@@ -53,7 +53,15 @@ def scores(items: Sequence[RewardItem]) -> list[Score]:
     return [found.get(item.prompt_id, Score(0.25)) for item in items]
 
 
-def evaluator(engine: BigramEngine, ranks: OneRank | None = None, seed: int = 0) -> Evaluator:
+class Metrics:
+    """Notes what it is given."""
+
+    def __call__(self, responses: Any, labels: Any, rewards: Any) -> dict[str, float]:
+        self.given = responses, labels, rewards
+        return {"characters": float(sum(map(len, responses)))}
+
+
+def evaluator(engine: BigramEngine, ranks: OneRank | None = None, seed: int = 0, metrics: Any = None) -> Evaluator:
     return Evaluator(
         engine,
         DigitDecoder(),
@@ -62,7 +70,17 @@ def evaluator(engine: BigramEngine, ranks: OneRank | None = None, seed: int = 0)
         PROMPTS,
         sampling=SamplingOptions(temperature=1.0, max_new_tokens=4, stop_token_ids=(0,)),
         seed=seed,
+        metrics=metrics,
     )
+
+
+def test_metrics_of_tasks_are_of_all_answers_in_the_order_of_the_prompts() -> None:
+    metrics = Metrics()
+    result, rollouts = evaluator(RecordingEngine(), metrics=metrics).with_rollouts()
+    texts = [rollout.response_text for rollout in rollouts]
+    assert metrics.given == (texts, [prompt.label for prompt in PROMPTS], result.rewards)
+    assert result.as_record()["eval/characters"] == len("".join(texts)) > 0
+    assert "eval/characters" not in evaluator(RecordingEngine())().as_record()
 
 
 def test_answers_without_a_score_are_neither_right_nor_wrong(caplog: pytest.LogCaptureFixture) -> None:

@@ -24,6 +24,7 @@ from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_models.policy.load import load_policy
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
+from rft_trainer.evaluation.task_metrics import TaskMetrics
 from rft_trainer.protocols import Collectives
 from rft_trainer.records.rollouts import Prompt, Rollout
 from rft_trainer.runs.step_report import gather_rows, rollout_row
@@ -99,7 +100,7 @@ def evaluate(settings: EvalSettings, machine: Machine) -> Evaluation:
 def _evaluate(settings: EvalSettings, machine: Machine, opened: ExitStack) -> Evaluation:
     tokenizer = tokenizer_with_images(settings.model, settings.images)
     environment = enter_environment(settings.conversation, tokenizer, opened)
-    trie = constraint_of(settings, tokenizer)
+    trie, metrics = constraint_of(settings, tokenizer), TaskMetrics.of(settings.data.eval_metrics)
     prompts = _prompts(settings, tokenizer)
     prompts = environment.opened(prompts) if environment else prompts
     policy = load_policy(
@@ -119,6 +120,7 @@ def _evaluate(settings: EvalSettings, machine: Machine, opened: ExitStack) -> Ev
             sampling=sampling_options(settings.sampling, response, tokenizer.eos_ids),
             seed=settings.output.seed,
             conversations=environment.conversations(engine, longest) if environment else None,
+            metrics=metrics,
         )
         result, rollouts = evaluator.with_rollouts()
     finally:

@@ -186,7 +186,14 @@ def build_rl(
     if progress.step:
         source.load_weights(progress.step)
     evaluator = make_evaluator(
-        source, tokenizer, reward, machine, data.held_out, longest_response, rollouts.conversations
+        source,
+        tokenizer,
+        reward,
+        machine,
+        data.held_out,
+        longest_response,
+        rollouts.conversations,
+        metrics=data.metrics,
     )
     objective = PolicyObjective(record, credit.coefficients)
     trained = [parallel, critic.parallel] if critic else [parallel]

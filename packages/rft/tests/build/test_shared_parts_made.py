@@ -57,7 +57,7 @@ def test_held_out_prompts_are_answered_greedily_where_there_are_any(calls: Any, 
     greedy = shared_parts.SamplingOptions(temperature=0.0, max_new_tokens=20, stop_token_ids=(3,))
     made = [
         f"Evaluator(engine, tokenizer, reward, machine.collectives, ['a'], conversations=conversations, "
-        f"sampling={greedy!r})"
+        f"metrics=None, sampling={greedy!r})"
     ]
     assert calls.taken() == (made if prompts else [])
 

@@ -37,6 +37,8 @@ def _show(settings: EvalSettings, evaluation: Evaluation) -> None:
     print(f"accuracy  {result.accuracy:.4f}  ({evaluation.num_right:,} of {result.num_scored:,}; {bounds})")
     print(f"reward    {result.mean_reward:.4f}  (95 %: {interval.low:.4f} to {interval.high:.4f})")
     print(f"tokens    {result.mean_tokens:.1f} an answer; {result.num_truncated:,} were cut at the limit")
+    for name, value in result.task_metrics.items():
+        print(visible(f"{name:<9} {value:.4f}"))
     if result.num_scored < len(result.rewards):
         print(f"unscored  {len(result.rewards) - result.num_scored:,}: in none of the figures above")
     print(json.dumps(result.as_record()))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, astuple, dataclass, field, replace
 from typing import Any
 
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import OutageError
 from rft_core.keyed_random import derive_key
+from rft_trainer.evaluation.task_metrics import TaskMetrics
 from rft_trainer.protocols import Collectives, Engine, ResponseDecoder
 from rft_trainer.records.rollouts import Prompt, Rollout
 from rft_trainer.records.turns import TurnCounts, total, turn_counts
@@ -38,6 +39,8 @@ class EvaluationResult:
     """Turns and tool calls of all conversations; none without an environment."""
     why_unscored: str = ""
     """The first prompt without a reward, and why it has none; empty where every prompt has one."""
+    task_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Metrics of installed tasks by name."""
 
     @property
     def num_scored(self) -> int:
@@ -66,38 +69,31 @@ class EvaluationResult:
             "eval/truncated": self.num_truncated,
             "eval/mean_tokens": self.mean_tokens,
             **{f"eval/{name}": value for name, value in self.turns.shares().items()},
+            **{f"eval/{name}": value for name, value in self.task_metrics.items()},
         }
 
 
+@dataclass(slots=True)
 class Evaluator:
     """Evaluator on all held-out prompts; ranks share the work and all get the full result."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        decoder: ResponseDecoder,
-        reward: RewardFunction,
-        collectives: Collectives,
-        prompts: Sequence[Prompt],
-        *,
-        sampling: SamplingOptions,
-        seed: int = 0,
-        conversations: Conversations | None = None,
-    ) -> None:
-        self._engine = engine
-        self._decoder = decoder
-        self._reward = reward
-        self._collectives = collectives
-        self._conversations = conversations
-        self._prompts = prompts
-        self._sampling = sampling
-        # by index alone: every evaluation of a run asks with the same keys, and can be paired with the others
-        self._keys = [[derive_key(seed, "evaluation", index)] for index in range(len(prompts))]
+    engine: Engine
+    decoder: ResponseDecoder
+    reward: RewardFunction
+    collectives: Collectives
+    prompts: Sequence[Prompt]
+    """The held-out prompts, in order."""
+    _: KW_ONLY
+    sampling: SamplingOptions
+    seed: int = 0
+    conversations: Conversations | None = None
+    metrics: TaskMetrics | None = None
+    """What installed tasks compute of the answers."""
+    keys: list[list[int]] = field(init=False)
 
-    @property
-    def prompts(self) -> Sequence[Prompt]:
-        """The held-out prompts, in order."""
-        return self._prompts
+    def __post_init__(self) -> None:
+        # by index alone: every evaluation of a run asks with the same keys, and can be paired with the others
+        self.keys = [[derive_key(self.seed, "evaluation", index)] for index in range(len(self.prompts))]
 
     def __call__(self) -> EvaluationResult:
         """Evaluate all prompts and return the result."""
@@ -108,30 +104,35 @@ class Evaluator:
 
         Raises:
             OutageError: the reward server of a rank is away, on all ranks.
+            DataError: the metrics of a task are none.
         """
-        rank, world_size = self._collectives.rank, self._collectives.world_size
+        rank, world_size = self.collectives.rank, self.collectives.world_size
         # keys go with the prompts: which rank answers one changes none of its tokens
-        mine = self._prompts[rank::world_size]
-        sampled = self._draw(mine, self._keys[rank::world_size])
+        mine = self.prompts[rank::world_size]
+        sampled = self._draw(mine, self.keys[rank::world_size])
         # before the rewards: a model with NaN in its weights still answers, and would look like a poor one
         back = "go back to an earlier checkpoint of the run"
-        refuse_non_finite_shares(sampled, self._collectives, during="evaluation", do=back)
+        refuse_non_finite_shares(sampled, self.collectives, during="evaluation", do=back)
         try:
-            scored = sampled if self._conversations is not None else score_rollouts(self._reward, mine, sampled)
+            scored = sampled if self.conversations is not None else score_rollouts(self.reward, mine, sampled)
         except OutageError as outage:
             if world_size > 1:  # the other ranks wait in the exchange of the rows
-                self._collectives.gather_bytes(json.dumps(asdict(outage.problem)).encode())
+                self.collectives.gather_bytes(json.dumps(asdict(outage.problem)).encode())
             raise
         rollouts = [group[0] for group in scored]
         rows = [_row(rollout) for rollout in rollouts]
         if world_size > 1:
-            parts = [json.loads(part) for part in self._collectives.gather_bytes(json.dumps(rows).encode())]
+            parts = [json.loads(part) for part in self.collectives.gather_bytes(json.dumps(rows).encode())]
             for part in parts:
                 if isinstance(part, dict):
                     raise OutageError(**part)
             # back to the order of the prompts, which were dealt out in turn
-            rows = [parts[i % world_size][i // world_size] for i in range(len(self._prompts))]
+            rows = [parts[i % world_size][i // world_size] for i in range(len(self.prompts))]
         result = _result(rows)
+        if self.metrics is not None:
+            labels = [prompt.label for prompt in self.prompts]
+            found = self.metrics([row[6] for row in rows], labels, result.rewards)
+            result = replace(result, task_metrics=found)
         # all ranks have the same result: one of them says so
         if result.why_unscored and rank == 0:
             missing = len(rows) - result.num_scored
@@ -139,9 +140,9 @@ class Evaluator:
         return result, rollouts
 
     def _draw(self, prompts: Sequence[Prompt], keys: Sequence[Sequence[int]]) -> list[list[Rollout]]:
-        if self._conversations is not None:
-            return self._conversations.sample(prompts, keys, self._sampling)
-        return sample_responses(self._engine, self._decoder, prompts, keys, self._sampling)
+        if self.conversations is not None:
+            return self.conversations.sample(prompts, keys, self.sampling)
+        return sample_responses(self.engine, self.decoder, prompts, keys, self.sampling)
 
 
 def _row(rollout: Rollout) -> list[Any]:
@@ -149,7 +150,15 @@ def _row(rollout: Rollout) -> list[Any]:
     correct = None if reward is None else is_correct(rollout)
     counts = astuple(turn_counts(rollout.turns))
     reason = f"{rollout.prompt_id} ({rollout.status}): {rollout.detail}"
-    return [reward, correct, rollout.finish_reason == "length", rollout.num_sampled, counts, reason]
+    return [
+        reward,
+        correct,
+        rollout.finish_reason == "length",
+        rollout.num_sampled,
+        counts,
+        reason,
+        rollout.response_text,
+    ]
 
 
 def _result(rows: Sequence[Sequence[Any]]) -> EvaluationResult:

@@ -68,15 +68,18 @@ def unknown_task(name: str, what: str, *, flag: str, argument: str = "") -> Opti
     )
 
 
-def called(name: str, reference: str, arguments: tuple[object, ...], *, code: str) -> list[Any]:
+def called(name: str, reference: str, arguments: tuple[object, ...], *, code: str, as_items: bool = False) -> list[Any]:
     """Call a function of an installed task and return what it gives as a list, which is not empty.
+
+    `as_items`: it gives a mapping, whose (key, value) pairs are returned.
 
     Raises:
         DataError: it cannot be imported, raises, or gives nothing.
     """
     shown = f"{reference}({', '.join(repr(value) for value in arguments if isinstance(value, str))})"
     try:
-        found = list(function(reference)(*arguments))
+        given: Any = function(reference)(*arguments)
+        found = list(dict(given).items()) if as_items else list(given)
     except Exception as error:  # whatever the code of another package raises
         frame = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{shown} raised {type(error).__name__}: {error}"
@@ -92,7 +95,8 @@ def bad_result(name: str, what: str, *, code: str, place: str) -> DataError:
         code=code,
         what=what,
         where=entry_text(name),
-        why="rows are mappings from columns to values, a constraint sequences of token ids, at least one",
+        why="rows are mappings from columns to values, a constraint sequences of token ids, an evaluation numbers by "
+        "name; of each at least one",
         do=f"correct {place}, or name another argument behind the colon",
     )
 

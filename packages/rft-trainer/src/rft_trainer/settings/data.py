@@ -58,6 +58,9 @@ class EvalDataSettings(HeldOutSettings):
     label_key: str = "label"
     """Column that holds the answer a reward compares with."""
 
+    eval_metrics: str = ""
+    """Installed tasks whose metrics every evaluation has beside accuracy and reward, joined by commas; empty = none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRowsSettings:

@@ -14,6 +14,7 @@ from rft_dist.strategies.registry import run_dims
 from rft_models.loading.context_length import model_facts
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.batch_plan import BatchPlan, BatchSizes, plan_batches
+from rft_trainer.evaluation.task_metrics import TaskMetrics
 from rft_trainer.loops.rl import StepConfig
 from rft_trainer.records.rollouts import Prompt
 
@@ -56,6 +57,8 @@ class RlData:
     num_steps: int
     num_updates: int
     longest_prompt: int
+    metrics: TaskMetrics | None
+    """What every evaluation has beside accuracy and reward."""
 
 
 def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> RlData:
@@ -110,7 +113,8 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
         num_updates = min(num_updates, num_steps * len(plan.cut(plan.collection_size)) * batch.max_epochs)
     # held-out prompts too: one engine serves training and evaluation
     longest = max(len(prompt.token_ids) for prompt in (*prompts, *held_out))
-    return RlData(training, prompts, held_out, plan, num_steps, num_updates, longest)
+    metrics = TaskMetrics.of(data.eval_metrics)
+    return RlData(training, prompts, held_out, plan, num_steps, num_updates, longest, metrics)
 
 
 def step_rules(settings: RlSettings, data: RlData, record: PolicyAlgorithm) -> StepConfig:

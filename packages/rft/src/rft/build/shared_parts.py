@@ -21,6 +21,7 @@ from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.batches.units import MicroBatching
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.evaluation.evaluator import Evaluator
+from rft_trainer.evaluation.task_metrics import TaskMetrics
 from rft_trainer.protocols import Engine, Optimizer
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import Reward
@@ -107,6 +108,8 @@ def make_evaluator(
     prompts: Sequence[Prompt],
     longest_response: int,
     conversations: Conversations | None = None,
+    *,
+    metrics: TaskMetrics | None = None,
 ) -> Evaluator | None:
     """Greedy evaluation of the held-out prompts, where there are any."""
     if not prompts:
@@ -119,6 +122,7 @@ def make_evaluator(
         prompts,
         sampling=SamplingOptions(temperature=0.0, max_new_tokens=longest_response, stop_token_ids=tokenizer.eos_ids),
         conversations=conversations,
+        metrics=metrics,
     )
 
 

@@ -78,6 +78,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **{name: ("lora_rank", bool) for name in NEEDS_RANK},
     "chunk_size": ("fused_linear_logprob", bool),
     "l2_factors": ("l2", bool),
+    "eval_metrics": ("eval_data", bool),
     "gradient_checkpointing_mode": ("gradient_checkpointing", bool),
     "gradient_checkpointing_every": ("gradient_checkpointing", bool),
     "overlong_buffer_penalty_factor": ("overlong_buffer", lambda on: on is not False),
