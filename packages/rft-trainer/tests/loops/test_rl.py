@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -188,6 +190,11 @@ class Made:
         self.loop.saver.restore(step, json.loads(json.dumps(records)))
         self.loop.rollouts.load_weights(step)
 
+    def evaluations(self) -> list[dict[str, object]]:
+        self.directory.sync()
+        file = self.directory.path / "evals.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
     def rows(self) -> list[dict[str, object]]:
         self.directory.sync()
         return self.directory.read_metrics().rows
@@ -253,6 +260,26 @@ def test_a_stop_before_any_update_saves_the_last_whole_step(tmp_path: Path) -> N
     ledger = made.writer.saved[-1][1]["ledger"]
     assert isinstance(ledger, dict)
     assert len(ledger["in_flight"]) == 5, "prompts of the unfinished step go back"
+
+
+def test_a_stop_while_a_run_was_prepared_saves_its_start_and_owes_the_first_evaluation(tmp_path: Path) -> None:
+    made = Made(tmp_path / "run")
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with pytest.raises(SavedAfterSignal) as caught:
+            made.loop.run(signals)
+    assert caught.value.problem.what == "SIGUSR1 received; saved at step 0"
+    assert made.evaluations() == []
+    [(step, records, *_)] = made.writer.saved
+    assert (step, records["progress"]["owed_evaluation"]) == (0, "before")
+    again = Made(tmp_path / "again")
+    again.loop.saver.restore(0, json.loads(json.dumps(records)))
+    again.loop.run(StopSignals())
+    assert [row["name"] for row in again.evaluations()][:1] == ["before"]
+    assert "owed_evaluation" not in again.writer.saved[-1][1]["progress"]
+    whole = Made(tmp_path / "whole")
+    whole.loop.run(StopSignals())
+    assert torch.equal(again.policy.table, whole.policy.table)
 
 
 def test_a_reward_that_fails_is_left_out_and_too_many_end_the_run(tmp_path: Path) -> None:

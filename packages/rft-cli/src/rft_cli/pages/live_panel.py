@@ -110,7 +110,10 @@ class LivePanel:
                 for k, v in record.items()
                 if k.startswith(("eval/", "eval_ema/"))
             )
-            self._console.print(f"eval   step {step} {record.get('name', '')} {scores}", soft_wrap=True, markup=False)
+            # a run without held-out rows has evaluations that measure nothing
+            if scores:
+                line = f"eval   step {step} {record.get('name', '')} {scores}"
+                self._console.print(line, soft_wrap=True, markup=False)
 
     def finish(self, summary: Record) -> None:
         """Show the end of the run; `summary` is the content of summary.json."""

@@ -23,7 +23,7 @@ from rft_trainer.protocols import Collectives
 from rft_trainer.runs.best_weights import BestWeights
 from rft_trainer.runs.checkpointing import Progress, Saver, save_and_stop
 from rft_trainer.runs.step_report import Reporter
-from rft_trainer.runs.stop_signals import StopSignals, agree
+from rft_trainer.runs.stop_signals import StopSignals, agree, in_force, stop_requested
 from rft_trainer.update.nonfinite_checks import refuse_more_steps
 from rft_trainer.update.optimizer_step import UpdateOutcome
 from rft_trainer.update.weight_check import WeightCheck
@@ -114,11 +114,16 @@ class TrainingLoop(ABC, Generic[DataT]):
     def begin(self) -> None:
         """Evaluate and save before the first step; a resumed run has done so already, also one resumed from step 0."""
         if self.saver.saved_step is None:
+            # asked to stop while the run was prepared, where a stop loses nothing: the evaluation waits for the resume
+            if agree(self.collectives, stop_requested())[0]:
+                self.progress.owed_evaluation = "before"
+                self._save_and_stop(in_force())
             self._watch("before")
             self.saver.save(0, episode=0)
         elif self.progress.owed_evaluation:
             # the run ended in it, after the step was saved; saved again, so that it is owed no more
             self._watch(self.progress.owed_evaluation)
+            self.progress.owed_evaluation = ""
             self.saver.save_again(episode=self.ledger.epoch)
 
     def steps(self, signals: StopSignals) -> None:
