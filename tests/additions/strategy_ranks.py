@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,9 @@ class SmallModel:
         return ((f"small.{name}", parameter) for name, parameter in self.module.named_parameters())
 
     trainable_parameters = named_parameters
+
+    def release_trained_rows(self) -> Mapping[str, int]:
+        return {}
 
     def cross_module_reads(self) -> Iterable[tuple[nn.Module, Sequence[nn.Parameter]]]:
         return ()

@@ -90,7 +90,9 @@ PARTS = (
 def built(calls: Any, *, restored: Any, patience: int = 0, adapters: Any = None) -> tuple[list[str], dict[str, Any]]:
     """The calls of a build, and what the loop is given."""
     policy = calls.double("policy", adapters=adapters)
-    parallel = calls.double("parallel", model=calls.double("model"))
+    # names of what is copied for the best weights: adapters alone, or everything
+    names = {"trainable_parameters": lambda: [("adapter", 1)], "named_parameters": lambda: [("a", 1), ("b", 2)]}
+    parallel = calls.double("parallel", model=calls.double("model", adapters=adapters, **names))
     calls.put(sft, PARTS)
     calls.put(
         sft,
@@ -101,7 +103,7 @@ def built(calls: Any, *, restored: Any, patience: int = 0, adapters: Any = None)
         parallelize=parallel,
         Progress=calls.double("progress"),
         make_guards={"policy": "guard"},
-        BestWeights=calls.double("best"),
+        WeightsSnapshot=calls.double("best"),
         make_ledger=calls.double("ledger"),
     )
     training = calls.double("training", patience=patience)
@@ -194,10 +196,9 @@ def test_a_run_that_continues_keeps_its_weights_its_best_ones_and_its_masks(call
         "adapt(policy, settings.adapter, restored, base='source', seed=settings.run.seed)",
         "parallelize('shardable', settings.strategy, settings.optimizer, machine, restored)",
         "EarlyStop(2, training.min_improvement, training.target_loss)",
-        "policy.trainable_parameters()",
-        "BestWeights(policy.trainable_parameters())",
-        "restored.checkpoint.tensors('best_weights')",
-        "best.load_state_tensors(restored.checkpoint.tensors())",
+        "WeightsSnapshot(parallel.weights, ['adapter'])",
+        "restored.checkpoint.component('best_weights')",
+        "best.restore(restored.checkpoint.component())",
         "adapters.begin_update(progress.updates)",
     ]
     assert [call for call in made if call in order] == order
@@ -205,11 +206,8 @@ def test_a_run_that_continues_keeps_its_weights_its_best_ones_and_its_masks(call
     assert saver.endswith("machine, restored, {'best_weights': best})")
     assert given["best"] == "best"
     made, _ = built(calls, restored=None, patience=2)
-    assert [call for call in made if "arameters" in call] == [
-        "policy.named_parameters()",
-        "BestWeights(policy.named_parameters())",
-    ]
-    assert not [call for call in made if "load_state_tensors" in call]
+    assert "WeightsSnapshot(parallel.weights, ['a', 'b'])" in made
+    assert not [call for call in made if call.startswith("best.restore")]
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -197,6 +197,9 @@ class Model:
     def trainable_parameters(self) -> Iterator[tuple[str, Parameter]]:
         return self.module.named_parameters()
 
+    def release_trained_rows(self) -> dict[str, int]:
+        return {}
+
     def cross_module_reads(self) -> list[Any]:
         return []
 

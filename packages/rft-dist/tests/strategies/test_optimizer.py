@@ -10,14 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rft_dist.checkpoint_format.shards import Shard
 from rft_dist.checkpoints.reader import StoredTensors
 from rft_dist.checkpoints.store import CheckpointStore
-from rft_dist.collectives import SingleProcess
+from rft_dist.collectives import SingleProcess, TorchCollectives
+from rft_dist.optim.adamw import STATES
 from rft_dist.optim.loss_scaler import LossScaler
 from rft_dist.optim.parameter_groups import ParameterGroups
 from rft_dist.strategies import optimizer as strategy_optimizer
-from rft_dist.strategies.fsdp import ShardedOptimizer
+from rft_dist.strategies.data_parallel import DataParallelOptimizer
+from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
 from rft_dist.strategies.optimizer import AdamWOptions
+from rft_dist.testing.thread_ranks import run_in_threads
 
 
 def optimizer_of(weight: nn.Parameter, *, averages: bool, scaled: bool) -> ShardedOptimizer:
@@ -160,3 +164,77 @@ def test_averages_take_the_place_of_the_weights_while_they_are_asked_for() -> No
     with optimizer.swap_in_ema():
         assert weight.tolist() == pytest.approx([0.95, 2.05])
     assert weight.tolist() == pytest.approx([0.9, 2.1])
+
+
+class Matrices(nn.Module):
+    """An embedding and an output matrix, of which the last rows are trained; what is between them is frozen."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        values = torch.linspace(-1.0, 1.0, 33).view(11, 3)
+        self.between = nn.Linear(3, 3, bias=False)
+        nn.init.eye_(self.between.weight)
+        self.embedding, self.head = nn.Parameter(values.clone()), nn.Parameter(values.flip(0).contiguous())
+        if tied:
+            self.head = self.embedding
+        self.between.weight.requires_grad_(False)
+
+    def loss(self, tokens_T: Tensor) -> Tensor:
+        logits_TV = self.between(self.embedding[tokens_T[:-1]]) @ self.head.T
+        return nn.functional.cross_entropy(logits_TV, tokens_T[1:], reduction="sum") / 10
+
+
+ADAM: dict[str, Any] = {"betas": (0.9, 0.95), "epsilon": 1e-3, "weight_decay": 0.5, "max_norm": 0.5}
+
+
+@pytest.mark.parametrize(("first", "tied"), [(7, False), (7, True), (6, False), (10, True), (0, False)])
+def test_shards_of_the_last_rows_are_trained_as_these_rows_alone_and_the_others_keep_their_bits(
+    first: int, tied: bool
+) -> None:
+    alone = Matrices(tied=tied)
+    names = [name for name, parameter in alone.named_parameters() if parameter.requires_grad]
+    before = {name: alone.get_parameter(name).detach().clone() for name in names}
+    rows = {name: nn.Parameter(alone.get_parameter(name).detach()[first:]) for name in names}
+    expected = DataParallelOptimizer(rows.items(), SingleProcess(), **ADAM)
+    for step in range(3):
+        for rank in (0, 1, 2):
+            alone.loss(tokens_of(step, rank)).backward()
+        for name in names:
+            gradient = alone.get_parameter(name).grad
+            assert gradient is not None
+            rows[name].grad, alone.get_parameter(name).grad = gradient[first:], None
+        expected.step(1e-2)
+
+    def work(ranks: TorchCollectives) -> list[Shard]:
+        model = Matrices(tied=tied)
+        weights = FullyShardedModel(model, [], ranks, device=torch.device("cpu"))
+        optimizer = ShardedOptimizer(model.named_parameters(), ranks, **ADAM, first_rows=dict.fromkeys(names, first))
+        for step in range(3):
+            optimizer.backward(weights.compute(model.loss, tokens_of(step, ranks.rank)))
+            optimizer.step(1e-2)
+        for name, tensor in weights.full_tensors():
+            if name in names:
+                assert torch.equal(tensor[:first], before[name][:first])
+                assert torch.allclose(tensor[first:], rows[name], atol=1e-6, rtol=0)
+                assert not torch.equal(tensor[first:], before[name][first:])
+        shards = optimizer.checkpoint_tensors()
+        optimizer.load_state_tensors(copied(optimizer.state_tensors()))
+        requests = {(each.name, each.start): each.shape for each in optimizer.shard_requests()}
+        assert all(requests[each.name, each.start] == tuple(each.data.shape) for each in shards)
+        return shards
+
+    found: dict[str, Tensor] = {}
+    for shard in [shard for shards in run_in_threads(3, work) for shard in shards]:
+        box = tuple(slice(a, a + size) for a, size in zip(shard.start, shard.data.shape, strict=True))
+        full = found.setdefault(shard.name, torch.full(shard.global_shape, math.nan))
+        assert bool(full[box].isnan().all()), "every element is saved once"
+        full[box] = shard.data
+    state = {
+        f"{kind}/{name}[{first}:]": expected.state_tensors()[f"{kind}/{name}"] for kind in STATES for name in names
+    }
+    assert found.keys() == state.keys()
+    assert all(torch.allclose(found[key], tensor, atol=1e-6, rtol=0) for key, tensor in state.items())
+
+
+def tokens_of(step: int, rank: int) -> Tensor:
+    return (torch.arange(9) * (3 + rank) + step + rank) % 11

@@ -29,11 +29,13 @@ MODEL: Any = SimpleNamespace(module=TABLE, named_parameters=lambda: [("table", T
 
 
 def test_options_of_the_optimizer_are_the_settings_of_the_update_and_of_the_strategy() -> None:
-    plain = {"ema_decay": None, "master": False, "offload": False, "scaler": None}
+    plain = {"ema_decay": None, "master": False, "offload": False, "scaler": None, "first_rows": {}}
     assert context_of(ADAM, ema_decay=0.75).adamw_options(MODEL) == OPTIONS | plain
     context = context_of(ADAM, enable_ema=True, ema_decay=0.75, adam_offload=True, fp16=True)
     found = context.adamw_options(MODEL, master=True)
-    assert found == OPTIONS | {"ema_decay": 0.75, "master": True, "offload": True, "scaler": LossScaler()}
+    given = {"ema_decay": 0.75, "master": True, "offload": True, "scaler": LossScaler()}
+    assert found == OPTIONS | plain | given
+    assert context_of(ADAM).adamw_options(MODEL, first_rows={"m": 3})["first_rows"] == {"m": 3}
     with pytest.raises(AssertionError):
         context_of(None).adamw_options(MODEL)
 

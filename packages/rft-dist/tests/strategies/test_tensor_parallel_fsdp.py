@@ -49,6 +49,9 @@ class Shardable:
     def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self.module.named_parameters()
 
+    def release_trained_rows(self) -> dict[str, int]:
+        return {}
+
     def cross_module_reads(self) -> list[Any]:
         return []
 

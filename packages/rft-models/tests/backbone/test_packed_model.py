@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rft_models.backbone import packed_model as module
-from rft_models.backbone.packed_model import PackedModel
+from rft_models.backbone.packed_model import PackedModel, TrainedRows
 
 Calls = list[tuple[Any, ...]]
 
@@ -137,11 +137,20 @@ def test_the_optimizer_gets_what_has_a_gradient_and_the_trained_rows_of_a_matrix
     model = make()
     model.model.layers[0].bias.requires_grad_(False)
     rows = nn.Parameter(torch.zeros(1, 2))
-    model.trained_rows["model.layers.0.weight"] = ("rows", rows)
-    model.trained_rows["model.layers.0.bias"] = ("never", rows)
+    weight = model.model.layers[0].weight
+    hook = weight.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.zero_())
+    model.trained_rows["model.layers.0.weight"] = TrainedRows("rows", 1, rows, hook)
+    model.trained_rows["model.layers.0.bias"] = TrainedRows("never", 1, rows, hook)
     found = list(model.trainable_parameters())
     assert [name for name, _ in found] == ["rows", "model.layers.1.weight", "model.layers.1.bias"]
     assert found[0][1] is rows
+    del model.trained_rows["model.layers.0.bias"]
+    assert model.release_trained_rows() == {"model.layers.0.weight": 1}
+    assert next(iter(model.trainable_parameters()))[1] is weight, "the whole matrix"
+    weight.sum().backward()
+    assert weight.grad is not None
+    assert bool((weight.grad == 1).all()), "which keeps its gradient"
+    assert model.release_trained_rows() == {}
 
 
 class Folded:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rft_models.policy.freezing import FreezeReport, FreezeRules, TrainableRows, names_of
+from rft_models.policy.freezing import FreezeReport, FreezeRules, names_of, train_rows
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,10 @@ def test_weights_are_listed_by_names_that_cover_layers() -> None:
 
 
 def test_the_gradient_of_a_matrix_is_summed_in_its_trained_rows_and_nowhere_else() -> None:
-    rows, matrix = TrainableRows(), nn.Parameter(torch.arange(8.0).view(4, 2), requires_grad=False)
-    assert (rows.rows, rows.first) == ({}, 0)
-    rows.add("m", matrix, 3)
-    rows.add("n", nn.Parameter(torch.zeros(5, 2)), 3)
-    named = rows.named()
-    assert {name: own for name, (own, _) in named.items()} == {"m": "m[3:]", "n": "n[3:]"}
-    part = named["m"][1]
+    matrix = nn.Parameter(torch.arange(8.0).view(4, 2), requires_grad=False)
+    rows = train_rows("m", matrix, 3)
+    assert (rows.name, rows.first) == ("m[3:]", 3)
+    part = rows.parameter
     assert part.untyped_storage().data_ptr() == matrix.untyped_storage().data_ptr()
     assert part.tolist() == [[6.0, 7.0]]
     assert matrix.requires_grad

@@ -205,6 +205,18 @@ class Optimizer(Protocol):
         ...
 
 
+class BestWeights(Protocol):
+    """A copy of the weights of the best evaluation so far, so that a run can end with them."""
+
+    def keep(self) -> None:
+        """Copy the weights as they are now."""
+        ...
+
+    def put_back(self) -> None:
+        """Give the model the kept weights again; it stays as it is where none were kept."""
+        ...
+
+
 class Collectives(Protocol):
     """Sums and exchanges over ranks."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rft_core.errors import CheckpointError, SavedAfterSignal
+from rft_core.errors import SavedAfterSignal
 from rft_core.keyed_random import derive_key, permutation
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.batches.units import MicroBatching
@@ -19,13 +19,12 @@ from rft_trainer.loops.early_stop import EarlyStop
 from rft_trainer.loops.sft import SftLoop, TokenLikelihood, mean_loss
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.records.rollouts import TrainingSample
-from rft_trainer.runs.best_weights import BestWeights
 from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.sinks.jsonl import JsonlSink
-from rft_trainer.testing.bigram import BigramPolicy, MemoryWriter, OneRank, PlainOptimizer
+from rft_trainer.testing.bigram import BigramPolicy, CopiedParameters, MemoryWriter, OneRank, PlainOptimizer
 from rft_trainer.update.optimizer_step import Updater
 from rft_trainer.update.policy_loss import PolicyLoss
 
@@ -53,7 +52,7 @@ class Made:
             seed=1,
         )
         optimizer = PlainOptimizer([self.policy.table])
-        self.best = BestWeights(self.policy.named_parameters()) if keep_best else None
+        self.best = CopiedParameters(self.policy.named_parameters()) if keep_best else None
         self.run = SftLoop(
             ledger=ledger,
             samples=SAMPLES,
@@ -237,25 +236,6 @@ def stop_after(made: Made, steps: int) -> None:
     made.run.reporter.step = reported  # type: ignore[method-assign, assignment]
     with pytest.raises(SavedAfterSignal):
         made.run.run(signals)
-
-
-def test_best_weights_of_another_model_are_refused() -> None:
-    best = BestWeights(BigramPolicy(6).named_parameters())
-    with pytest.raises(CheckpointError, match="table") as caught:
-        best.load_state_tensors(BestWeights(BigramPolicy(5).named_parameters()).checkpoint_tensors())
-    assert caught.value.problem.code == "checkpoint.best_weights"
-
-
-def test_best_weights_are_a_copy() -> None:
-    policy = BigramPolicy(3)
-    best = BestWeights(policy.named_parameters())
-    best.put_back()
-    assert torch.equal(policy.table, torch.zeros(3, 3)), "nothing was kept, so nothing changes"
-    best.keep()
-    with torch.no_grad():
-        policy.table += 1.0
-    best.put_back()
-    assert torch.equal(policy.table, torch.zeros(3, 3))
 
 
 def test_the_averages_have_a_loss_of_their_own_and_leave_the_run_as_it_is(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from rft.process.machine import open_machine
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun, compared_facts, execute, start
 from rft.settings import SftSettings
+from rft_dist.strategies.weights_snapshot import WeightsSnapshot
 from rft_models.loading.context_length import model_facts
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -40,7 +41,6 @@ from rft_trainer.data.mixture import Mixture
 from rft_trainer.loops.early_stop import EarlyStop
 from rft_trainer.loops.sft import SftLoop, TokenLikelihood
 from rft_trainer.records.rollouts import TrainingSample
-from rft_trainer.runs.best_weights import BestWeights
 from rft_trainer.runs.checkpointing import Progress
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
@@ -109,7 +109,7 @@ def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, 
     refuse_unknown_parts(policy, settings.optimizer)
     parallel = parallelize(ShardablePolicy(policy), settings.strategy, settings.optimizer, machine, restored)
     progress, early_stop = Progress(), EarlyStop(chosen.patience, chosen.min_improvement, chosen.target_loss)
-    best = _best_weights(chosen, policy, restored)
+    best = _best_weights(chosen, parallel, restored)
     # before the saver, which restores what it remembers
     guard = make_guards(settings.run, started, progress, ["policy"], keeps_out=True)["policy"]
     ledger = make_ledger(data.mixture, data.training.data_hash, len(data.samples), chosen.max_epochs, settings.run.seed)
@@ -198,14 +198,16 @@ def _updater(
 
 
 def _best_weights(
-    chosen: SftTrainingSettings, policy: CausalPolicy, restored: ResumePoint | None
-) -> BestWeights | None:
+    chosen: SftTrainingSettings, parallel: ParallelModel[CausalPolicy], restored: ResumePoint | None
+) -> WeightsSnapshot | None:
     """Make the copy of the best weights where patience ends the run, since the best evaluation is then not the last."""
     if not chosen.patience:
         return None
-    best = BestWeights(policy.trainable_parameters() if policy.adapters else policy.named_parameters())
+    policy = parallel.model
+    copied = policy.trainable_parameters() if policy.adapters else policy.named_parameters()
+    best = WeightsSnapshot(parallel.weights, [name for name, _ in copied])
     if restored is not None:
-        best.load_state_tensors(restored.checkpoint.tensors("best_weights"))
+        best.restore(restored.checkpoint.component("best_weights"))
     return best
 
 

@@ -130,7 +130,11 @@ REFUSED_FLAGS: dict[str, Refusal] = {
         "exclude_frozen",
     ),
     # names of the guides' tools and of other trainers
-    **_rows("which tokens are new is said by the id of the first", "--train_only_tokens_from N", "freeze_LLM"),
+    **_rows(
+        "which tokens are new is said by the id of the first; their rows alone are then trained, under every strategy",
+        "--train_only_tokens_from N",
+        "freeze_LLM",
+    ),
     **_rows("the model has one name in all commands", "--pretrain PATH", "model_path", "model_name_or_path"),
     **_rows(
         "the length of a response has one name in all commands", "--generate_max_len N", "max_tokens", "max_new_tokens"

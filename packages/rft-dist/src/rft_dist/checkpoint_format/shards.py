@@ -79,6 +79,10 @@ class StoredComponent(Protocol):
         """The names of its tensors."""
         ...
 
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Type in which one of its tensors was saved."""
+        ...
+
     def tensors(self) -> dict[str, Tensor]:
         """All its tensors in full, on the CPU."""
         ...

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -33,6 +34,7 @@ from rft_dist.checkpoint_format.layout import (
 )
 from rft_dist.checkpoint_format.manifest import MAX_BYTES, FileEntry, Manifest, ManifestFault, parse_manifest
 from rft_dist.checkpoint_format.resharding import BlockReader, table_of_files
+from rft_dist.checkpoint_format.safetensors_pieces import DTYPES
 from rft_dist.checkpoint_format.shards import ShardSink
 
 _NOT_A_FILE = (errno.ELOOP, errno.EISDIR, errno.EINVAL)  # a link, a directory, a device
@@ -156,6 +158,10 @@ class StoredTensors:
     def names(self) -> Collection[str]:
         """Names of the tensors; CheckpointError where the checkpoint has none of this component."""
         return self.checkpoint.blocks(self.component).table.keys()
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Type in which a tensor was saved."""
+        return DTYPES[self.checkpoint.blocks(self.component).table[name].dtype]
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors in full, see `Checkpoint.tensors`."""

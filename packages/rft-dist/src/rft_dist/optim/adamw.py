@@ -156,6 +156,11 @@ def trained_parameters(named_parameters: Iterable[tuple[str, Parameter]]) -> dic
     return trained
 
 
+def rows_name(name: str, first: int | None) -> str:
+    """Return the name, among an optimizer's parameters, of a matrix's rows from `first` on; None = all rows."""
+    return name if first is None else f"{name}[{first}:]"
+
+
 def is_optional(key: str) -> bool:
     """Return whether a run may continue without this tensor of the state, which then begins anew."""
     return key.partition("/")[0] in (ema.KIND, loss_scaler.KEY)

@@ -56,6 +56,9 @@ class ParameterGroups:
         for name, parameter in parameters.items():
             decay = weight_decay * self.decay_factor(name, parameter.ndim)
             groups.setdefault((decay, self.rate_factor(name)), []).append(parameter)
+        # torch wants a group also where this rank holds none of the rows that are trained
+        if not groups:
+            return [{"params": [], "weight_decay": weight_decay, "rate_factor": 1.0}]
         # by value and not by first name, so that every rank has the same order, also one that holds only some of them
         return [
             {"params": groups[decay, rate], "weight_decay": decay, "rate_factor": rate}

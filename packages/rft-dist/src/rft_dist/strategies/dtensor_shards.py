@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -146,10 +147,15 @@ class ShardedWeights:
         del start
         local(dict(self._named_parameters())[name]).copy_(tensor)
 
+    def blocks(self) -> list[CheckpointShard]:
+        """Return this rank's shards with their places, sharing memory; also those that other ranks keep too."""
+        return [
+            CheckpointShard(name, tuple(parameter.shape), start_of(parameter), shard)
+            for name, parameter in self._named_parameters()
+            if (shard := local(parameter.detach())).numel()
+        ]
+
     def checkpoint_tensors(self) -> list[CheckpointShard]:
         """Return the shards that this rank saves; one that several ranks keep comes from the lowest of them."""
-        return [
-            CheckpointShard(name, tuple(parameter.shape), start_of(parameter), shard.contiguous())
-            for name, parameter in self._named_parameters()
-            if (shard := local(parameter.detach())).numel() and is_first_copy(parameter, self._rank)
-        ]
+        first = {name for name, parameter in self._named_parameters() if is_first_copy(parameter, self._rank)}
+        return [replace(block, data=block.data.contiguous()) for block in self.blocks() if block.name in first]

@@ -49,11 +49,14 @@ _METHOD = "rft_compute"
 
 def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedModel:
     """Shard a model's weights over the ranks, and make the optimizer of its shards."""
+    first_rows = model.release_trained_rows()
     data = share_sequences(model, context)
     shard_weights(model, context)
     optimizer = None
     if context.adam is not None:
-        optimizer = ShardedOptimizer(model.trainable_parameters(), context.collectives, **context.adamw_options(model))
+        optimizer = ShardedOptimizer(
+            model.trainable_parameters(), context.collectives, **context.adamw_options(model, first_rows=first_rows)
+        )
     return DistributedModel(data=data, weights=weights_of(model, context), optimizer=optimizer)
 
 
@@ -214,12 +217,11 @@ class ShardedOptimizer(AdamWOptimizer):
         shards: list[Shard] = []
         for key, tensor in self._adamw.state_tensors().items():
             kind, _, name = key.partition("/")
-            parameter = self._parameters[name]
-            start = start_of(parameter)
-            if not is_first_copy(parameter, self._collectives.rank):
+            shape, start = self._place(name)
+            if not is_first_copy(self._parameters[name], self._collectives.rank):
                 continue
             if kind != "step":
-                shards.append(Shard(key, tuple(parameter.shape), start, tensor.contiguous()))
+                shards.append(Shard(key, shape, start, tensor.contiguous()))
             # the step count is one number a parameter: it comes from the rank with the first block
             elif not any(start):
                 shards.append(full_shard(key, tensor))
@@ -233,8 +235,7 @@ class ShardedOptimizer(AdamWOptimizer):
         ]
         for key, tensor in self._adamw.state_tensors().items():
             kind, _, name = key.partition("/")
-            parameter = self._parameters[name]
-            shape, start = (tuple(parameter.shape), start_of(parameter)) if kind != "step" else ((), ())
+            shape, start = self._place(name) if kind != "step" else ((), ())
             requests.append(ShardRequest(key, shape, tensor.dtype, start, tuple(tensor.shape)))
         # optional ones first: `write` loads the state as soon as the last required one is there
         return sorted(requests, key=lambda each: not is_optional(each.name))
@@ -253,7 +254,7 @@ class ShardedOptimizer(AdamWOptimizer):
 
     def _gradient(self, name: str) -> Tensor:
         gradient = self._parameters[name].grad
-        return torch.zeros_like(self._local[name]) if gradient is None else local(gradient)
+        return torch.zeros_like(self._local[name]) if gradient is None else self._own(name, gradient)
 
     def _is_finite(self, norm: float) -> bool:
         return math.isfinite(norm)  # of a sum that has the same bits on every rank

@@ -23,9 +23,10 @@ from torch.nn import Parameter
 
 from rft_dist.checkpoint_format.shards import Shard, ShardRequest, ShardSink, StoredComponent
 from rft_dist.collectives import Collectives
-from rft_dist.optim.adamw import LocalAdamW, StepOutcome, clip, is_optional, trained_parameters
+from rft_dist.optim.adamw import LocalAdamW, StepOutcome, clip, is_optional, rows_name, trained_parameters
 from rft_dist.optim.loss_scaler import KEY, LossScaler, NoLossScaler
 from rft_dist.optim.parameter_groups import ParameterGroups
+from rft_dist.strategies.dtensor_shards import start_of
 from rft_dist.strategies.ema_swap import swap_in_ema
 
 
@@ -105,6 +106,8 @@ class AdamWOptions(TypedDict, total=False):
     ema_decay: float | None
     scaler: LossScaler | None
     """Scales float16 losses; None = losses are not scaled."""
+    first_rows: Mapping[str, int]
+    """First row that is trained, by name, of matrices whose rows before it keep their bits."""
 
 
 class AdamWOptimizer(ABC):
@@ -128,11 +131,15 @@ class AdamWOptimizer(ABC):
         Raises:
             OptionsError: no parameter requires a gradient.
         """
-        self._parameters = trained_parameters(named_parameters)
+        first_rows = options.get("first_rows", {})
+        trained = trained_parameters(named_parameters)
+        self._parameters = {rows_name(name, first_rows.get(name)): each for name, each in trained.items()}
+        self._first_rows = {rows_name(name, first): first for name, first in first_rows.items()}
+        self._block = local
         self._collectives = collectives
         self._max_norm = options["max_norm"]
         self._scaler = options.get("scaler") or NoLossScaler()
-        self._local = {name: local(parameter.detach()) for name, parameter in self._parameters.items()}
+        self._local = {name: self._own(name, parameter.detach()) for name, parameter in self._parameters.items()}
         self._adamw = LocalAdamW(
             # a rank holds nothing of a parameter that has fewer rows than there are ranks
             {name: tensor for name, tensor in self._local.items() if tensor.numel()},
@@ -144,6 +151,21 @@ class AdamWOptimizer(ABC):
             offload=options.get("offload", False),
             ema_decay=options.get("ema_decay"),
         )
+
+    def _own(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the part of a parameter, or of its gradient, that this rank steps on, sharing its memory."""
+        block, first = self._block(tensor), self._first_rows.get(name)
+        if first is None:
+            return block
+        return block[max(first - start_of(self._parameters[name])[0], 0) :]
+
+    def _place(self, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shape of what all ranks step on of a parameter, and where this rank's part begins in it."""
+        parameter = self._parameters[name]
+        shape, start, first = tuple(parameter.shape), start_of(parameter), self._first_rows.get(name)
+        if first is None:
+            return shape, start
+        return (shape[0] - first, *shape[1:]), (max(start[0] - first, 0), *start[1:])
 
     @abstractmethod
     def _summed_gradients(self) -> dict[str, Tensor]:

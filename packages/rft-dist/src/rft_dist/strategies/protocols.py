@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -75,6 +75,14 @@ class ShardableModel(Protocol):
         """Yield the parameters that an optimizer steps on."""
         ...
 
+    def release_trained_rows(self) -> Mapping[str, int]:
+        """Train whole matrices in place of single rows; return the first row that is to be trained of each, by name.
+
+        Called before the weights are sharded: from here on `trainable_parameters` yields these matrices, and the
+        optimizer leaves the rows before as they are.
+        """
+        ...
+
     def cross_module_reads(self) -> Iterable[tuple[nn.Module, Sequence[nn.Parameter]]]:
         """Yield modules inside the layers that read parameters of other modules, with those parameters."""
         ...
@@ -136,6 +144,14 @@ class ModelWeights(Protocol):
         """Return the shards that this rank saves; with those of all ranks every parameter is covered exactly once."""
         ...
 
+    def blocks(self) -> list[Shard]:
+        """Return all that this rank keeps, with its places and sharing its memory, also what other ranks keep too."""
+        ...
+
+    def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+        """Replace one of the blocks, of any device and floating-point type, also in copies that are stepped on."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyContext:
@@ -152,8 +168,13 @@ class StrategyContext:
         assert self.adam is not None, "these weights are not trained"
         return groups_of_model(self.adam, model.module, model.named_parameters())
 
-    def adamw_options(self, model: ShardableModel, *, master: bool = False) -> AdamWOptions:
-        """Return the options of an optimizer that steps on this rank's tensors; `master` as of `LocalAdamW`."""
+    def adamw_options(
+        self, model: ShardableModel, *, master: bool = False, first_rows: Mapping[str, int] | None = None
+    ) -> AdamWOptions:
+        """Return the options of an optimizer that steps on this rank's tensors.
+
+        `master` as of `LocalAdamW`; `first_rows` as of `AdamWOptions`, None = all rows are trained.
+        """
         assert self.adam is not None, "these weights are not trained"
         return {
             "betas": self.adam.adam_betas,
@@ -165,6 +186,7 @@ class StrategyContext:
             "master": master,
             "offload": self.settings.adam_offload,
             "scaler": LossScaler() if self.settings.fp16 else None,
+            "first_rows": first_rows or {},
         }
 
 

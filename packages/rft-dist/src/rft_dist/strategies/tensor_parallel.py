@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from rft_dist.collectives import Collectives
 from rft_dist.planning.memory_estimate import BUCKET_BYTES
 from rft_dist.strategies.data_parallel import verify_equal_weights, weights_of
-from rft_dist.strategies.dtensor_shards import ShardedWeights, local, start_of
+from rft_dist.strategies.dtensor_shards import ShardedWeights, start_of
 from rft_dist.strategies.fsdp import ShardedOptimizer
 from rft_dist.strategies.optimizer import AdamWOptions
 from rft_dist.strategies.process_groups import DataParallelRanks, TensorGroup
@@ -35,6 +35,7 @@ from rft_dist.strategies.protocols import DistributedModel, ShardableModel, Stra
 
 def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedModel:
     """Cut a model's matrices over groups of ranks, and make the optimizer of this rank's parts."""
+    first_rows = model.release_trained_rows()
     group = TensorGroup(context.collectives, context.settings.tp_size, context.device)
     plan = cut_matrices(model, group)
     optimizer = None
@@ -43,7 +44,7 @@ def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedM
             model.trainable_parameters(),
             group,
             of_heads=plan.of_heads,
-            **context.adamw_options(model, master=narrow_dtype(context.settings) is not None),
+            **context.adamw_options(model, master=narrow_dtype(context.settings) is not None, first_rows=first_rows),
         )
     return DistributedModel(
         data=DataParallelRanks(context.collectives, group), weights=weights_of(model, context), optimizer=optimizer
@@ -169,7 +170,7 @@ class TensorParallelOptimizer(ShardedOptimizer):
         def take(parameter: Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None
-            own = local(gradient).float()
+            own = self._own(name, gradient).float()
             self._sums[name] = self._sums[name].add_(own) if name in self._sums else own
 
         return take

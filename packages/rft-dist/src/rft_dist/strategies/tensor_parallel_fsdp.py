@@ -24,13 +24,17 @@ from rft_dist.strategies.tensor_parallel import buckets, cut_matrices, unflatten
 
 def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedModel:
     """Cut a model's matrices over groups of ranks, and shard each part over the ranks that hold the same one."""
+    first_rows = model.release_trained_rows()
     group = TensorGroup(context.collectives, context.settings.tp_size, context.device)
     plan = cut_matrices(model, group)
     shard_weights(model, context, group.data_mesh)
     optimizer = None
     if context.adam is not None:
         optimizer = TensorShardedOptimizer(
-            model.trainable_parameters(), group, of_heads=plan.of_heads, **context.adamw_options(model)
+            model.trainable_parameters(),
+            group,
+            of_heads=plan.of_heads,
+            **context.adamw_options(model, first_rows=first_rows),
         )
     return DistributedModel(
         data=DataParallelRanks(context.collectives, group), weights=weights_of(model, context), optimizer=optimizer

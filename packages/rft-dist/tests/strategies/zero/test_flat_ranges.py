@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rft_dist.strategies.zero import flat_ranges
-from rft_dist.strategies.zero.flat_ranges import Part, clear_kept_gradients, flat_states, stepped_parts
+from rft_dist.strategies.zero.flat_ranges import Part, clear_kept_gradients, flat_states, rows_of, stepped_parts
 
 
 def partitioned(shape: tuple[int, ...], numel: int, values: Tensor) -> nn.Parameter:
@@ -119,3 +119,24 @@ def test_gradients_of_a_step_are_cleared_wherever_they_are_kept() -> None:
 def test_a_part_gives_the_same_range_of_any_tensor_of_its_layout() -> None:
     part = Part("w", (5,), 1, 2, torch.zeros(6), 3)
     assert part.of(torch.arange(6.0)).tolist() == [3.0, 4.0]
+
+
+def test_rows_of_a_part_are_a_part_of_a_tensor_of_these_rows() -> None:
+    flat = torch.arange(20.0)
+    whole = torch.arange(100.0, 118.0).view(6, 3)
+
+    def part(offset: int, numel: int, start: int) -> Part:
+        flat[start : start + numel] = whole.reshape(-1)[offset : offset + numel]
+        return Part("w", (6, 3), offset, numel, flat, start)
+
+    for first in range(6):
+        found: list[float] = []
+        for each in (part(0, 7, 1), part(7, 4, 8), part(11, 7, 12)):
+            rows = rows_of(each, first)
+            if rows is None:
+                continue
+            assert (rows.name, rows.shape) == (f"w[{first}:]", (6 - first, 3))
+            assert rows.offset == len(found), "ranges lie side by side"
+            assert rows.flat is flat
+            found += rows.of(flat).tolist()
+        assert found == whole[first:].reshape(-1).tolist()

@@ -32,6 +32,9 @@ class Given:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self.module.named_parameters()
 
+    def release_trained_rows(self) -> dict[str, int]:
+        return {"weight": 1}
+
     def cross_module_reads(self) -> list[Any]:
         return ["readers"]
 
@@ -70,7 +73,7 @@ def test_settings_of_a_run_reach_the_partitioned_model(monkeypatch: pytest.Monke
                     "groups": GROUPS,
                 },
                 **{"max_norm": 3.0, "cpu_offload": True, "hpz_size": 4, "overlap_comm": True},
-                **{"ema_decay": 0.75 if averages else None, "readers": ["readers"]},
+                **{"ema_decay": 0.75 if averages else None, "readers": ["readers"], "first_rows": {"weight": 1}},
             },
         )
     ]

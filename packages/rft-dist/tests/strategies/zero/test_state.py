@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rft_core.errors import CheckpointError
 from rft_dist.checkpoint_format.shards import Shard
+from rft_dist.optim.parameter_groups import ParameterGroups
 from rft_dist.strategies.zero.state import ZeroState, ZeroWeights
 
 SHAPES = {"a": (2, 3), "b": (4,), "c": (3, 2)}
@@ -280,3 +281,35 @@ def test_a_scale_of_float16_is_part_of_the_state_of_the_first_rank() -> None:
         assert found == [64.5, 7, 6, 2]
         assert [type(value) for value in found] == [float, int, int, int]
     assert "loss_scale" not in made(0, torch.bfloat16, scaler=scaler())[2].tensors()
+
+
+def test_of_a_matrix_whose_last_rows_are_trained_the_state_is_that_of_these_rows() -> None:
+    first = {"a": 1, "c": 2}
+    states = [made(rank, first_rows=first)[2] for rank in (0, 1)]
+    for rank, state in enumerate(states):
+        changed(state, rank)
+    whole = put_together([shard for state in states for shard in state.shards()])
+    shapes = {"a[1:]": (1, 3), "b": (4,), "c[2:]": (1, 2)}
+    assert set(whole) == {f"{kind}/{name}" for kind in ("exp_avg", "exp_avg_sq", "step") for name in shapes}
+    assert all(tuple(whole[f"exp_avg/{name}"].shape) == shape for name, shape in shapes.items())
+    for rank in (0, 1):
+        loaded = made(rank, first_rows=first)[2]
+        loaded.load(whole.get)
+        mine = states[rank].tensors()
+        assert all(torch.equal(tensor, mine[name]) for name, tensor in loaded.tensors().items())
+        assert {request.name for request in loaded.shard_requests()} <= set(whole)
+
+
+def test_only_what_belongs_to_the_state_decays_and_only_where_it_is_stepped_on() -> None:
+    model, _, state, optimizer = made(1, first_rows={"a": 1, "c": 2})
+    decay, (first, second) = state.decay(ParameterGroups(), 0.5), optimizer.optimizer.param_groups
+    before = [group["params"][0].tolist() for group in (first, second)]
+    optimizer.optimizer.param_groups = [first]
+    decay(optimizer.optimizer, (), {})
+    after = [group["params"][0].tolist() for group in (first, second)]
+    # of a this rank has the last two elements, which are trained, of c the last two of six
+    factors = [0.95, 0.95, 1.0, 1.0, 1.0, 1.0, 0.95, 0.95]
+    assert after[0] == pytest.approx([value * factor for value, factor in zip(before[0], factors, strict=True)])
+    assert after[0][2:6] == before[0][2:6]
+    assert after[1] == before[1], "DeepSpeed steps on it by itself"
+    assert model.c.flatten().tolist() == before[0][2:], "the weights follow after the step"

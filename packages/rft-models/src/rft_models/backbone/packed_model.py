@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from rft_models.attention.varlen import VarlenKernel
 from rft_models.backbone.backbone import Backbone
@@ -23,6 +25,19 @@ if TYPE_CHECKING:
     from rft_models.files.safetensors_reader import WeightFiles
     from rft_models.lora.initial_values import PendingLoraWeights
     from rft_models.tokenization.tokenizer import HfTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRows:
+    """The last rows of a matrix, which alone are trained, as a parameter that shares the matrix's memory."""
+
+    name: str
+    """The optimizer's name of these rows: "matrix[first:]"."""
+    first: int
+    """The first row that is trained."""
+    parameter: nn.Parameter
+    hook: RemovableHandle
+    """Hands the matrix's gradients over to `parameter`."""
 
 
 class PackedModel(ABC):
@@ -50,8 +65,8 @@ class PackedModel(ABC):
         """Adapters trained in place of the weights, which are then frozen; None = no adapters."""
         self.pending_weights: WeightFiles | PendingLoraWeights | None = None
         """Values of the parameters that have no memory yet (`load_on_meta`); None = all parameters have memory."""
-        self.trained_rows: dict[str, tuple[str, nn.Parameter]] = {}
-        """By the name of a matrix of which rows alone are trained: name and parameter of these rows."""
+        self.trained_rows: dict[str, TrainedRows] = {}
+        """The rows of matrices of which rows alone are trained, by the matrix's name."""
 
     def _decoder(self) -> Any:
         """Return the part of the model that ends with the last norm."""
@@ -101,7 +116,19 @@ class PackedModel(ABC):
         """Yield the optimizer's parameters: those with a gradient; of a matrix with trained rows, those rows."""
         for name, parameter in self.named_parameters():
             if parameter.requires_grad:
-                yield self.trained_rows.get(name, (name, parameter))
+                rows = self.trained_rows.get(name)
+                yield (name, parameter) if rows is None else (rows.name, rows.parameter)
+
+    def release_trained_rows(self) -> dict[str, int]:
+        """Train whole matrices in place of their rows; return the first row that is to be trained of each, by name.
+
+        For an optimizer that steps on shards of the matrices and leaves the rows before as they are: from here on
+        `trainable_parameters` yields the matrices, and they keep their gradients.
+        """
+        released, self.trained_rows = self.trained_rows, {}
+        for rows in released.values():
+            rows.hook.remove()
+        return {name: rows.first for name, rows in released.items()}
 
     def base_parameters(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the model's parameters without those of adapters, under the names that the model has in files."""

@@ -4,13 +4,14 @@ A frozen tensor requires no gradient, so that it is in no optimizer: neither a s
 Rows are trained through parameters of their own that share the matrix's memory. The matrix itself is in no
 optimizer; its gradient is cut down to the rows when it arrives. So the other rows have no moments, no decay, and the
 same bits for ever, and every path that reads the matrix (embedding, head, engine, saving) sees the trained rows.
+Where ranks divide the matrices, the optimizer steps on the rows in each rank's shard (`release_trained_rows`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
-from rft_models.backbone.packed_model import PackedModel
+from rft_models.backbone.packed_model import PackedModel, TrainedRows
 from rft_models.loading.transformers_loading import model_without_weights
 from rft_models.settings import freezing_refusal
 
@@ -77,26 +78,6 @@ class FreezeReport:
         return _by_pattern(self.tensors)
 
 
-@dataclass(slots=True)
-class TrainableRows:
-    """The last rows of matrices, as parameters of their own that share the matrices' memory."""
-
-    rows: dict[str, nn.Parameter] = field(default_factory=dict[str, nn.Parameter])
-    """By the matrix's name."""
-    first: int = 0
-
-    def add(self, name: str, weight: nn.Parameter, first: int) -> None:
-        """Train the rows of `weight` from `first` on; its gradients go there and are dropped elsewhere."""
-        self.first = first
-        self.rows[name] = nn.Parameter(weight.detach()[first:])
-        weight.requires_grad_(True)  # autograd must reach the matrix; the hook keeps the gradient of the rows only
-        weight.register_post_accumulate_grad_hook(partial(_move_gradient, self.rows[name], first))
-
-    def named(self) -> dict[str, tuple[str, nn.Parameter]]:
-        """Return the optimizer's (name, parameter) of each matrix: its trained rows as "name[first:]"."""
-        return {name: (f"{name}[{self.first}:]", rows) for name, rows in self.rows.items()}
-
-
 def freeze(policy: PackedModel, rules: FreezeRules) -> FreezeReport:
     """Leave parts untrained, once and before an optimizer is made; return what is trained and what is not.
 
@@ -105,19 +86,27 @@ def freeze(policy: PackedModel, rules: FreezeRules) -> FreezeReport:
     """
     assert not policy.trained_rows, "rows were chosen already"
     report, rows = _freeze_parameters(policy.model, rules, policy.where)
-    policy.trained_rows.update(rows.named())
+    policy.trained_rows.update(rows)
     return report
 
 
-def _freeze_parameters(model: Any, rules: FreezeRules, where: str) -> tuple[FreezeReport, TrainableRows]:
+def train_rows(name: str, weight: nn.Parameter, first: int) -> TrainedRows:
+    """Train the rows of `weight` from `first` on; its gradients go there and are dropped elsewhere."""
+    rows = nn.Parameter(weight.detach()[first:])
+    weight.requires_grad_(True)  # autograd must reach the matrix; the hook keeps the gradient of the rows only
+    hook = weight.register_post_accumulate_grad_hook(partial(_move_gradient, rows, first))
+    return TrainedRows(f"{name}[{first}:]", first, rows, hook)
+
+
+def _freeze_parameters(model: Any, rules: FreezeRules, where: str) -> tuple[FreezeReport, dict[str, TrainedRows]]:
     """Freeze parameters of a transformers model in place.
 
     Raises:
         OptionsError: a prefix that no parameter has, rows beyond the vocabulary, or nothing left to train.
     """
-    rows = TrainableRows()
+    rows: dict[str, TrainedRows] = {}
     if rules.train_only_tokens_from >= 0:
-        _freeze_all_but_rows(model, rules.train_only_tokens_from, rows, where)
+        rows = _freeze_all_but_rows(model, rules.train_only_tokens_from, where)
     for parameter in _matching(model, rules.prefixes, where):
         parameter.requires_grad_(False)
     report = _describe(model, rows)
@@ -137,7 +126,7 @@ def preview(directory: str | Path, rules: FreezeRules) -> FreezeReport:
     return _freeze_parameters(model_without_weights(directory), rules, str(directory))[0]
 
 
-def _freeze_all_but_rows(model: Any, first: int, rows: TrainableRows, where: str) -> None:
+def _freeze_all_but_rows(model: Any, first: int, where: str) -> dict[str, TrainedRows]:
     matrices = [model.get_input_embeddings().weight, model.get_output_embeddings().weight]
     vocabulary = min(int(matrix.shape[0]) for matrix in matrices)
     if first >= vocabulary:
@@ -150,8 +139,8 @@ def _freeze_all_but_rows(model: Any, first: int, rows: TrainableRows, where: str
         )
     model.requires_grad_(False)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for matrix in dict.fromkeys(matrices):  # tied: once
-        rows.add(names[id(matrix)], matrix, first)
+    named = ((names[id(matrix)], matrix) for matrix in dict.fromkeys(matrices))  # tied: once
+    return {name: train_rows(name, matrix, first) for name, matrix in named}
 
 
 def _matching(model: Any, prefixes: Sequence[str], where: str) -> Iterator[nn.Parameter]:
@@ -193,12 +182,13 @@ def _near(prefix: str, names: Sequence[str] | dict[str, Any]) -> list[str]:
     return list(dict.fromkeys([*inside, *alike, *tops]))[:_NEAR]
 
 
-def _describe(model: Any, rows: TrainableRows) -> FreezeReport:
+def _describe(model: Any, rows: Mapping[str, TrainedRows]) -> FreezeReport:
     named = dict(model.named_parameters())
-    trained = {n: rows.rows[n].numel() if n in rows.rows else p.numel() for n, p in named.items() if p.requires_grad}
+    parts = {name: each.parameter for name, each in rows.items()}
+    trained = {name: weight.numel() for name, weight in (named | parts).items() if named[name].requires_grad}
     return FreezeReport(
         tensors={name: parameter.numel() for name, parameter in named.items() if name not in trained},
-        rows={name: (rows.first, part.shape[0], part.shape[1]) for name, part in rows.rows.items()},
+        rows={name: (rows[name].first, part.shape[0], part.shape[1]) for name, part in parts.items()},
         num_trained=sum(trained.values()),
         num_weights=sum(parameter.numel() for parameter in named.values()),
     )

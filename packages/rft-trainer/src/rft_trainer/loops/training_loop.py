@@ -19,8 +19,7 @@ from rft_core.fault_points import fault_point
 from rft_trainer.batches.prompt_ledger import EntryState, Ledger, LedgerEntry
 from rft_trainer.loops.early_stop import EarlyStop
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
-from rft_trainer.protocols import Collectives
-from rft_trainer.runs.best_weights import BestWeights
+from rft_trainer.protocols import BestWeights, Collectives
 from rft_trainer.runs.checkpointing import Progress, Saver, save_and_stop
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals, agree, in_force, stop_requested

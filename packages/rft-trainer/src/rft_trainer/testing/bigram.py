@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -194,6 +194,32 @@ class PlainOptimizer:
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Return an empty state: nothing is kept between steps."""
         return {}
+
+
+class CopiedParameters:
+    """A copy of named parameters (`protocols.BestWeights`), which a checkpoint holds."""
+
+    def __init__(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
+        self._parameters = dict(named_parameters)
+        self._kept: dict[str, Tensor] = {}
+
+    def keep(self) -> None:
+        """Copy the values as they are now."""
+        self._kept = {name: value.detach().clone() for name, value in self._parameters.items()}
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Restore the kept values in place."""
+        for name, value in self._kept.items():
+            self._parameters[name].copy_(value)
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Return the kept values; the present ones before anything was kept."""
+        return dict(self._kept or self._parameters)
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `checkpoint_tensors()` returned."""
+        self._kept = {name: value.detach().clone() for name, value in tensors.items()}
 
 
 class OneRank:

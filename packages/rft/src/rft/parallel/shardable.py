@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
@@ -63,6 +63,10 @@ class ShardablePolicy:
     def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters that an optimizer steps on; of a matrix with trained rows, those rows."""
         return self.inner.trainable_parameters()
+
+    def release_trained_rows(self) -> Mapping[str, int]:
+        """Train whole matrices in place of their rows, see `PackedModel.release_trained_rows`."""
+        return self.inner.release_trained_rows()
 
     def cross_module_reads(self) -> Iterable[tuple[nn.Module, Sequence[nn.Parameter]]]:
         """Yield the modules of adapters that read the matrix under them."""
@@ -128,6 +132,10 @@ class ShardableCritic:
     def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters that an optimizer steps on."""
         return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
+
+    def release_trained_rows(self) -> Mapping[str, int]:
+        """Return no matrix: all rows of a critic are trained."""
+        return {}
 
     def cross_module_reads(self) -> Iterable[tuple[nn.Module, Sequence[nn.Parameter]]]:
         """Yield the modules of adapters that read the matrix under them."""

@@ -63,9 +63,6 @@ def _without_memory(values: Mapping[str, Any], make_problem: MakeProblem) -> Ite
 
 def _with_blocks(values: Mapping[str, Any], how: str, make_problem: MakeProblem) -> Iterator[Problem]:
     """Yield the contradictions of `how`, which chose the strategy, with what needs full weights on every rank."""
-    if values["train_only_tokens_from"] >= 0:
-        why = "the trained rows are a part of a matrix that no rank holds whole"
-        yield make_problem("strategy.rows", ["train_only_tokens_from", how], why, f"leave {how} out")
     engine = engine_kind(values.get("engine_type", REFERENCE_ENGINE))
     if not engine.can.supports_sharded_policy:
         why = f"{engine.title} reads whole weights; the native engine takes a copy of its own"
@@ -73,6 +70,3 @@ def _with_blocks(values: Mapping[str, Any], how: str, make_problem: MakeProblem)
     if values.get("save_value_network"):
         why = "the ranks write the policy's weights together, and a value network is written by one"
         yield make_problem("strategy.value_network", ["save_value_network", how], why, "leave save_value_network out")
-    if values.get("patience"):
-        why = "patience keeps the best weights whole, on every rank"
-        yield make_problem("strategy.patience", ["patience", how], why, "--patience 0")

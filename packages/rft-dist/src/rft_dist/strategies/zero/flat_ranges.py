@@ -8,13 +8,14 @@ tensor at most one range of its elements in row-major order, and of its moments 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from rft_dist.optim.adamw import fresh_state
+from rft_dist.optim.adamw import fresh_state, rows_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,22 @@ class Part:
     def of(self, flat: Tensor) -> Tensor:
         """The range in a tensor of the layout of `flat`; shares its memory."""
         return flat.detach().narrow(0, self.start, self.numel)
+
+
+def rows_of(part: Part, first: int) -> Part | None:
+    """Return the elements of a part in rows from `first` on, as a part of a tensor of these rows; None = none."""
+    width = math.prod(part.shape[1:])
+    before = max(first * width - part.offset, 0)
+    if before >= part.numel:
+        return None
+    return Part(
+        rows_name(part.name, first),
+        (part.shape[0] - first, *part.shape[1:]),
+        part.offset + before - first * width,
+        part.numel - before,
+        part.flat,
+        part.start + before,
+    )
 
 
 def shape_of(parameter: nn.Parameter) -> tuple[int, ...]:

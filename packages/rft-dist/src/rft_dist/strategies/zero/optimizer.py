@@ -48,6 +48,7 @@ SwapInEma = Callable[[], AbstractContextManager[None]]
 def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedModel:
     """Partition a model's training state over the ranks by DeepSpeed."""
     assert context.adam is not None, "DeepSpeed partitions weights that are trained"
+    first_rows = model.release_trained_rows()
     settings, data = context.settings, share_sequences(model, context)
     zero = ZeroModel(
         model.module,
@@ -65,6 +66,7 @@ def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedM
         overlap_comm=settings.overlap_comm,
         ema_decay=settings.ema_decay if settings.enable_ema else None,
         readers=model.cross_module_reads(),
+        first_rows=first_rows,
     )
     model.wrap_forward(zero.compute)
     return DistributedModel(data=data, weights=zero, optimizer=zero.optimizer)
@@ -102,6 +104,7 @@ class ZeroModel:
         initial_scale_power: int = 16,
         ema_decay: float | None = None,
         readers: Iterable[tuple[nn.Module, Sequence[nn.Parameter]]] = (),
+        first_rows: Mapping[str, int] | None = None,
     ) -> None:
         """Partition the training state of `model` over the ranks, in place.
 
@@ -120,6 +123,8 @@ class ZeroModel:
             initial_scale_power: the loss scale of float16 begins at 2 to this power and adapts.
             ema_decay: keep a moving average of the weights that are stepped on; None = none.
             readers: modules inside the layers that read parameters of other modules, which are gathered for them too.
+            first_rows: first row that is trained, by name, of matrices whose rows before it keep their bits; these are
+                then all that is trained.
 
         Raises:
             PreflightError: DeepSpeed is not installed.
@@ -145,7 +150,11 @@ class ZeroModel:
             verify_float16(self._deepspeed)
         root, chosen = _Root(model), groups or ParameterGroups()
         named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        stepping = adamw(named, chosen, betas=betas, epsilon=epsilon, weight_decay=weight_decay)
+        # DeepSpeed decays whole matrices: where rows of them are trained, `ZeroState.decay` does it instead
+        decay = 0.0 if first_rows else weight_decay
+        stepping = adamw(named, chosen, betas=betas, epsilon=epsilon, weight_decay=decay)
+        # before `start_engine`, whose own hooks take the gradients away
+        _mask_gradients(model, first_rows or {})
         config = engine_config(dtype, options, device, sum(parameter.numel() for parameter in trained))
         engine = start_engine(self._deepspeed, root, stepping, config, device)
         self.model = model
@@ -157,7 +166,9 @@ class ZeroModel:
                 for parameter in parameters:
                     self._deepspeed.zero.register_external_parameter(module, parameter)
         self.weights = ZeroWeights(model, engine.optimizer, collectives)
-        state = ZeroState(model, engine.optimizer, collectives, ema_decay=ema_decay)
+        state = ZeroState(model, engine.optimizer, collectives, ema_decay=ema_decay, first_rows=first_rows)
+        if first_rows:
+            stepping.register_step_pre_hook(state.decay(chosen, weight_decay))
         swap = partial(swap_in_ema_zero, named, self.weights, state, collectives)
         self.optimizer = ZeroOptimizer(engine, state, swap)
 
@@ -201,6 +212,14 @@ class ZeroModel:
     def checkpoint_tensors(self) -> list[Shard]:
         """Return this rank's shards of the weights, see `ZeroWeights.shards`."""
         return self.weights.shards()
+
+    def blocks(self) -> list[Shard]:
+        """Return this rank's weights as blocks, see `ZeroWeights.blocks`."""
+        return self.weights.blocks()
+
+    def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+        """Replace one of the blocks, also in the float32 copy that is stepped on."""
+        self.weights.write(name, start, tensor)
 
     def close(self) -> None:
         """Take DeepSpeed's hooks off the model."""
@@ -308,6 +327,17 @@ class ZeroOptimizer:
             optimizer.setup_buckets()
         if self._engine.zero_optimization_partition_gradients():
             optimizer.overlapping_partition_gradients_reduce_epilogue()
+
+
+def _mask_gradients(model: nn.Module, first_rows: Mapping[str, int]) -> None:
+    """Zero the gradients of the rows before the first that is trained: then their moments stay 0, and their bits."""
+    for name, first in first_rows.items():
+        model.get_parameter(name).register_post_accumulate_grad_hook(partial(_zero_rows, first))
+
+
+def _zero_rows(first: int, parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad[:first].zero_()
 
 
 class _Root(nn.Module):

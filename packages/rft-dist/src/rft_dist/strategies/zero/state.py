@@ -25,8 +25,9 @@ from rft_dist.checkpoint_format.shards import (
 )
 from rft_dist.collectives import Collectives
 from rft_dist.optim import ema
-from rft_dist.optim.adamw import compare_states, other_state
-from rft_dist.strategies.zero.flat_ranges import flat_states, own_weights, shape_of, stepped_parts
+from rft_dist.optim.adamw import compare_states, other_state, rows_name
+from rft_dist.optim.parameter_groups import ParameterGroups
+from rft_dist.strategies.zero.flat_ranges import flat_states, own_weights, rows_of, shape_of, stepped_parts
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _SCALER = "loss_scale"
@@ -66,6 +67,14 @@ class ZeroWeights:
                 blocks += flat_shards(name, shape_of(parameter), offset, flat)
         return blocks
 
+    def blocks(self) -> list[Shard]:
+        """Return the weights of this rank, sharing memory: a range of each at stage 3, else all of them."""
+        blocks: list[Shard] = []
+        for name, parameter in self._parameters.items():
+            offset, flat = own_weights(parameter, self._rank)
+            blocks += flat_shards(name, shape_of(parameter), offset, flat) if flat.numel() else []
+        return blocks
+
     def shard_requests(self) -> list[ShardRequest]:
         """Return requests for the weights of this rank: a range of each at stage 3, else all of them."""
         blocks: list[ShardRequest] = []
@@ -98,16 +107,31 @@ class ZeroState:
     """The moments, step counts and float32 copies of a model under ZeRO (`ShardSink`)."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Any, collectives: Collectives, *, ema_decay: float | None = None
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        collectives: Collectives,
+        *,
+        ema_decay: float | None = None,
+        first_rows: Mapping[str, int] | None = None,
     ) -> None:
-        """`ema_decay`: keep a moving average of what is stepped on, beside the moments; None = none."""
+        """Set up the state, and averages where asked for.
+
+        Args:
+            model, optimizer, collectives: of `ZeroModel`.
+            ema_decay: keep a moving average of what is stepped on, beside the moments; None = none.
+            first_rows: as of `AdamWOptions`; the moments of the rows before are 0 and no part of the state.
+        """
         self._optimizer = optimizer
         self._rank = collectives.rank
         self._ema_decay = ema_decay
         self._kinds = _MOMENTS if ema_decay is None else (*_MOMENTS, ema.KIND)
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._parts = {part.name: part for part in stepped_parts(optimizer, trained, self._rank)}
-        self._weights = trained
+        first = first_rows or {}
+        parts = stepped_parts(optimizer, trained, self._rank)
+        cut = (rows_of(part, first[part.name]) if part.name in first else part for part in parts)
+        self._parts = {part.name: part for part in cut if part is not None}
+        self._shapes = {rows_name(n, first.get(n)): _less_rows(shape_of(p), first.get(n)) for n, p in trained.items()}
         self._has_master = next(iter(trained.values())).dtype != torch.float32
         self._scaler = optimizer.loss_scaler if next(iter(trained.values())).dtype == torch.float16 else None
         self._steps: dict[bool, tuple[str, float]] = {}
@@ -115,6 +139,20 @@ class ZeroState:
             # beside the moments and in their layout, so that the same ranges serve all of them
             for flat, state in flat_states(optimizer):
                 state[ema.KIND] = ema.init(flat)
+
+    def decay(self, groups: ParameterGroups, l2: float) -> Callable[[torch.optim.Optimizer, Any, Any], None]:
+        """Return a hook before AdamW's step: w <- (1 - rate_p decay_p) w, of all that belongs to the state."""
+
+        def decay(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
+            del arguments, keywords
+            # DeepSpeed steps on its flat tensors one after another: those of this call are in the groups
+            rates = {id(flat): group["lr"] for group in optimizer.param_groups for flat in group["params"]}
+            for part in self._parts.values():
+                if id(part.flat) in rates:
+                    decay = l2 * groups.decay_factor(part.name, len(part.shape))
+                    part.of(part.flat).mul_(1 - rates[id(part.flat)] * decay)
+
+        return decay
 
     def average(self) -> None:
         """Move the averages, after a step that was applied; nothing where there are none."""
@@ -203,15 +241,15 @@ class ZeroState:
             CheckpointError: a moment or a count is missing, or of another shape.
         """
         self._steps = {}
-        names = {f"{kind}/{name}": p for name, p in self._weights.items() for kind in (*self._kinds, "step", "master")}
-        for name, parameter in names.items():
+        names = {f"{kind}/{n}": shape for n, shape in self._shapes.items() for kind in (*self._kinds, "step", "master")}
+        for name, full_shape in names.items():
             kind = name.partition("/")[0]
             if kind == "master" and not self._has_master:
                 continue
             tensor = read(name)
             if tensor is None and kind == "master":
                 continue
-            shape = () if kind == "step" else shape_of(parameter)
+            shape = () if kind == "step" else full_shape
             if tensor is None or tuple(tensor.shape) != shape:
                 raise _not_found(name, shape, tensor)
             self.write(name, (0,) * tensor.ndim, tensor)
@@ -223,14 +261,14 @@ class ZeroState:
         for name, part in self._parts.items():
             for kind in kinds:
                 yield from flat_requests(f"{kind}/{name}", part.shape, torch.float32, part.offset, part.numel)
-        for name in self._weights:  # also those of which this rank holds nothing
+        for name in self._shapes:  # also those of which this rank holds nothing
             yield ShardRequest(f"step/{name}", (), torch.float32, (), ())
         if self._scaler is not None:
             yield ShardRequest(_SCALER, (len(_SCALER_FIELDS),), torch.float64, (0,), (len(_SCALER_FIELDS),))
 
     def _compare_steps(self, name: str, step: float) -> None:
         """Every rank compares all counts, so that all of them refuse or none."""
-        first, known = self._steps.setdefault(len(shape_of(self._weights[name])) >= 2, (name, step))
+        first, known = self._steps.setdefault(len(self._shapes[name]) >= 2, (name, step))
         if known != step:
             raise CheckpointError(
                 code="zero.steps_differ",
@@ -245,6 +283,10 @@ class ZeroState:
         scaler: Any = self._scaler
         for field, value in zip(_SCALER_FIELDS, values.tolist(), strict=True):
             setattr(scaler, field, value if field == "cur_scale" else int(value))
+
+
+def _less_rows(shape: tuple[int, ...], first: int | None) -> tuple[int, ...]:
+    return shape if first is None else (shape[0] - first, *shape[1:])
 
 
 def _copy_overlap(source: Tensor, source_offset: int, target: Tensor, target_offset: int) -> None:
