@@ -14,6 +14,7 @@ from rft import run_lifecycle
 from rft.identity.changes import Facts
 from rft.identity.continuation import Continuation
 from rft.run_lifecycle import RunStart
+from rft_core.errors import OptionsError
 from rft_dist.checkpoints.store import CheckpointStore
 from rft_dist.collectives import SingleProcess
 from rft_dist.settings import CheckpointSettings
@@ -114,3 +115,10 @@ def test_a_new_run_from_the_checkpoint_of_another_goes_nowhere_back(run: RunDire
     settings = resolved(load_checkpoint=True, ckpt_path=earlier, save_path=str(tmp_path / "other"))
     started = run_lifecycle.start(Continuation(settings), ["rft-train"], FirstRank(), 3, NOTHING)  # pyright: ignore[reportArgumentType]
     assert not started.goes_back
+
+
+def test_a_start_where_no_directory_can_be_made_is_refused() -> None:
+    Path("notes.txt").write_text("mine")
+    with pytest.raises(OptionsError) as caught:
+        run_lifecycle.refuse_existing(Path("notes.txt"))
+    assert caught.value.problem.code == "run.not_a_directory"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rft_core.errors import OptionsError
 from rft_trainer.runs import names
-from rft_trainer.runs.names import WORDS, run_name
+from rft_trainer.runs.names import WORDS, refuse_file, run_name
 
 DAY = datetime.date(2025, 3, 1)
 
@@ -53,3 +54,36 @@ def test_a_name_is_free_in_its_folder_and_numbered_from_2_where_every_word_is_ta
     for stem in stems:
         numbers = sorted(int(name.removeprefix(f"{stem}-")) for name in taken - stems if name.startswith(stem))
         assert numbers == list(range(2, 2 + len(numbers)))
+
+
+@pytest.mark.parametrize(
+    ("given", "there", "remedy"),
+    [
+        ("notes.txt", "notes.txt", "--save_path notes.txt-2"),
+        ("notes.txt/run", "notes.txt", "--save_path runs/run-2"),
+        ("/dev/null", "/dev/null", "--save_path runs/null-2"),
+        ("/dev/null/run", "/dev/null", "--save_path runs/run-2"),
+        ("gone", "gone", "--save_path runs/gone-2"),
+    ],
+)
+def test_a_path_where_no_directory_can_be_made_is_refused_at_once(
+    given: str, there: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("mine")
+    Path("gone").symlink_to("nowhere")
+    with pytest.raises(OptionsError) as caught:
+        refuse_file(Path(given))
+    assert caught.value.problem.code == "run.not_a_directory"
+    assert f"{there} is a" in caught.value.problem.what
+    assert caught.value.problem.do == remedy
+    assert Path("notes.txt").read_text() == "mine"
+    refuse_file(Path(remedy.split()[1]))
+
+
+def test_a_directory_that_is_there_or_can_be_made_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there").mkdir()
+    Path("linked").symlink_to("there")
+    for given in ("there", "there/run", "linked", "new/a/b"):
+        refuse_file(Path(given))

@@ -10,7 +10,6 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,7 +35,7 @@ from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.metrics.sink import RunInfo, Sink
 from rft_trainer.runs.checkpointing import Progress, Saver, save_in_outage
 from rft_trainer.runs.directory import RUN_MARKS, RunDirectory
-from rft_trainer.runs.names import RUNS, run_name
+from rft_trainer.runs.names import RUNS, free_name, refuse_file, run_name
 from rft_trainer.runs.reader import read_run
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.runs.verdict import evidence_of, unwritten, verdict
@@ -223,19 +222,15 @@ def refuse_existing(path: Path, resume_command: str | None = None) -> None:
     with records and no checkpoint is left alone, since its checkpoints may lie on a disk that is not mounted, and so is
     one with anything else in it that is not of a run's start.
     """
+    refuse_file(path)
     directory = RunDirectory(path)
     if published(directory.checkpoints_directory):
         remedy = resume_command
     else:
         if any((path / mark).exists() for mark in RUN_MARKS):
             directory.refuse_live()
-        remedy = remove(path) if directory.is_mere_start() else f"--save_path {shlex.quote(str(_free_name(path)))}"
+        remedy = remove(path) if directory.is_mere_start() else f"--save_path {shlex.quote(str(free_name(path)))}"
     directory.refuse_existing(remedy)
-
-
-def _free_name(path: Path) -> Path:
-    """Return the first of PATH-2, PATH-3, ... that is not there."""
-    return next(free for number in count(2) if not (free := path.with_name(f"{path.name}-{number}")).exists())
 
 
 def continued_by(script: str, path: Path) -> str:
@@ -321,7 +316,7 @@ def _ended_unsaved(directory: RunDirectory) -> bool:
         why="a run is continued from a checkpoint, and saves one before its first step: they were moved or deleted, or "
         "their disk is not mounted",
         state="nothing was started and nothing was changed",
-        do=_elsewhere(_first_command(path), _free_name(path)),
+        do=_elsewhere(_first_command(path), free_name(path)),
     )
 
 

@@ -1,11 +1,16 @@
-"""Names of runs: `<recipe>-<date>-<word>`, pronounceable and not used before."""
+"""Names of runs: `<recipe>-<date>-<word>`, pronounceable and not used before; paths where no run can be."""
 
 from __future__ import annotations
 
 import datetime
+import os
 import random
 import re
+import shlex
+from itertools import count
 from pathlib import Path
+
+from rft_core.errors import OptionsError
 
 _WORDS = """
 acorn amber anchor apple arrow aspen autumn badger bamboo barley basil beacon beaver birch bison blossom
@@ -41,6 +46,29 @@ def run_name(recipe: str, *, today: datetime.date | None = None, under: Path | N
     while under is not None and (under / f"{candidates[0]}-{number}").exists():
         number += 1
     return f"{candidates[0]}-{number}"
+
+
+def free_name(path: Path) -> Path:
+    """Return the first of PATH-2, PATH-3, ... that is not there."""
+    return next(free for number in count(2) if not (free := path.with_name(f"{path.name}-{number}")).exists())
+
+
+def refuse_file(path: Path) -> None:
+    """Raise `OptionsError` where the directory of a run cannot be made: something else is in its place or above it."""
+    there = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
+    if there.is_dir():
+        return
+    # beside a file there is room for a folder; what else is in the way says nothing of where runs are wanted
+    beside = there.is_file() and there == path.absolute()
+    kind = "file" if there.is_file() else "device, pipe or socket" if there.exists() else "link to nothing"
+    raise OptionsError(
+        code="run.not_a_directory",
+        what=f"{path}: {there} is a {kind}, not a directory",
+        where="--save_path",
+        why="a run is a directory of files, which is made where nothing else is",
+        state="nothing was started and nothing was changed",
+        do=f"--save_path {shlex.quote(str(free_name(path if beside else RUNS / path.name)))}",
+    )
 
 
 def _safe(recipe: str) -> str:

@@ -19,7 +19,7 @@ from rft_dist.launch.spawn import last_lines, spawn_ranks
 from rft_dist.planning.parallel_dims import BatchShare, SourcedNumber
 from rft_dist.preflight.run_preflight import RequestedRun
 from rft_dist.strategies.registry import choose_strategy, strategy_settings
-from rft_trainer.runs.names import RUNS
+from rft_trainer.runs.names import RUNS, refuse_file
 
 _LOG = logging.getLogger(__name__)
 _DATA = ("prompt_data", "eval_data")
@@ -42,6 +42,7 @@ def spawned(resolved: Resolved[Any], program: Sequence[str], *, run: Path | None
         _compare_with_launcher(resolved, nproc)
         return None
     folder = _log_folder(resolved, run)
+    refuse_file(folder.parent)
     _LOG.info("starting %d ranks; ranks 1 to %d write to %s/output_rank_N.log", nproc, nproc - 1, folder)
     ended = spawn_ranks(program, nproc, log_folder=folder)
     if ended.rank is not None:
