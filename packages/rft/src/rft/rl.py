@@ -74,7 +74,7 @@ from rft_trainer.loops.rl import RlLoop
 from rft_trainer.protocols import Engine
 from rft_trainer.records.rollouts import RolloutGroup
 from rft_trainer.records.scores import Reward
-from rft_trainer.runs.checkpointing import Progress
+from rft_trainer.runs.checkpointing import Progress, Saver, Stateful
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.scoring.advantages import ComputeAdvantages
@@ -170,17 +170,8 @@ def build_rl(
     sampling = _sampling(settings, longest_response, tokenizer)
     parts = RolloutParts(engine, tokenizer, reward, ledger, data, sampling, timer, environment, longest, trie)
     rollouts = build_rollouts(settings, machine, record, policy, parts)
-    saver = make_saver(
-        started.directory,
-        settings.checkpoint,
-        started.metadata(data.training.data_hash),
-        _saved_weights(settings, machine, parallel, critic),
-        parallel.optimizer,
-        {"progress": progress, "ledger": ledger, "credit": credit, **rollouts.checkpoint_parts},
-        machine,
-        restored,
-        tensor_parts=critic.tensor_parts if critic else None,
-    )
+    kept: dict[str, Stateful] = {"progress": progress, "ledger": ledger, "credit": credit, **rollouts.checkpoint_parts}
+    saver = _saver(settings, started, parallel, critic, kept, data.training.data_hash)
     source = rollouts.source
     # a resumed run's engine serves the restored weights under the restored step
     if progress.step:
@@ -226,6 +217,28 @@ def build_rl(
 def _trained(record: PolicyAlgorithm) -> list[str]:
     """Return the models that the algorithm trains, as their metrics name them."""
     return ["policy", "critic"] if record.advantage.needs_values else ["policy"]
+
+
+def _saver(
+    settings: RlSettings,
+    started: RunStart,
+    parallel: ParallelModel[CausalPolicy],
+    critic: BuiltCritic | None,
+    parts: dict[str, Stateful],
+    data_hash: str,
+) -> Saver:
+    """Make the saver of the run: weights, optimizers and `parts`, which a checkpoint restores here."""
+    return make_saver(
+        started.directory,
+        settings.checkpoint,
+        started.metadata(data_hash),
+        _saved_weights(settings, started.machine, parallel, critic),
+        parallel.optimizer,
+        parts,
+        started.machine,
+        started.restored,
+        tensor_parts=critic.tensor_parts if critic else None,
+    )
 
 
 def _saved_weights(

@@ -87,14 +87,28 @@ def make_replicas(
         from_snapshot=True,
     )
 
-    def start(number: int) -> Replica:
+    def make(number: int) -> ProcessReplica | ExternalEngineReplica:
         log = logs / f"replica-{machine.ranks.rank}-{number}.log"
         environment = _environment(settings, machine, number)
-        replica = (
-            _native(settings, machine, number, architecture, longest, log, environment, dtype)
-            if choice.shares_weights
-            else _external(number, choice, replace(external, environment=environment, log_path=log))
-        )
+        if choice.shares_weights:
+            return _native(settings, machine, number, architecture, longest, log, environment, dtype)
+        return _external(number, choice, replace(external, environment=environment, log_path=log))
+
+    return _started_engine(make, settings.replicas.engine_replicas, weight_store, longest)
+
+
+def _started_engine(
+    make: Callable[[int], ProcessReplica | ExternalEngineReplica],
+    count: int,
+    weight_store: SharedWeightStore,
+    longest: int,
+) -> ReplicaEngine:
+    """Start the replicas, and give them the policy's weights; where that fails nothing is left running."""
+    replicas: list[Replica] = []
+    lost: dict[int, RftError] = {}
+
+    def start(number: int) -> Replica:
+        replica = make(number)
         # this thread waits until it is ready, so that slow starts overlap
         try:
             replica.ready()
@@ -107,10 +121,8 @@ def make_replicas(
             raise
         return replica
 
-    replicas: list[Replica] = []
-    lost: dict[int, RftError] = {}
     try:
-        _start_together(start, settings.replicas.engine_replicas, replicas)
+        _start_together(start, count, replicas)
         if len(lost) == len(replicas):
             raise _none_started(lost)
         engine = ReplicaEngine(replicas, weight_store, max_len=longest, lost=lost, notify=_LOG.warning)
