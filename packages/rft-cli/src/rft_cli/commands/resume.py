@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rft.identity.storage import CONFIG, StoredRecord, config_bytes, read_record, restore_config
+from rft.identity.storage import CONFIG, StoredRecord, config_bytes, read_record, reading, restore_config
 from rft.resolved import Resolved
 from rft_cli.commands.quickstart import command as quickstart
 from rft_cli.config import yaml_file
@@ -162,17 +162,13 @@ def _go_to_working_directory(path: Path) -> None:
     file = path / "env.json"
     if not file.is_file():
         return
-    try:
+    with reading(
+        file,
+        code="resume.environment_damaged",
+        why="it names the directory in which the run was started, to which its paths are relative",
+        then="resume from the directory in which the run was started",
+    ):
         recorded: Any = as_object(json.loads(file.read_bytes().decode("utf-8"))).get("working_directory")
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            code="resume.environment_damaged",
-            what=f"{file} cannot be read: {error}",
-            where=str(file),
-            why="it names the directory in which the run was started, to which its paths are relative",
-            do=f"mv {shlex.quote(str(file))} {shlex.quote(f'{file}.damaged')}, then resume from the directory in which "
-            "the run was started",
-        ) from error
     if isinstance(recorded, str) and recorded != str(Path.cwd()) and Path(recorded).is_dir():
         print(visible(f"paths are relative to {recorded}, where the run was started"))
         os.chdir(recorded)

@@ -6,7 +6,8 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,20 +50,31 @@ def read_record(run: Path) -> StoredRecord | None:
     file = run / IDENTITY
     if not file.is_file():
         return _of_checkpoints(run)
-    try:
+    with reading(
+        file,
+        code="identity.damaged",
+        why="it records what decides the result of the run, and was cut off, damaged or edited",
+        then="resume again: every checkpoint has a copy",
+    ):
         if file.stat().st_size > _LARGEST:
             raise RecordFault(f"it has more than {_LARGEST} bytes")
         body = checked(json.loads(file.read_bytes().decode("utf-8")))
         config = str(body.pop("config", ""))
         return StoredRecord(identity_from_json(body), _sha256(config), config, file)
+
+
+@contextmanager
+def reading(file: Path, *, code: str, why: str, then: str) -> Generator[None]:
+    """Raise `CheckpointError` where a run's JSON file cannot be read; the remedy moves it aside, and does `then`."""
+    try:
+        yield
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            code="identity.damaged",
-            what=f"{file} cannot be believed: {error}",
+            code=code,
+            what=f"{file} cannot be read: {error}",
             where=str(file),
-            why="it records what decides the result of the run, and was cut off, damaged or edited",
-            do=f"mv {shlex.quote(str(file))} {shlex.quote(f'{file}.damaged')}, then resume again: every checkpoint has "
-            "a copy",
+            why=why,
+            do=f"mv {shlex.quote(str(file))} {shlex.quote(f'{file}.damaged')}, then {then}",
         ) from error
 
 
