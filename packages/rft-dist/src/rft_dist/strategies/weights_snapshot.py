@@ -98,7 +98,7 @@ class _Arriving:
         ]
 
     def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
-        """Take one block."""
+        """Take one of the requested blocks."""
         block = self._blocks[name, start]
         self.arrived.append(replace(block, data=tensor.to("cpu", block.data.dtype)))
 
