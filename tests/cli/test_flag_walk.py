@@ -164,6 +164,7 @@ SHARED = IMAGES | {
     "log_interval": Row("--log_interval 2", "printed"),
     "max_refused_steps": Row("--max_refused_steps 0", "metrics:step", "--max_norm 0 {explode}"),
     "max_rows_set_aside": Row("--max_rows_set_aside 3", "calls:rows set aside"),
+    "max_rollbacks": Row("--max_rollbacks 1", "calls:rollbacks"),
     "max_norm_spike": Row("--max_norm_spike 9", "calls:norm spike"),
     "weight_check_steps": Row("--weight_check_steps 1", "calls:weight checks"),
     "use_wandb": Row("--use_wandb ours", "calls:wandb"),
@@ -409,6 +410,7 @@ class Spies:
             "watch",
             "ranks",
             "rows set aside",
+            "rollbacks",
             "norm spike",
             "weight checks",
         )
@@ -436,6 +438,7 @@ class Spies:
 
 def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     """Watch the places where settings that leave no trace in files act."""
+    from rft import run_lifecycle
     from rft.checkpoints import writer
     from rft.parallel import step_guards
     from rft.process import launching, monitored
@@ -479,9 +482,10 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     for way in ("linear_logprobs", "linear_loss"):
         watch(output_head, way, lambda *_, chunk_size=None, **__: spies.keep("head rows", chunk_size))
     watch(monitored, "start_watch", lambda _, watched, **__: spies.keep("watch", asdict(watched.settings)))
-    # what they do with a fault is seen in tests/invariants/test_guarded_steps.py
+    # what they do with a fault is seen in tests/invariants/test_guarded_steps.py and tests/faults/test_bad_rows.py
     watch(step_guards, "NumericGuard", lambda **made: spies.keep("rows set aside", made["max_rows"]))
     watch(step_guards, "NumericGuard", lambda **made: spies.keep("norm spike", made["spike_factor"]))
+    watch(run_lifecycle, "going_back", lambda training, started, limit: spies.keep("rollbacks", limit))
     watch(step_guards, "WeightCheck", lambda **made: spies.keep("weight checks", made["every"]))
     watch(optimizer_step, "pack", lambda samples, *_, **options: spies.micro_batch(samples, options))
     watch(NativeEngine, "_take_cache", lambda self, rows, length: spies.keep("decoded rows", rows))

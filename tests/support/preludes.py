@@ -12,8 +12,9 @@ import resource
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -231,6 +232,35 @@ def spoil_gradients(first: int, last: int, digests: str) -> None:
         optimizer.step = spoiled
 
     _wrap_run(rl, found)
+
+
+def spoil_rows(part: str, numbers: list[int]) -> None:
+    """Make the loss of the policy or of the critic NaN in every micro-batch with these rows of the training data."""
+
+    def found(training: Any) -> None:
+        updater = training.updater if part == "policy" else training.critic.update
+        rows = training.samples if hasattr(training, "samples") else training.prompts
+        texts = [_characters(rows[number].token_ids) for number in numbers]
+        inner = updater._loss
+
+        class Spoiled:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(inner, name)
+
+            def __call__(self, batch: Any, counts: Any, totals: Any) -> Any:
+                output = inner(batch, counts, totals)
+                held = _characters(batch.token_ids_T.tolist())
+                return replace(output, loss=output.loss * float("nan")) if any(t in held for t in texts) else output
+
+        updater._loss = Spoiled()
+
+    for stage in (rl, sft):
+        _wrap_run(stage, found)
+
+
+def _characters(tokens: Sequence[int]) -> str:
+    """Token ids as one text, so that a row is found in a micro-batch as a part of it."""
+    return "".join(map(chr, tokens))
 
 
 def save_gradients(path: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rft import rl
+from rft_trainer.runs.rollback import RollbackRequested
 
 
 @pytest.fixture
@@ -34,6 +35,9 @@ def start(calls: Any) -> Any:
     return SimpleNamespace(resolved=resolved, front=calls.double("front"))
 
 
+GIVEN = "{'reward': REWARD, 'compute_advantages': ADVANTAGES}"
+
+
 def begins(reward: str, advantages: str) -> list[str]:
     """Return the calls up to the plan, with these functions of a script."""
     return [call.replace("REWARD", reward).replace("ADVANTAGES", advantages) for call in BEGINS]
@@ -49,7 +53,7 @@ BEGINS = [
     "enter_environment(settings.conversation, 'tokenizer', stack)",
     "rl_data(settings, 'tokenizer', machine.ranks.world_size)",
     "opened_data('rows', 'environment')",
-    "rl_contents(resolved, data, {'reward': REWARD, 'compute_advantages': ADVANTAGES})",
+    f"rl_contents(resolved, data, {GIVEN})",
     "compared_facts(at, machine, 'contents')",
     "front.show_plan(resolved, data, machine)",
 ]
@@ -108,11 +112,37 @@ def test_a_run_is_executed_while_signals_are_watched(calls: Any, start: Any) -> 
         "signals begins",
         "continuation(resolved, place)",
         "requested_run(resolved, place)",
-        *begins("None", "None"),
+        *(call.replace(GIVEN, "{}") for call in BEGINS),
         "start(at, ['rft-train'], machine, data.num_steps, 'facts', front=front, in_place=place, script='')",
         "build_reward(settings, machine, function=None)",
         "build_rl(settings, 'started', 'tokenizer', data, reward, compute_advantages=None, environment='environment')",
-        "execute(training, 'started', signals)",
+        "execute(training, 'started', signals, None)",
+        *ENDS,
+        "signals ends",
+    ]
+
+
+def test_a_run_that_goes_back_is_built_again_from_its_directory_on_the_same_ranks(calls: Any, start: Any) -> None:
+    rollback = calls.double("rollback", run="directory")
+    asked: list[Any] = []
+
+    def execute(training: Any, started: Any, signals: Any, rollback_now: Any) -> str:
+        asked.append(rollback_now)
+        if rollback_now is None:
+            raise RollbackRequested(rollback)
+        return "ended"
+
+    rollback.failed_step = 3
+    calls.replace(rl, execute=execute)
+    assert rl.train(start.resolved, [], front=start.front) == "ended"
+    assert asked == [None, rollback]
+    calls_made = [call for call in calls.taken() if call not in ("signals begins", "StopSignals()")]
+    again = calls_made.index("continuation(resolved, 'directory')")
+    assert calls_made[again - 2 : again] == ENDS[:2], "the rollouts and the reward are closed, the ranks stay together"
+    assert calls_made[again + 1 :] == [
+        "start(at, [], machine, data.num_steps, 'facts', front=front, in_place='directory', script='')",
+        "build_reward(settings, machine, function=None)",
+        "build_rl(settings, 'started', 'tokenizer', data, reward, compute_advantages=None, environment='environment')",
         *ENDS,
         "signals ends",
     ]

@@ -10,6 +10,7 @@ import pytest
 
 from rft import sft
 from rft_trainer.loops.sft import SftLoop
+from rft_trainer.runs.rollback import RollbackRequested
 
 
 @pytest.fixture
@@ -246,7 +247,7 @@ def test_a_run_reads_its_data_shows_its_plan_and_begins_in_this_order(calls: Any
         *(["front.show_plan(resolved, data, machine)"] if is_first else []),
         "start(at, ['rft-train'], machine, data.num_steps, 'facts', front=front, in_place=None)",
         "build_sft(settings, 'started', 'tokenizer', data)",
-        "execute('training', 'started', signals)",
+        "execute('training', 'started', signals, None)",
         "machine ends",
         "signals ends",
     ]
@@ -255,6 +256,23 @@ def test_a_run_reads_its_data_shows_its_plan_and_begins_in_this_order(calls: Any
         "continuation(resolved, place)",
         "requested_run(resolved, place)",
         "start(at, [], machine, data.num_steps, 'facts', front=front, in_place=place)",
+    ]
+    rollback = calls.double("rollback", run="directory", failed_step=3)
+
+    def execute(training: Any, started: Any, signals: Any, now: Any) -> str:
+        if now is None:
+            raise RollbackRequested(rollback)
+        assert now is rollback
+        return "ended after it"
+
+    calls.replace(sft, execute=execute)
+    assert sft.train(resolved, [], front=front) == "ended after it"
+    made = calls.taken()
+    assert made[made.index("continuation(resolved, 'directory')") + 1 :] == [
+        "start(at, [], machine, data.num_steps, 'facts', front=front, in_place='directory')",
+        "build_sft(settings, 'started', 'tokenizer', data)",
+        "machine ends",
+        "signals ends",
     ]
 
 

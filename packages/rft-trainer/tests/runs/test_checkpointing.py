@@ -186,3 +186,12 @@ def test_progress_is_restored_also_from_a_checkpoint_without_a_count_of_the_crit
     older = {name: value for name, value in saved.state().items() if name not in ("refused", "guards")}
     again.load_state({**older, "refused_in_a_row": 1})
     assert again == replace(saved, refused={"policy": 1, "critic": 0})
+
+
+def test_the_steps_that_made_a_run_go_back_are_saved_where_there_are_any() -> None:
+    again = Progress()
+    again.load_state(Progress(step=3, rollbacks=[5, 9]).state())
+    assert again.rollbacks == [5, 9]
+    assert "rollbacks" not in Progress().state()
+    again.load_state(Progress().state())
+    assert again.rollbacks == []

@@ -20,7 +20,7 @@ from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
 from rft_trainer.testing.bigram import BigramPolicy, OneRank, PlainOptimizer, TokenCritic
 from rft_trainer.update.critic import ValueLoss, ValueObjective
 from rft_trainer.update.fault_trace import FaultTracer
-from rft_trainer.update.numeric_guard import Diagnosis, NumericGuard, RowFault
+from rft_trainer.update.numeric_guard import Diagnosis, NumericGuard, RowFault, RowsBeyondBudgetError
 from rft_trainer.update.optimizer_step import MicroBatchLoss, MicroBatchOutput, UpdateOutcome, Updater
 from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
@@ -168,10 +168,12 @@ def test_without_a_budget_a_step_is_skipped_whole() -> None:
 
 
 def test_more_rows_than_the_budget_end_the_run_and_name_them() -> None:
-    run = Run(guard=NumericGuard(max_rows=1, remedy="resume --max_rows_set_aside {}".format))
+    run = Run(guard=NumericGuard(max_rows=1, resume_command="resume"))
     before = run.table.detach().clone()
-    with pytest.raises(NumericsError) as caught:
+    with pytest.raises(RowsBeyondBudgetError) as caught:
         run.step([BAD, *GOOD, replace(BAD, sample_id="worse")])
+    assert caught.value.part == "policy"
+    assert [fault.sample_ids for fault in caught.value.faults] == [("bad",), ("worse",)]
     problem = caught.value.problem
     assert problem.code == "numerics.rows"
     assert "bad" in problem.where
@@ -228,6 +230,31 @@ def test_samples_left_out_for_their_advantage_stay_in_the_denominators() -> None
     left, counts = guard.without_set_aside([*GOOD, BAD], Counts(100, 20, 20))
     assert left == GOOD
     assert counts == Counts(96, 19, 19)
+
+
+def test_rows_left_out_since_a_rollback_cost_no_budget_and_stay_out() -> None:
+    run, clean = Run(guard=NumericGuard(max_rows=1, left_out={"bad": "loss"})), Run()
+    clean.step(GOOD)
+    assert run.step([*GOOD, BAD])[0].applied
+    torch.testing.assert_close(run.table, clean.table, rtol=1e-12, atol=1e-14)
+    run.guard.begin_step()
+    assert run.guard.metrics == {"policy/rows_left_out": 1.0}
+    again = NumericGuard(max_rows=1)
+    again.load_state(run.guard.state())
+    assert again == run.guard
+    assert "left_out" not in NumericGuard().state()
+
+
+def test_a_score_of_a_row_that_is_left_out_is_known_and_another_one_counts() -> None:
+    guard = NumericGuard(max_rows=1, left_out={"x": "loss"})
+    known, new = RowFault(("x",), "values", 0), RowFault(("y",), "values", 0)
+    assert guard.refuse_scores([known], where="step 1")
+    assert guard.set_aside == {}
+    assert guard.refuse_scores([known, new], where="step 1")
+    assert guard.set_aside == {"y": "values"}
+    with pytest.raises(RowsBeyondBudgetError) as caught:
+        guard.refuse_scores([known, RowFault(("z",), "values", 0)], where="step 2")
+    assert [fault.sample_ids for fault in caught.value.faults] == [("z",)]
 
 
 def spiky(norms: Sequence[float], factor: float) -> NumericGuard:

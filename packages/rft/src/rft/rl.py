@@ -46,8 +46,9 @@ from rft.checkpoints.initial_weights import engine_weights_directory, load_initi
 from rft.checkpoints.parts import CheckpointParts, FullWeights
 from rft.checkpoints.writer import ResumePoint
 from rft.front_end import SILENT, FrontEnd
+from rft.identity.changes import Facts
 from rft.identity.contents import records_content, rows_content, run_contents
-from rft.identity.continuation import continuation
+from rft.identity.continuation import Continuation, continuation
 from rft.identity.record import Content
 from rft.parallel.parallelize import ParallelModel, held_dtype, is_sharded, parallelize, trainable_policy
 from rft.parallel.policy_weights import checkpoint_parts, engine_adapters, engine_weights, fused_policy
@@ -55,6 +56,7 @@ from rft.parallel.shardable import ShardablePolicy
 from rft.parallel.step_guards import make_guards, make_weight_check
 from rft.process.launching import requested_run
 from rft.process.machine import Machine, open_machine
+from rft.process.rollbacks import with_rollbacks
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun, compared_facts, execute, start
 from rft.settings import RlSettings
@@ -75,6 +77,7 @@ from rft_trainer.protocols import Engine
 from rft_trainer.records.rollouts import RolloutGroup
 from rft_trainer.records.scores import Reward
 from rft_trainer.runs.checkpointing import Progress, Saver, Stateful
+from rft_trainer.runs.rollback import Rollback
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.scoring.advantages import ComputeAdvantages
@@ -383,6 +386,88 @@ class PreparedRun:
     training: RlLoop
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """An RL run whose ranks have met and whose data is read: what stays when it is built again from a checkpoint."""
+
+    at: Continuation
+    machine: Machine
+    tokenizer: HfTokenizer
+    environment: ChosenEnvironment | None
+    data: RlData
+    facts: Facts
+
+
+@contextmanager
+def _opened(
+    resolved: Resolved[RlSettings],
+    command: Sequence[str],
+    functions: Mapping[str, object | None],
+    *,
+    in_place: Path | None,
+    front: FrontEnd,
+) -> Generator[OpenedRun]:
+    """Join the ranks, read and plan; `functions` are those of a script."""
+    # before anything is read: a setting that has changed underneath would be told as another fault
+    at = continuation(resolved, in_place)
+    resolved = at.resolved
+    settings = resolved.settings
+    with (
+        open_machine(
+            settings.model.device,
+            requested_run(resolved, in_place),
+            settings.watch,
+            debug=settings.run.debug,
+            command=command,
+            show_error=front.show_error,
+        ) as machine,
+        ExitStack() as opened,
+    ):
+        tokenizer = tokenizer_with_images(settings.model, settings.images)
+        # after the environment, whose tools are part of the rendered prompts
+        environment = enter_environment(settings.conversation, tokenizer, opened)
+        data = opened_data(rl_data(settings, tokenizer, machine.ranks.world_size), environment)
+        facts = compared_facts(at, machine, rl_contents(resolved, data, functions))
+        if machine.is_first:
+            front.show_plan(resolved, data, machine)
+        yield OpenedRun(at, machine, tokenizer, environment, data, facts)
+
+
+@contextmanager
+def _built(
+    run: OpenedRun,
+    command: Sequence[str],
+    *,
+    in_place: Path | None,
+    reward: Reward | None = None,
+    compute_advantages: ComputeAdvantages | None = None,
+    script: str = "",
+    front: FrontEnd,
+) -> Generator[PreparedRun]:
+    """Choose the directory and the checkpoint, and build; at the end what was built is closed."""
+    machine, data, settings = run.machine, run.data, run.at.resolved.settings
+    started = start(run.at, command, machine, data.num_steps, run.facts, in_place=in_place, script=script, front=front)
+    # before the model: a reward that cannot be built costs no loading of weights
+    judge = build_reward(settings, machine, function=reward)
+    try:
+        training = build_rl(
+            settings,
+            started,
+            run.tokenizer,
+            data,
+            judge,
+            compute_advantages=compute_advantages,
+            environment=run.environment,
+        )
+        try:
+            yield PreparedRun(machine, run.tokenizer, data, started, training)
+        finally:
+            # before the reward: rollouts that run ahead are scored until they are closed
+            training.rollouts.close()
+    finally:
+        judge.close()
+
+
 @contextmanager
 def prepared(
     resolved: Resolved[RlSettings],
@@ -398,50 +483,20 @@ def prepared(
 
     They are code of `script`, and only that script can continue the run then.
     """
-    # before anything is read: a setting that has changed underneath would be told as another fault
-    at = continuation(resolved, in_place)
-    resolved = at.resolved
-    settings = resolved.settings
-    request = requested_run(resolved, in_place)
+    functions = {"reward": reward, "compute_advantages": compute_advantages}
     with (
-        open_machine(
-            settings.model.device,
-            request,
-            settings.watch,
-            debug=settings.run.debug,
-            command=command,
-            show_error=front.show_error,
-        ) as machine,
-        ExitStack() as opened,
+        _opened(resolved, command, functions, in_place=in_place, front=front) as run,
+        _built(
+            run,
+            command,
+            in_place=in_place,
+            reward=reward,
+            compute_advantages=compute_advantages,
+            script=script,
+            front=front,
+        ) as ready,
     ):
-        tokenizer = tokenizer_with_images(settings.model, settings.images)
-        # after the environment, whose tools are part of the rendered prompts
-        environment = enter_environment(settings.conversation, tokenizer, opened)
-        data = opened_data(rl_data(settings, tokenizer, machine.ranks.world_size), environment)
-        contents = rl_contents(resolved, data, {"reward": reward, "compute_advantages": compute_advantages})
-        facts = compared_facts(at, machine, contents)
-        if machine.is_first:
-            front.show_plan(resolved, data, machine)
-        started = start(at, command, machine, data.num_steps, facts, in_place=in_place, script=script, front=front)
-        # before the model: a reward that cannot be built costs no loading of weights
-        judge = build_reward(settings, machine, function=reward)
-        try:
-            training = build_rl(
-                settings,
-                started,
-                tokenizer,
-                data,
-                judge,
-                compute_advantages=compute_advantages,
-                environment=environment,
-            )
-            try:
-                yield PreparedRun(machine, tokenizer, data, started, training)
-            finally:
-                # before the reward: rollouts that run ahead are scored until they are closed
-                training.rollouts.close()
-        finally:
-            judge.close()
+        yield ready
 
 
 def train(
@@ -455,5 +510,13 @@ def train(
 
     `command` is what is written into the run directory as the way to start it again.
     """
-    with StopSignals() as signals, prepared(resolved, command, in_place=in_place, front=front) as ready:
-        return execute(ready.training, ready.started, signals)
+    with StopSignals() as signals, _opened(resolved, command, {}, in_place=in_place, front=front) as run:
+
+        def attempt(rollback: Rollback | None) -> TrainedRun:
+            now, place = run, in_place
+            if rollback is not None:
+                now, place = replace(run, at=continuation(run.at.resolved, rollback.run)), rollback.run
+            with _built(now, command, in_place=place, front=front) as ready:
+                return execute(ready.training, ready.started, signals, rollback)
+
+        return with_rollbacks(attempt)

@@ -23,6 +23,7 @@ from rft.identity.rank_agreement import require_equal_contents
 from rft.identity.record import Content
 from rft.process.detached import run_has_begun
 from rft.process.machine import Machine
+from rft.process.rollbacks import going_back
 from rft.resolved import Resolved
 from rft_core.errors import CheckpointError, OutageError
 from rft_dist.checkpoint_format.layout import published
@@ -37,6 +38,7 @@ from rft_trainer.runs.checkpointing import Progress, Saver, save_in_outage
 from rft_trainer.runs.directory import RUN_MARKS, RunDirectory
 from rft_trainer.runs.names import RUNS, free_name, refuse_file, run_name
 from rft_trainer.runs.reader import read_run
+from rft_trainer.runs.rollback import Rollback, RollbackRequested
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.runs.verdict import evidence_of, unwritten, verdict
 from rft_trainer.settings.run import RunSettings
@@ -45,18 +47,8 @@ from rft_trainer.sinks.jsonl import JsonlSink
 from rft_trainer.sinks.trackers import requested_trackers
 
 _LOG = logging.getLogger(__name__)
-_PACKAGES = (
-    "torch",
-    "transformers",
-    "safetensors",
-    "rft-core",
-    "rft-algos",
-    "rft-models",
-    "rft-dist",
-    "rft-engine",
-    "rft-trainer",
-    "rft",
-)
+_OURS = ("rft-core", "rft-algos", "rft-models", "rft-dist", "rft-engine", "rft-trainer", "rft")
+_PACKAGES = ("torch", "transformers", "safetensors", *_OURS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +72,8 @@ class RunStart:
     """Whether the run goes on in its own directory and has not said that it finished: a kill after the last
     checkpoint leaves a run with nothing to train and no summary."""
     goes_back: bool
-    """Whether later checkpoints of this run stand beside the one that it continues from: that one is saved again
-    before later records are taken away, so that it is the newest for whoever resumes next."""
+    """Whether later checkpoints stand beside the one that it continues from, or it goes on without some rows: that one
+    is saved again before later records are taken away, so that it is the newest for whoever resumes next."""
     record: RunRecord
     """What decides the run's result, for its directory and its checkpoints."""
     begins_again: bool = False
@@ -392,9 +384,16 @@ class Training(Protocol):
     def run(self, signals: StopSignals) -> object: ...
 
 
-def execute(training: Training, started: RunStart, signals: StopSignals) -> TrainedRun:
-    """Train from the beginning of the run to its end."""
-    with running(training, started):
+def execute(
+    training: Training, started: RunStart, signals: StopSignals, rollback: Rollback | None = None
+) -> TrainedRun:
+    """Train from the beginning of the run, or from where a rollback led, to its end; raises `RollbackRequested`."""
+    if rollback is not None:
+        rollback.apply(training.progress)
+        # saved again at once: whoever resumes after a kill has the rows left out as well
+        started = replace(started, goes_back=True)
+    limit = started.resolved.settings.run.max_rollbacks
+    with running(training, started), going_back(training, started, limit):
         training.run(signals)
     directory = started.directory
     return TrainedRun(directory, directory.read_summary() if started.machine.is_first else None)
@@ -435,6 +434,9 @@ def running(training: Training, started: RunStart) -> Generator[None]:
                         resume_command=started.resume_command,
                     )
             outcome = "finished" if training.finished else outcome
+        except RollbackRequested:
+            outcome = "rolled back"
+            raise
         finally:
             # before the summary: it is computed from the rows on disk
             directory.sync()

@@ -30,6 +30,7 @@ from rft.parallel.shardable import ShardablePolicy
 from rft.parallel.step_guards import make_guards, make_weight_check
 from rft.process.launching import requested_run
 from rft.process.machine import open_machine
+from rft.process.rollbacks import with_rollbacks
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun, compared_facts, execute, start
 from rft.settings import SftSettings
@@ -42,6 +43,7 @@ from rft_trainer.loops.early_stop import EarlyStop
 from rft_trainer.loops.sft import SftLoop, TokenLikelihood
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.runs.checkpointing import Progress
+from rft_trainer.runs.rollback import Rollback
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.settings.sft import SftTrainingSettings
@@ -251,6 +253,11 @@ def train(
         facts = compared_facts(at, machine, sft_contents(resolved, data))
         if machine.is_first:
             front.show_plan(resolved, data, machine)
-        started = start(at, command, machine, data.num_steps, facts, in_place=in_place, front=front)
-        training = build_sft(settings, started, tokenizer, data)
-        return execute(training, started, signals)
+
+        def attempt(rollback: Rollback | None) -> TrainedRun:
+            now, place = (at, in_place) if rollback is None else (continuation(resolved, rollback.run), rollback.run)
+            started = start(now, command, machine, data.num_steps, facts, in_place=place, front=front)
+            training = build_sft(settings, started, tokenizer, data)
+            return execute(training, started, signals, rollback)
+
+        return with_rollbacks(attempt)

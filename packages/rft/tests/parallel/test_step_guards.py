@@ -31,7 +31,7 @@ def test_each_model_has_its_guard_and_progress_saves_them(tmp_path: Path) -> Non
         assert [guard.part for guard in guards.values()] == ["policy", "critic"]
         guard = guards["critic"]
         assert (guard.max_rows, guard.spike_factor, guard.keeps_out) == (3, 8.0, True)
-        assert guard.remedy(6) == "rft-train resume here --max_rows_set_aside 6"
+        assert guard.resumed_with("--max_rows_set_aside 6") == "rft-train resume here --max_rows_set_aside 6"
         guard.decide(Diagnosis((RowFault(("x",), "loss", 0),)), float("nan"), num_units=9, attempt=0, where="update 9")
         run.directory.close()
         assert run.directory.numerics_file.exists() == is_first

@@ -49,6 +49,7 @@ class Progress:
 
     Refused steps in a row are counted for each model that is trained, since one may go on without the other; so are
     the guards of their steps.
+    `rollbacks` are the steps that failed and made the run go back to a checkpoint.
     `owed_evaluation` is the name of an evaluation at this step that has begun and not ended; empty for none.
     """
 
@@ -56,6 +57,7 @@ class Progress:
     updates: int = 0
     refused: dict[str, int] = field(default_factory=dict[str, int])
     guards: dict[str, NumericGuard] = field(default_factory=dict[str, NumericGuard])
+    rollbacks: list[int] = field(default_factory=list[int])
     tokens: int = 0
     seconds: float = 0.0
     owed_evaluation: str = ""
@@ -70,6 +72,7 @@ class Progress:
             "tokens": self.tokens,
             "seconds": self.seconds,
             # left out where there is none, so that the bytes of a save do not change
+            **({"rollbacks": list(self.rollbacks)} if self.rollbacks else {}),
             **({"owed_evaluation": self.owed_evaluation} if self.owed_evaluation else {}),
         }
 
@@ -82,6 +85,7 @@ class Progress:
         for part, saved in state.get("guards", {}).items():
             if part in self.guards:
                 self.guards[part].load_state(saved)
+        self.rollbacks = [int(step) for step in state.get("rollbacks", [])]
         self.tokens = int(state["tokens"])
         self.seconds = float(state["seconds"])
         self.owed_evaluation = str(state.get("owed_evaluation", ""))

@@ -31,7 +31,11 @@ class RunSettings(SeedSettings):
 
     max_rows_set_aside: int = field(default=16, metadata={"minimum": 0})
     """Number of rows that a run may leave out because their loss or gradient is not finite; the step is taken without
-    them. Beyond it the run stops; 0 = the whole step is skipped (see `max_refused_steps`)."""
+    them. Beyond it see `max_rollbacks`; 0 = the whole step is skipped (see `max_refused_steps`)."""
+
+    max_rollbacks: int = field(default=2, metadata={"minimum": 0})
+    """Number of times that a run may go back to its last checkpoint and leave out from there the rows that exceed
+    `max_rows_set_aside`; after that, or where the same step fails again, it stops. 0 = it stops at once."""
 
     max_norm_spike: float = field(default=0.0, metadata={"minimum": 0.0})
     """Gradient norm, in medians of the last 64 applied updates, above which an update is treated like one that is not

@@ -3,7 +3,9 @@
     refused      the gradient's norm n is not finite on any rank, or n > k * median(n of the last applied steps)
     repeated     nothing wrong is found when the step is run again: a fault of the machine; once a step
     set aside    rows are found that make it so, and fewer than half: the step is taken as if they were not in the batch
-    ended        the rows set aside would exceed the budget, or a weight is not finite
+    gone back    the rows set aside would exceed the budget: they are left out from the last checkpoint on, if the run
+                 can go back to it (`rft_trainer.runs.rollback`)
+    ended        it cannot, or a weight is not finite
 
 No value that is not finite becomes a number: it is refused, or its row is left out and counted.
 """
@@ -57,6 +59,14 @@ class Diagnosis:
     """Weights that are not finite: then no row is at fault, and nothing else was looked at."""
 
 
+class RowsBeyondBudgetError(NumericsError):
+    """More rows are at fault than may be set aside; raised on every rank, before a weight has changed."""
+
+    part: str = "policy"
+    """The model whose step it was, as in the names of its metrics."""
+    faults: tuple[RowFault, ...] = ()
+
+
 @dataclass(slots=True, kw_only=True)
 class NumericGuard:
     """Guard of the optimizer steps of one model; what it remembers is part of a checkpoint."""
@@ -71,10 +81,12 @@ class NumericGuard:
     """Whether a row stays set aside for the whole run; otherwise for the training step, as samples are drawn anew."""
     record: Callable[[Mapping[str, object]], None] | None = None
     """Takes a row of what happened, as JSON; called on every rank."""
-    remedy: Callable[[int], str] = "--max_rows_set_aside {}".format
-    """How to allow so many rows."""
+    resume_command: str = ""
+    """Continues the run; flags that are to change are added to it."""
     set_aside: dict[str, str] = field(default_factory=dict[str, str])
     """Rows set aside, each with its reason."""
+    left_out: dict[str, str] = field(default_factory=dict[str, str])
+    """Rows left out for the rest of the run, beyond the budget, since it went back past them; each with its reason."""
     num_rows: int = 0
     repeated: int = 0
     spikes: int = 0
@@ -90,9 +102,10 @@ class NumericGuard:
         self, samples: Sequence[TrainingSample], counts: Counts
     ) -> tuple[Sequence[TrainingSample], Counts]:
         """Return the samples that are left, and the denominators without the others; whole units."""
-        if not self.set_aside:
+        if not self.set_aside and not self.left_out:
             return samples, counts
-        units = [(unit, any(one.sample_id in self.set_aside for one in unit)) for unit in units_of(samples)]
+        names = {*self.set_aside, *self.left_out}
+        units = [(unit, any(one.sample_id in names for one in unit)) for unit in units_of(samples)]
         left = [one for unit, out in units if not out for one in unit]
         gone = count([one for unit, out in units if out for one in unit])
         return left, Counts(
@@ -122,7 +135,8 @@ class NumericGuard:
             where: the step, for what is recorded.
 
         Raises:
-            NumericsError: a weight is not finite, or the budget of rows is used up.
+            RowsBeyondBudgetError: the budget of rows is used up.
+            NumericsError: a weight is not finite.
         """
         spike = math.isfinite(norm)
         self.spikes += spike
@@ -130,17 +144,17 @@ class NumericGuard:
         if spike:
             kind = f"gradient norm {norm:.4g}, above {self.largest_norm():.4g}"
         if diagnosis.weights:
-            raise _bad_weights(diagnosis.weights, where)
+            raise _bad_weights(diagnosis.weights, where, self.resume_command)
         if not diagnosis.faults:
             # a spike that no row causes alone is the batch's own, and a repetition would give it again
             again = not spike and attempt == 0
             self.repeated += again
             done = "the step is taken again" if again else "the step is skipped"
-            self._tell(where, f"{kind}; no row is at fault alone: {done}", norm, diagnosis)
+            self._report(where, f"{kind}; no row is at fault alone: {done}", norm, diagnosis)
             return again
         if 2 * len(diagnosis.faults) > num_units > 1:
             # rows that most others agree with are not at fault
-            self._tell(
+            self._report(
                 where,
                 f"{kind} for {len(diagnosis.faults)} of {num_units} rows: the model or the learning rate "
                 "is at fault, and the step is skipped",
@@ -154,21 +168,24 @@ class NumericGuard:
         """Return whether samples are left out whose scores, from which advantages are made, are not finite.
 
         Raises:
-            NumericsError: the budget of rows is used up.
+            RowsBeyondBudgetError: the budget of rows is used up.
         """
-        diagnosis = Diagnosis(tuple(faults))
+        known = [fault for fault in faults if self.left_out.keys() >= set(fault.sample_ids)]
+        if len(known) == len(faults):
+            return True
+        diagnosis = Diagnosis(tuple(fault for fault in faults if fault not in known))
         return self._set_aside(diagnosis, "a score is not finite", math.nan, where)
 
     def _set_aside(self, diagnosis: Diagnosis, kind: str, norm: float, where: str) -> bool:
         rows = [name for fault in diagnosis.faults for name in fault.sample_ids]
         if self.num_rows + len(rows) > self.max_rows:
-            self._tell(where, f"{kind}; {_rows(len(rows))} at fault, more than may be set aside", norm, diagnosis)
+            self._report(where, f"{kind}; {_rows(len(rows))} at fault, more than may be set aside", norm, diagnosis)
             if self.max_rows:
                 raise self._too_many(diagnosis, where)
             return False
         verb, them = ("is", "it") if len(rows) == 1 else ("are", "them")
         what = f"{kind}; {_rows(len(rows))} {verb} set aside, the step is taken without {them}"
-        self._tell(where, what, norm, diagnosis)
+        self._report(where, what, norm, diagnosis)
         self.num_rows += len(rows)
         self.set_aside |= {name: fault.stage for fault in diagnosis.faults for name in fault.sample_ids}
         return True
@@ -178,16 +195,23 @@ class NumericGuard:
         """Return how often the guard acted since the start of the run, by metric name; without what never happened."""
         counted = {
             "rows_set_aside": self.num_rows,
+            "rows_left_out": len(self.left_out),
             "updates_repeated": self.repeated,
             "spikes": self.spikes,
             "micro_batch_halvings": self.halved,
         }
         return {f"{self.part}/{name}": float(number) for name, number in counted.items() if number}
 
+    def resumed_with(self, flags: str) -> str:
+        """Return the command that continues the run with other settings."""
+        return f"{self.resume_command} {flags}".strip()
+
     def state(self) -> dict[str, Any]:
         """Return the state as plain JSON."""
         return {
             "set_aside": dict(self.set_aside) if self.keeps_out else {},
+            # left out where there is none, so that the bytes of a save do not change
+            **({"left_out": dict(self.left_out)} if self.left_out else {}),
             "num_rows": self.num_rows,
             "repeated": self.repeated,
             "spikes": self.spikes,
@@ -197,13 +221,13 @@ class NumericGuard:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state that `state()` returned."""
-        self.set_aside = dict(state["set_aside"])
+        self.set_aside, self.left_out = dict(state["set_aside"]), dict(state.get("left_out", {}))
         self.num_rows, self.repeated = int(state["num_rows"]), int(state["repeated"])
         self.spikes, self.halved = int(state["spikes"]), int(state["halved"])
         self._norms.clear()
         self._norms.extend(float(norm) for norm in state["norms"])
 
-    def _tell(self, where: str, what: str, norm: float, diagnosis: Diagnosis) -> None:
+    def _report(self, where: str, what: str, norm: float, diagnosis: Diagnosis) -> None:
         first = f"; first: {diagnosis.faults[0]}" if diagnosis.faults else ""
         _LOG.warning("%s of the %s: %s%s", where, self.part, what, first)
         if self.record is not None:
@@ -215,30 +239,32 @@ class NumericGuard:
             shown = norm if math.isfinite(norm) else str(norm)
             self.record({"where": where, "part": self.part, "what": what, "norm": shown, "faults": faults})
 
-    def _too_many(self, diagnosis: Diagnosis, where: str) -> NumericsError:
+    def _too_many(self, diagnosis: Diagnosis, where: str) -> RowsBeyondBudgetError:
         needed = self.num_rows + sum(len(fault.sample_ids) for fault in diagnosis.faults)
         rows = "; ".join(map(str, diagnosis.faults[:3]))
-        return NumericsError(
+        error = RowsBeyondBudgetError(
             code="numerics.rows",
             what=f"{needed} rows would be set aside, {self.max_rows} are allowed (--max_rows_set_aside)",
             where=f"{where} of the {self.part}; {rows}",
             why="rows whose loss or gradient is not finite, or jumps, are left out within that budget; so many say "
             "that the data, the learning rate or the model is at fault",
             state="no weight was changed by this step",
-            do=self.remedy(2 * needed),
+            do=self.resumed_with(f"--max_rows_set_aside {2 * needed}"),
         )
+        error.part, error.faults = self.part, diagnosis.faults
+        return error
 
 
 def _rows(number: int) -> str:
     return "1 row" if number == 1 else f"{number} rows"
 
 
-def _bad_weights(names: Sequence[str], where: str) -> NumericsError:
+def _bad_weights(names: Sequence[str], where: str, resume_command: str) -> NumericsError:
     return NumericsError(
         code="numerics.model_weights",
         what=f"{len(names)} weights hold values that are not finite: {', '.join(names[:3])}",
         where=where,
         why="no row is at fault: every forward of such a model gives values that are not finite",
         state="no weight was changed by this step, and none of these was saved",
-        do="rft-train resume RUN",
+        do=resume_command,
     )

@@ -45,7 +45,7 @@ FREE = _names("""
     engine_max_rows engine_mem_util engine_replicas engine_tp_size environment_memory environment_variables
     environment_workers eval_metrics fingerprint_steps flash_attn fsdp fsdp_cpu_offload fused_linear_logprob
     gradient_checkpointing gradient_checkpointing_every gradient_checkpointing_mode heartbeat_seconds log_interval
-    max_ckpt_mem max_ckpt_num max_refused_steps max_tokens_per_micro_batch max_unscored_share meta_init
+    max_ckpt_mem max_ckpt_num max_refused_steps max_rollbacks max_tokens_per_micro_batch max_unscored_share meta_init
     micro_rollout_batch_size micro_train_batch_size nproc num_trajectories_to_save num_workers overlap_comm
     packing_samples prefetch_factor remote_rm_batch_size remote_rm_concurrency remote_rm_retries remote_rm_timeout
     reward_batch_tokens reward_memory reward_offload reward_variables reward_wait reward_workers

@@ -47,7 +47,7 @@ def make_guards(
             spike_factor=settings.max_norm_spike,
             keeps_out=keeps_out,
             record=record if started.machine.is_first else None,
-            remedy=lambda rows: f"{started.resume_command} --max_rows_set_aside {rows}",
+            resume_command=started.resume_command,
         )
         for part in parts
     }
