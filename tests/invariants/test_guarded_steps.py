@@ -25,7 +25,7 @@ from rft_trainer.batches.units import MicroBatching
 from rft_trainer.loops.sft import TokenLikelihood
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
-from rft_trainer.testing.bigram import BigramPolicy, TokenCritic
+from rft_trainer.testing.bigram import BigramPolicy, OneRank, TokenCritic
 from rft_trainer.update.critic import ValueLoss, ValueObjective
 from rft_trainer.update.fault_trace import FaultTracer
 from rft_trainer.update.numeric_guard import NumericGuard
@@ -94,6 +94,7 @@ class Rank:
     act: Callable[[TokenBatch, MicroBatchOutput], MicroBatchOutput] = keep
     guard: NumericGuard = field(default_factory=lambda: NumericGuard(max_rows=4))
     cut: MicroBatching = field(default_factory=lambda: MicroBatching(3, 0, False))
+    collective_forward: bool = False
 
     def __post_init__(self) -> None:
         torch.manual_seed(5)
@@ -120,6 +121,7 @@ class Rank:
             learning_rate=lambda update: 0.05,
             guard=self.guard,
             trace=FaultTracer(self.model),
+            collective_forward=self.collective_forward,
         )
 
     def train(self, steps: Sequence[Sequence[TrainingSample]]) -> Tensor:
@@ -228,6 +230,34 @@ def test_one_row_that_does_not_fit_ends_the_run_before_a_weight_changes(world_si
         return torch.equal(rank.model.table, before)
 
     assert all(on(world_size, work))
+
+
+@pytest.mark.parametrize(
+    ("cut", "code", "remedy"),
+    [
+        (MicroBatching(3, 0, False), "memory.collective_forward", "resume --micro_train_batch_size 2"),
+        (
+            MicroBatching(9, 21, True),
+            "memory.collective_forward",
+            "resume --no-packing_samples --micro_train_batch_size 1",
+        ),
+        (MicroBatching(1, 0, False), "memory.micro_batch", None),
+    ],
+)
+def test_where_the_others_wait_in_the_forward_memory_that_runs_out_ends_the_run_with_smaller_micro_batches(
+    cut: MicroBatching, code: str, remedy: str | None
+) -> None:
+    def act(batch: TokenBatch, output: MicroBatchOutput) -> MicroBatchOutput:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    guard = NumericGuard(resume_command="resume")
+    rank = Rank(OneRank(), "policy", act, guard, cut, collective_forward=True)  # type: ignore[arg-type]
+    before = rank.model.table.detach().clone()
+    with pytest.raises(ServiceError) as caught:
+        rank.train([rows(0)])
+    assert caught.value.problem.code == code
+    assert remedy is None or caught.value.problem.do == remedy
+    assert torch.equal(rank.model.table, before)
 
 
 def test_another_error_of_the_forward_is_no_lack_of_memory() -> None:

@@ -258,6 +258,30 @@ def spoil_rows(part: str, numbers: list[int]) -> None:
         _wrap_run(stage, found)
 
 
+def run_out_of_memory(rank: int, most_tokens: int) -> None:
+    """On one of the ranks no micro-batch of more tokens fits into memory."""
+    if os.environ["RANK"] != str(rank):
+        return
+
+    def found(training: Any) -> None:
+        updater = training.updater
+        inner = updater._loss
+
+        class Limited:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(inner, name)
+
+            def __call__(self, batch: Any, counts: Any, totals: Any) -> Any:
+                if len(batch.token_ids_T) > most_tokens:
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+                return inner(batch, counts, totals)
+
+        updater._loss = Limited()
+
+    for stage in (rl, sft):
+        _wrap_run(stage, found)
+
+
 def _characters(tokens: Sequence[int]) -> str:
     """Token ids as one text, so that a row is found in a micro-batch as a part of it."""
     return "".join(map(chr, tokens))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rft_core.errors import OptionsError
 from rft_trainer.batches.packing import count, filler_batches, pack, rank_micro_batches
 from rft_trainer.batches.units import MicroBatching, optimizer_batches, unit_lengths, units_of
 from rft_trainer.records.rollouts import TrainingSample
@@ -84,14 +86,36 @@ def test_a_filler_is_a_whole_unit_the_shortest() -> None:
         (MicroBatching(99, 0, False), MicroBatching(2, 0, False)),
         (MicroBatching(99, 8, False), MicroBatching(1, 8, False)),
         (MicroBatching(1, 0, False), None),
-        (MicroBatching(9, 30, True), MicroBatching(9, 15, True)),
-        (MicroBatching(2, 0, True), MicroBatching(2, 8, True)),
-        (MicroBatching(9, 12, True), MicroBatching(9, 8, True)),
+        (MicroBatching(9, 30, True), MicroBatching(9, 15, True, lowered=True)),
+        (MicroBatching(2, 0, True), MicroBatching(2, 8, True, lowered=True)),
+        (MicroBatching(9, 12, True), MicroBatching(9, 8, True, lowered=True)),
         (MicroBatching(9, 8, True), None),
     ],
 )
 def test_half_a_micro_batch_still_holds_the_longest_unit(limits: MicroBatching, expected: MicroBatching | None) -> None:
     assert limits.halved(PAIRS) == expected
+
+
+def test_a_limit_that_the_run_made_smaller_refuses_no_longer_unit_of_a_later_step() -> None:
+    lowered = MicroBatching(9, 12, True).halved(PAIRS)
+    assert lowered is not None
+    assert lowered.cut([20, 3, 4, 17]) == [[0], [1, 3], [2]]
+    with pytest.raises(OptionsError):
+        replace(lowered, lowered=False).cut([20, 3, 4, 17])
+
+
+@pytest.mark.parametrize(
+    ("limits", "flags"),
+    [
+        (MicroBatching(99, 0, False), "--micro_train_batch_size 2"),
+        (MicroBatching(99, 8, False), "--micro_train_batch_size 1"),
+        (MicroBatching(9, 40, True), "--no-packing_samples --micro_train_batch_size 2"),
+        (MicroBatching(9, 12, True), "--no-packing_samples --micro_train_batch_size 1"),
+        (MicroBatching(1, 0, False), ""),
+    ],
+)
+def test_half_as_much_is_named_by_flags_that_hold_in_every_step(limits: MicroBatching, flags: str) -> None:
+    assert limits.half_as_flags(PAIRS) == flags
 
 
 def test_limits_are_said_in_words() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rft_core.errors import ServiceError
 from rft_core.keyed_random import uniforms
 from rft_trainer.batches.packing import pack
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup, TrainingSample
@@ -165,3 +166,32 @@ def test_logprobs_and_entropies_of_one_forward_are_those_of_two(world_size: int)
     with ThreadPoolExecutor(world_size) as pool:
         assert list(pool.map(scores, thread_ranks(world_size))) == [expected_pair] * world_size
     assert sum(forwards) == len(expected()), "each rollout is in one forward pass, once"
+
+
+@pytest.mark.parametrize(
+    ("max_sequences", "code", "remedy"),
+    [(4, "memory.collective_forward", "--micro_rollout_batch_size 2"), (1, "memory.micro_batch", None)],
+)
+def test_memory_that_runs_out_in_a_collective_forward_names_a_smaller_micro_batch(
+    max_sequences: int, code: str, remedy: str | None
+) -> None:
+    def forward(samples: Sequence[TrainingSample]) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    scorer = ShardedTokenForward(forward, OneRank(), max_sequences=max_sequences, max_tokens=0, collective_forward=True)
+    with pytest.raises(ServiceError) as caught:
+        scorer(groups())
+    assert caught.value.problem.code == code
+    assert remedy is None or caught.value.problem.do == remedy
+
+
+def test_memory_that_runs_out_where_ranks_compute_alone_changes_no_number() -> None:
+    def within(room: int) -> list[tuple[float, ...]]:
+        def forward(samples: Sequence[TrainingSample]) -> Tensor:
+            if len(samples) > room:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return torch.cat([torch.tensor(one.token_ids, dtype=torch.float32) for one in samples])
+
+        return ShardedTokenForward(forward, OneRank(), max_sequences=4, max_tokens=0)(groups())
+
+    assert within(1) == within(3) == within(99)

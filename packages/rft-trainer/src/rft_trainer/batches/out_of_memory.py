@@ -22,16 +22,35 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def no_split_left(limits: MicroBatching, longest: int, collectives: Collectives) -> ServiceError:
     """Return the error for micro-batches of one unit that do not fit, `longest` tokens at most."""
-    free = ""
-    if torch.cuda.is_available():
-        left, total = torch.cuda.mem_get_info()
-        free = f"; {left / 2**20:,.0f} of {total / 2**20:,.0f} MiB are free"
     return ServiceError(
         code="memory.micro_batch",
-        what=f"out of memory in the forward or backward pass, micro-batches of {limits}; the longest has "
-        f"{longest:,} tokens{free}",
+        what=_what(limits, longest),
         where=f"rank {collectives.rank}, or another of {collectives.world_size}",
         why="a micro-batch of one sample is not divided further",
         state="no weight was changed by this step",
         do="--gradient_checkpointing, or shorter samples (sft: --max_len; rl: --generate_max_len, --prompt_max_len)",
+    )
+
+
+def no_room_in_collective(limits: MicroBatching, longest: int, collectives: Collectives, remedy: str) -> ServiceError:
+    """Return the error for memory that runs out on one rank while the others wait in the same forward or backward."""
+    return ServiceError(
+        code="memory.collective_forward",
+        what=_what(limits, longest),
+        where=f"rank {collectives.rank} of {collectives.world_size}",
+        why="with this way to divide the model every forward and backward exchanges tensors with other ranks, which "
+        "wait in it: the ranks cannot agree to go on with smaller micro-batches",
+        state="no weight was changed by this step",
+        do=remedy,
+    )
+
+
+def _what(limits: MicroBatching, longest: int) -> str:
+    free = ""
+    if torch.cuda.is_available():
+        left, total = torch.cuda.mem_get_info()
+        free = f"; {left / 2**20:,.0f} of {total / 2**20:,.0f} MiB are free"
+    return (
+        f"out of memory in the forward or backward pass, micro-batches of {limits}; the longest has "
+        f"{longest:,} tokens{free}"
     )

@@ -42,6 +42,8 @@ class MicroBatching:
     max_sequences: int
     max_tokens: int
     by_tokens: bool
+    lowered: bool = False
+    """Whether the run itself made the limit smaller: a longer unit is then a micro-batch, and no error."""
 
     def cut(self, num_tokens: Sequence[int]) -> list[list[int]]:
         """Split units of these lengths into micro-batches; return the indices of each."""
@@ -58,14 +60,27 @@ class MicroBatching:
             budget = self._budget(lengths)
             # the longest unit is never divided, so no budget is below it
             half = max(budget // 2, longest)
-            return replace(self, max_tokens=half) if half < budget else None
+            return replace(self, max_tokens=half, lowered=True) if half < budget else None
         # the most units that a micro-batch has: a cap on tokens may keep it below `max_sequences`
         most = max((len(indices) for indices in self.cut(lengths)), default=1)
         return replace(self, max_sequences=(most + 1) // 2) if most > 1 else None
 
+    def half_as_flags(self, samples: Sequence[TrainingSample]) -> str:
+        """Return the flags of a run with micro-batches half as large for a step on these samples; empty as `halved`."""
+        smaller = self.halved(samples)
+        if smaller is None:
+            return ""
+        if not self.by_tokens:
+            return f"--micro_train_batch_size {smaller.max_sequences}"
+        # a number of sequences: another step may have a unit that is longer than half of the tokens
+        longest = max(unit_lengths(units_of(samples)))
+        return f"--no-packing_samples --micro_train_batch_size {smaller.max_tokens // longest}"
+
     def _budget(self, num_tokens: Sequence[int]) -> int:
+        longest = max(num_tokens, default=0)
         # without a cap: as many tokens as the largest micro-batch in order may have
-        return self.max_tokens or self.max_sequences * max(num_tokens, default=0)
+        budget = self.max_tokens or self.max_sequences * longest
+        return max(budget, longest) if self.lowered else budget
 
     def __str__(self) -> str:
         """Say the limits in words."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rft_trainer.batches.out_of_memory import is_out_of_memory
+from rft_trainer.batches.out_of_memory import is_out_of_memory, no_room_in_collective, no_split_left
 from rft_trainer.batches.packing import assign_to_ranks, num_filler_batches
-from rft_trainer.batches.units import split_in_order
+from rft_trainer.batches.units import MicroBatching, split_in_order
 from rft_trainer.protocols import Collectives
 from rft_trainer.records.rollouts import RolloutGroup, TrainingSample
 from rft_trainer.scoring.samples import build_samples, flat_rollouts
@@ -79,9 +79,16 @@ class ShardedTokenForward:
             rows = self._forward(chosen).cpu().split([s.num_tokens for s in chosen])
             return [tuple(row[s.prompt_length :].flatten().tolist()) for row, s in zip(rows, chosen, strict=True)]
         except RuntimeError as error:
-            # where a forward is an exchange, the other ranks would wait for as many
-            if self._collective_forward or len(chosen) == 1 or not is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
+            limits = MicroBatching(self._max_sequences, self._max_tokens, by_tokens=False)
+            longest = max(one.num_tokens for one in chosen)
+            if len(chosen) == 1:
+                raise no_split_left(limits, longest, self._collectives) from error
+            if self._collective_forward:
+                # the other ranks wait in this forward, and then for as many as they have
+                flag = f"--micro_rollout_batch_size {len(chosen) // 2}"
+                raise no_room_in_collective(limits, longest, self._collectives, flag) from error
         # outside the handler: the error holds the tensors of the forward until it is left
         half = len(chosen) // 2
         _LOG.warning("out of memory: a forward of %d samples is computed in two halves", len(chosen))

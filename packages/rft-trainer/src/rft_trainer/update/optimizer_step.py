@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rft_trainer.batches.out_of_memory import is_out_of_memory, no_split_left
+from rft_core.errors import ServiceError
+from rft_trainer.batches.out_of_memory import is_out_of_memory, no_room_in_collective, no_split_left
 from rft_trainer.batches.packing import count, filler_batches, pack, rank_micro_batches
 from rft_trainer.batches.units import MicroBatching, units_of
 from rft_trainer.metrics.totals import Mark, MetricTotals
@@ -206,8 +207,8 @@ class Updater:
         model's outputs; it may refuse the step, before any weight has changed.
 
         Raises:
-            NumericsError: weights are not finite.
-            ServiceError: memory ran out for micro-batches of one unit.
+            NumericsError: weights are not finite, or more rows are at fault than may be set aside.
+            ServiceError: memory ran out for micro-batches of one unit, or where a forward is collective.
         """
         # over all ranks and micro-batches: each then adds its share of the gradient, and sums need no weights
         counts = counts or count(samples)
@@ -265,8 +266,7 @@ class Updater:
         """Make micro-batches smaller for the rest of the run; every rank comes to the same limits."""
         smaller = self._micro_batching.halved(step.samples)
         if smaller is None:
-            longest = max(sample.num_tokens for sample in step.samples)
-            raise no_split_left(self._micro_batching, longest, self._collectives)
+            raise no_split_left(self._micro_batching, _longest(step.samples), self._collectives)
         _LOG.warning(
             "out of memory: micro-batches of %s are cut to %s; the step is taken again, its batch and its gradient "
             "stay the same",
@@ -275,6 +275,13 @@ class Updater:
         )
         self._micro_batching = smaller
         self._guard.halved += 1
+
+    def _no_room(self, step: _Step) -> ServiceError:
+        limits, longest = self._micro_batching, _longest(step.samples)
+        flags = limits.half_as_flags(step.samples)
+        if not flags:
+            return no_split_left(limits, longest, self._collectives)
+        return no_room_in_collective(limits, longest, self._collectives, self._guard.resumed_with(flags))
 
     def _backward_all(self, step: _Step, totals: MetricTotals) -> _Passed:
         """Accumulate the gradient of this rank's share; what came of it is the same on every rank."""
@@ -286,9 +293,11 @@ class Updater:
         try:
             state = _FINE if self._run(micro_batches, idle, step, totals) else _NOT_FINITE
         except RuntimeError as error:
-            # where a forward is an exchange the other ranks wait in it, so that no agreement can be reached
-            if self._collective_forward or not is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
+            if self._collective_forward:
+                # the other ranks wait in this forward or backward, so that no agreement can be reached
+                raise self._no_room(step) from error
         # outside the handler: the error holds every tensor of the forward until it is left
         if state == _OUT_OF_MEMORY and torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -308,7 +317,7 @@ class Updater:
         inputs_finite, losses = True, list[Tensor]()
         if step.monitor is not None:
             step.monitor.restart()
-        # fillers count too, since the optimizer must be told which backward of this rank is its last
+        # fillers count too, since the optimizer needs to know which backward of this rank is its last
         turns = len(micro_batches) + len(idle)
         if self._loss.prepass:
             # statistics of the whole step, so they are taken before the first backward
@@ -326,6 +335,10 @@ class Updater:
             self._optimizer.backward(self._loss.filler(batch) * 0.0, last=number == turns)
         # read once, behind the last backward: a number here earlier would wait for the device at every micro-batch
         return inputs_finite and (not losses or bool(torch.stack(losses).isfinite().all()))
+
+
+def _longest(samples: Sequence[TrainingSample]) -> int:
+    return max(sample.num_tokens for sample in samples)
 
 
 def scale_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> dict[str, float]:
