@@ -221,5 +221,8 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_a_free_port_can_be_listened_on() -> None:
     import socket
 
+    port = weight_transport.free_port()
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", weight_transport.free_port()))
+        sock.bind(("127.0.0.1", port))
+        assert sock.getsockname()[1] == port
+        assert weight_transport.free_port() != port, "it is taken"

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -63,11 +64,14 @@ def test_only_the_thread_of_the_late_call_is_interrupted() -> None:
 
 
 def test_nothing_is_raised_after_a_call() -> None:
-    for _ in range(20):
-        call_within(0.02, lambda: None)
-    until = time.monotonic() + 0.1
-    while time.monotonic() < until:
-        pass
+    results = [call_within(0.02, partial(int, number)) for number in range(20)]
+    until, interrupted = time.monotonic() + 0.1, False
+    try:
+        while time.monotonic() < until:
+            pass
+    except TimeoutError:
+        interrupted = True
+    assert (results, interrupted) == (list(range(20)), False)
 
 
 def test_a_forked_child_has_limits_too() -> None:

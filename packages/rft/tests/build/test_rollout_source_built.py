@@ -53,6 +53,8 @@ def refuse(calls: Any, settings: RlSettings, *, greedy: bool = False, **can: Any
 )
 def test_what_goes_together_is_taken(calls: Any, settings: RlSettings, given: dict[str, Any]) -> None:
     refuse(calls, settings, **given)
+    asks = settings.async_rollouts.max_staleness or settings.replicas.engine_replicas > 1
+    assert calls.taken() == (["choose_device('cpu', 0)", f"choose_engine({settings.engine!r}, 'meta')"] if asks else [])
 
 
 @pytest.mark.parametrize(

@@ -130,14 +130,15 @@ def test_what_is_printed_to_is_still_a_stream(capsys: pytest.CaptureFixture[str]
     assert lines == ["to out", "to err"]
 
 
-def test_a_log_on_a_full_disk_ends_no_run(tmp_path: Path) -> None:
+def test_a_log_on_a_full_disk_ends_no_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank_0.log").symlink_to("/dev/full")
-    log = RankLog(0)
-    log.attach(tmp_path)
-    for _ in range(3):
-        log.write("what the disk refuses\n")
-    log.close()
+    with logged(0, "header") as log:
+        log.attach(tmp_path)
+        for _ in range(3):
+            sys.stdout.write("what the disk refuses\n")
+            log.flush()
+    assert capsys.readouterr().out == 3 * "what the disk refuses\n"
 
 
 def test_a_warning_that_quotes_others_steers_no_terminal(

@@ -1,4 +1,4 @@
-"""A process group of one, for libraries that want a group also where there is nobody to talk to."""
+"""A process group of one, for libraries that want a group also where there is one process."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def contradictions(
     """Every set that cannot work."""
     yield from _places(values, ranks)
     yield from _addresses(values, ranks, grid)
-    if ranks.world_size > 1:  # one process talks to nobody
+    if ranks.world_size > 1:  # one process exchanges nothing
         yield from _interfaces(values, interfaces)
     yield from _transports(values)
     yield from _old_names(values)

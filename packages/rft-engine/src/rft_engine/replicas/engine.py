@@ -60,7 +60,7 @@ class ReplicaEngine(EngineBase):
             weight_store: where weights are kept for them.
             max_len: tokens of the longest prompt with its completion.
             lost: by their places those that did not start, and why; they are started again with the first weights.
-            notify: told when a replica is lost, when it is back, and when it is given up.
+            notify: called with a text when a replica is lost, when it is back, and when it is given up.
         """
         assert len(replicas) > len(lost or {}), "an engine of no replicas"
         super().__init__()

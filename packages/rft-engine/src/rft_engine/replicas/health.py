@@ -45,7 +45,7 @@ class ReplicaHealth:
         Args:
             replicas: started, or lost at once with `lost`.
             versions: of the weights that each holds, by its place; kept here.
-            notify: told about every loss and every end of one.
+            notify: called with a text at every loss and every end of one.
         """
         self.replicas = replicas
         self.versions: list[int | None] = [None] * len(replicas) if versions is None else versions

@@ -71,7 +71,7 @@ class FaultTracer:
             output = loss(batch, step.counts, MetricTotals())
             first.see("loss", output.loss, ())
             optimizer.backward(output.loss, last=True)
-        # known before ranks exchange gradients; None where they arrive summed, and no row can be told from another
+        # known before ranks exchange gradients; None where they arrive summed, and rows cannot be distinguished
         norm = optimizer.own_norm()
         optimizer.discard()
         if norm is not None and not math.isfinite(norm):
