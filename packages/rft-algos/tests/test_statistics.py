@@ -7,6 +7,7 @@ from statistics import NormalDist
 import pytest
 
 from rft_algos import statistics
+from rft_algos.input_checks import InputError
 from rft_algos.statistics import mean_interval, paired_difference_interval, student_quantile, wilson_interval
 
 
@@ -73,7 +74,7 @@ def test_pairing_is_narrower_than_two_separate_intervals():
 
 
 def test_pairs_of_unequal_length_are_refused():
-    with pytest.raises(AssertionError, match="equal lengths"):
+    with pytest.raises(InputError, match="equal lengths"):
         paired_difference_interval([1.0], [1.0, 2.0])
 
 
@@ -113,7 +114,7 @@ def test_a_share_just_below_one_has_an_upper_end_of_at_most_one():
 @pytest.mark.parametrize("probability", [0.4, 1.0, 1.05])
 def test_probabilities_without_a_quantile_are_refused(probability: float):
     for degrees in (3, 300):
-        with pytest.raises(AssertionError, match="outside"):
+        with pytest.raises(InputError, match="outside"):
             student_quantile(probability, degrees)
 
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from rft_algos.input_checks import refuse
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -38,7 +40,8 @@ def mean_interval(values: Sequence[float], *, level: float = 0.95) -> Interval:
         The interval; from minus to plus infinity for one observation, which says nothing of spread.
     """
     num = len(values)
-    assert num >= 1, "an interval needs at least one observation"
+    if not num >= 1:
+        refuse("an interval needs at least one observation")
     # fsum is exact, so the order of the scores does not matter
     mean = math.fsum(values) / num
     if num == 1:
@@ -59,7 +62,8 @@ def paired_difference_interval(before: Sequence[float], after: Sequence[float], 
     Returns:
         The interval of the mean difference; positive means that `after` is larger.
     """
-    assert len(before) == len(after), f"pairs need two equal lengths: {len(before)} against {len(after)}"
+    if len(before) != len(after):
+        refuse(f"pairs need two equal lengths: {len(before)} against {len(after)}")
     return mean_interval([b - a for a, b in zip(before, after, strict=True)], level=level)
 
 
@@ -79,8 +83,10 @@ def wilson_interval(successes: int, num: int, *, level: float = 0.95) -> Interva
     Returns:
         The interval, with estimate successes / num.
     """
-    assert num >= 1, "an interval needs at least one observation"
-    assert 0 <= successes <= num, f"{successes} successes of {num} trials"
+    if not num >= 1:
+        refuse("an interval needs at least one observation")
+    if not 0 <= successes <= num:
+        refuse(f"{successes} successes of {num} trials")
     z = NormalDist().inv_cdf(0.5 + level / 2)
     share, shrink = successes / num, 1.0 + z * z / num
     centre = (share + z * z / (2 * num)) / shrink
@@ -106,8 +112,10 @@ def student_quantile(probability: float, degrees: int) -> float:
     Returns:
         The quantile.
     """
-    assert 0.5 <= probability < 1.0, f"probability {probability} outside [0.5, 1)"
-    assert degrees >= 1, f"{degrees} degrees of freedom"
+    if not 0.5 <= probability < 1.0:
+        refuse(f"probability {probability} outside [0.5, 1)")
+    if not degrees >= 1:
+        refuse(f"{degrees} degrees of freedom")
     if degrees > 200:
         return _student_quantile_near_normal(NormalDist().inv_cdf(probability), degrees)
     low, high = 0.0, 1.0

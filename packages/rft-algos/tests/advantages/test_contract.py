@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_algos.advantages import group_norm
+from rft_algos.input_checks import InputError
 
 GROUPED_REWARDS = st.lists(st.tuples(st.integers(-3, 3), st.floats(-10, 10)), min_size=1, max_size=24)
 
@@ -93,5 +94,5 @@ def test_integer_rewards_are_accepted():
 
 @pytest.mark.parametrize("missing", [math.nan, math.inf])
 def test_a_reward_that_is_not_finite_is_refused(missing: float):
-    with pytest.raises(AssertionError, match="dropped before advantages"):
+    with pytest.raises(InputError, match="dropped before advantages"):
         group_norm(torch.tensor([1.0, missing]), torch.tensor([0, 0]))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rft_algos.advantages import decoupled_gae, discounted_returns, gae, length_adaptive_lambda
+from rft_algos.input_checks import InputError
 from rft_algos.packed.segments import segment_lengths
 
 Token = tuple[bool, float, float]
@@ -205,13 +206,13 @@ def test_pitfall_19_fully_masked_rows_and_empty_batches_give_zeros(estimate: Cal
 @pytest.mark.parametrize("estimate", [gae, decoupled_gae])
 def test_what_does_not_fit_is_refused(estimate: Callable[..., tuple[Tensor, Tensor]]):
     two, mask, ids = torch.ones(2), torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(AssertionError, match="rewards"):
+    with pytest.raises(InputError, match="rewards"):
         estimate(torch.ones(3), two, mask, ids)
-    with pytest.raises(AssertionError, match="values"):
+    with pytest.raises(InputError, match="values"):
         estimate(two, torch.ones(3), mask, ids)
-    with pytest.raises(AssertionError, match="segment ids"):
+    with pytest.raises(InputError, match="segment ids"):
         estimate(two, two, mask, torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(AssertionError, match="lambdas"):
+    with pytest.raises(InputError, match="lambdas"):
         decoupled_gae(two, two, mask, ids, lambd_policy=torch.ones(3))
 
 

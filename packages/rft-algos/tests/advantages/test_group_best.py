@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_algos.advantages import best_of_group, pass_at_k
+from rft_algos.input_checks import InputError
 
 BINARY = st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0.0, 1.0])), max_size=14)
 
@@ -95,9 +96,9 @@ def test_pass_at_k_of_a_group_smaller_than_k_is_zero_and_of_size_k_too():
 
 
 def test_pass_at_k_refuses_what_does_not_fit():
-    with pytest.raises(AssertionError, match="rewards of 0 and 1"):
+    with pytest.raises(InputError, match="rewards of 0 and 1"):
         pass_at_k(torch.tensor([0.5, 1.0]), torch.tensor([0, 0]), k=1)
-    with pytest.raises(AssertionError, match="at least 1: 0"):
+    with pytest.raises(InputError, match="at least 1: 0"):
         pass_at_k(torch.tensor([0.0, 1.0]), torch.tensor([0, 0]), k=0)
 
 

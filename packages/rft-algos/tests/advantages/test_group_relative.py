@@ -24,6 +24,7 @@ from rft_algos.advantages import (
     opo,
     remax,
 )
+from rft_algos.input_checks import InputError
 
 Rows = list[tuple[int, float]]
 ROWS = st.lists(
@@ -173,7 +174,7 @@ def test_opo_of_equal_lengths_is_centring():
 
 
 def test_opo_wants_one_length_for_each_reward():
-    with pytest.raises(AssertionError, match="lengths"):
+    with pytest.raises(InputError, match="lengths"):
         opo(torch.ones(2), torch.zeros(2, dtype=torch.int64), torch.ones(3))
 
 
@@ -234,7 +235,7 @@ def test_cpgd_of_equal_weight_is_centring_and_of_std_is_group_norm(rows: Rows):
 
 
 def test_cpgd_knows_three_weightings():
-    with pytest.raises(AssertionError, match="no weighting of CPGD: other"):
+    with pytest.raises(InputError, match="no weighting of CPGD: other"):
         cpgd(torch.ones(1), torch.zeros(1, dtype=torch.int64), weighting="other")  # pyright: ignore[reportArgumentType]
 
 
@@ -277,9 +278,9 @@ def test_gdpo_weights_pass_no_gradient():
 
 def test_gdpo_refuses_what_does_not_fit():
     groups = torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(AssertionError, match="must be a matrix"):
+    with pytest.raises(InputError, match="must be a matrix"):
         gdpo(torch.ones(2), groups, torch.ones(1))
-    with pytest.raises(AssertionError, match="weights"):
+    with pytest.raises(InputError, match="weights"):
         gdpo(torch.ones(2, 3), groups, torch.ones(2))
 
 
@@ -298,9 +299,9 @@ def test_remax_subtracts_in_float64_and_takes_integers():
 
 
 def test_remax_refuses_what_does_not_fit():
-    with pytest.raises(AssertionError, match="against"):
+    with pytest.raises(InputError, match="against"):
         remax(torch.ones(2), torch.ones(3))
-    with pytest.raises(AssertionError, match="dropped before advantages"):
+    with pytest.raises(InputError, match="dropped before advantages"):
         remax(torch.tensor([math.nan]), torch.ones(1))
 
 
@@ -362,7 +363,7 @@ def test_float32_rewards_are_computed_in_float64(estimate: Callable[[Tensor, Ten
 
 @by_estimator
 def test_a_missing_reward_is_refused(estimate: Callable[[Tensor, Tensor], Tensor]):
-    with pytest.raises(AssertionError, match="dropped before advantages"):
+    with pytest.raises(InputError, match="dropped before advantages"):
         estimate(torch.tensor([1.0, math.nan]), torch.tensor([0, 0]))
 
 

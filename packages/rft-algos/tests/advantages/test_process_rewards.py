@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rft_algos.advantages import discounted_returns, group_norm, process_group_norm, turn_level
+from rft_algos.input_checks import InputError
 
 Step = tuple[bool, bool, float]
 STEPS = st.lists(
@@ -117,13 +118,13 @@ def test_process_result_is_float64_without_gradient():
 def test_process_refuses_what_does_not_fit():
     two, mask = torch.ones(2), torch.ones(2, dtype=torch.bool)
     ids = groups = torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(AssertionError, match="a token that the policy sampled"):
+    with pytest.raises(InputError, match="a token that the policy sampled"):
         process_group_norm(two, mask, torch.tensor([True, False]), ids, groups)
-    with pytest.raises(AssertionError, match="reward_mask_T must be bool"):
+    with pytest.raises(InputError, match="reward_mask_T must be bool"):
         process_group_norm(two, mask.long(), mask, ids, groups)
-    with pytest.raises(AssertionError, match="rewards"):
+    with pytest.raises(InputError, match="rewards"):
         process_group_norm(torch.ones(3), mask, mask, ids, groups)
-    with pytest.raises(AssertionError, match="dropped before advantages"):
+    with pytest.raises(InputError, match="dropped before advantages"):
         process_group_norm(torch.tensor([math.nan, 1.0]), mask, mask, ids, groups)
 
 
@@ -263,9 +264,9 @@ def test_turns_of_an_empty_batch():
 
 def test_turns_refuse_what_does_not_fit():
     rewards, outcomes, groups = torch.ones(2, 2), torch.ones(2), torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(AssertionError, match="outside of the 2 turns"):
+    with pytest.raises(InputError, match="outside of the 2 turns"):
         turn_level(rewards, outcomes, torch.tensor([2]), torch.tensor([0]), groups)
-    with pytest.raises(AssertionError, match="group ids, 2 sequences"):
+    with pytest.raises(InputError, match="group ids, 2 sequences"):
         turn_level(rewards, outcomes, TURNS, IDS, groups[:1])
-    with pytest.raises(AssertionError, match="segment ids"):
+    with pytest.raises(InputError, match="segment ids"):
         turn_level(rewards, outcomes, TURNS, IDS[:3], groups)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rft_algos.advantages import discounted_returns, reinforce
+from rft_algos.input_checks import InputError
 
 Sequences = list[list[tuple[bool, float]]]
 SEQUENCES = st.lists(st.lists(st.tuples(st.booleans(), st.floats(-2, 2)), max_size=6), max_size=5)
@@ -121,9 +122,9 @@ def test_reinforce_is_the_return():
 
 def test_what_does_not_fit_is_refused():
     mask, ids = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(AssertionError, match="rewards"):
+    with pytest.raises(InputError, match="rewards"):
         discounted_returns(torch.ones(3), mask, ids)
-    with pytest.raises(AssertionError, match="segment ids"):
+    with pytest.raises(InputError, match="segment ids"):
         discounted_returns(torch.ones(2), mask, torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(AssertionError, match="must be bool"):
+    with pytest.raises(InputError, match="must be bool"):
         discounted_returns(torch.ones(2), mask.long(), ids)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rft_algos.advantages import Moments, clip, moments, whiten
+from rft_algos.input_checks import InputError
 
 TOKENS = st.lists(st.tuples(st.booleans(), st.floats(-10, 10)), max_size=20)
 
@@ -191,12 +192,12 @@ def test_clipping_by_hand():
 
 def test_what_does_not_fit_is_refused():
     record = moments(torch.ones(2), torch.ones(2, dtype=torch.bool))
-    with pytest.raises(AssertionError, match="mask must be bool"):
+    with pytest.raises(InputError, match="mask_T must be bool"):
         moments(torch.ones(2), torch.ones(2))
-    with pytest.raises(AssertionError, match="values"):
+    with pytest.raises(InputError, match="values"):
         moments(torch.ones(3), torch.ones(2, dtype=torch.bool))
-    with pytest.raises(AssertionError, match="values"):
+    with pytest.raises(InputError, match="values"):
         whiten(torch.ones(1), torch.ones(2, dtype=torch.bool), record)
     for limit in (0.0, -1.0):
-        with pytest.raises(AssertionError, match="must be positive"):
+        with pytest.raises(InputError, match="must be positive"):
             clip(torch.ones(2), limit)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rft_algos.decoding.beam_search import Beams, Expansion, expand
 from rft_algos.decoding.token_trie import ROOT, TokenTrie
+from rft_algos.input_checks import InputError
 
 VOCAB = 9
 
@@ -122,7 +123,7 @@ def test_equal_scores_keep_their_order_and_prompts_do_not_mix():
     same[1, 0] = torch.tensor([0.1, 0.2, 0.7]).log()
     found = expand(Beams.start(2), same, trie, 2)
     assert found.tokens_PK.tolist() == [[0, 1], [2, 1]]
-    with pytest.raises(AssertionError, match="width must be at least 1"):
+    with pytest.raises(InputError, match="width must be at least 1"):
         expand(found.beams, same, trie, 0)
 
 

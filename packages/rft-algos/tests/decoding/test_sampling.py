@@ -17,6 +17,7 @@ from rft_algos.decoding.sampling import (
     temperature_scaled_logprobs,
     truncated_logprobs,
 )
+from rft_algos.input_checks import InputError
 from rft_core.keyed_random import uniforms
 
 HALF_EIGHTHS = torch.tensor([[0.125, 0.5, 0.125, 0.25]]).log()
@@ -82,7 +83,7 @@ def test_log_probs_of_bfloat16_logits_are_computed_in_float32():
 
 
 def test_temperature_zero_is_refused():
-    with pytest.raises(AssertionError, match="greedy"):
+    with pytest.raises(InputError, match="greedy"):
         temperature_scaled_logprobs(torch.zeros(1, 2), 0.0)
 
 
@@ -109,7 +110,7 @@ def test_temperatures_by_hand_row_by_row():
 
 def test_as_many_temperatures_as_rows_are_needed():
     for temperatures in (torch.ones(1), torch.ones(3), torch.tensor(1.0), torch.ones(2, 1)):
-        with pytest.raises(AssertionError, match="for rows"):
+        with pytest.raises(InputError, match="for rows"):
             temperature_scaled_logprobs(torch.zeros(2, 4), temperatures)
     assert temperature_scaled_logprobs(torch.zeros(0, 4), torch.ones(0)).shape == (0, 4)
 
@@ -139,7 +140,7 @@ def test_fire_temperatures_equal_a_plain_twin(numbers: list[int], temperature: f
 
 @pytest.mark.parametrize(("temperature", "first"), [(0.0, 10.0), (1.0, 0.0), (-1.0, 1.0), (1.0, -1.0)])
 def test_temperatures_of_fire_must_be_positive(temperature: float, first: float):
-    with pytest.raises(AssertionError, match="temperatures must be positive"):
+    with pytest.raises(InputError, match="temperatures must be positive"):
         fire_temperatures(torch.tensor([0, 1]), temperature, first)
 
 
@@ -242,7 +243,7 @@ def test_a_nucleus_may_fall_short_of_top_p_by_a_millionth_and_no_more():
     ],
 )
 def test_settings_out_of_range_are_refused(setting: tuple[float, int, float], name: str):
-    with pytest.raises(AssertionError, match=f"{name} must be"):
+    with pytest.raises(InputError, match=f"{name} must be"):
         kept_tokens(HALF_EIGHTHS, *setting)
 
 

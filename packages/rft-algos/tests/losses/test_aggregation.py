@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rft_algos.input_checks import InputError
 from rft_algos.losses.aggregation import (
     fixed_length,
     sequence_mean_token_mean,
@@ -162,10 +163,10 @@ def test_token_weights_add_up_to_one_over_the_step():
 
 
 def test_a_mask_that_is_not_bool_is_refused():
-    with pytest.raises(AssertionError, match="bool"):
+    with pytest.raises(InputError, match="bool"):
         token_mean(torch.tensor([1.0, 0.5]), 2)
 
 
 def test_weights_and_values_of_different_lengths_are_refused():
-    with pytest.raises(AssertionError, match="against values"):
+    with pytest.raises(InputError, match="against values"):
         weighted_sum(torch.ones(3), torch.ones(1))

@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 
+from rft_algos.input_checks import InputError
 from rft_algos.losses.aggregation import token_mean, weighted_sum
 from rft_algos.losses.supervised import cross_entropy, log_normaliser, negative_log_likelihood, z_loss
 
@@ -168,16 +169,16 @@ def test_a_target_that_is_no_token_is_refused_where_it_counts():
 
 def test_wrong_shapes_masks_and_settings_are_refused():
     logits, targets, mask = torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), torch.tensor([True, False])
-    with pytest.raises(AssertionError, match="must be bool"):
+    with pytest.raises(InputError, match="must be bool"):
         cross_entropy(logits, targets, mask.long())
-    with pytest.raises(AssertionError, match="must be bool"):
+    with pytest.raises(InputError, match="must be bool"):
         log_normaliser(logits, mask.long())
-    with pytest.raises(AssertionError, match="targets for a mask"):
+    with pytest.raises(InputError, match="targets for a mask"):
         cross_entropy(logits, targets[:1], mask)
-    with pytest.raises(AssertionError, match="for a mask"):
+    with pytest.raises(InputError, match="for a mask"):
         cross_entropy(torch.zeros(1, 3), targets, mask)
     for smoothing in (-0.1, 1.0):
-        with pytest.raises(AssertionError, match="label_smoothing must be"):
+        with pytest.raises(InputError, match="label_smoothing must be"):
             cross_entropy(logits, targets, mask, label_smoothing=smoothing)
 
 

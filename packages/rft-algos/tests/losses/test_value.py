@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rft_algos.input_checks import InputError
 from rft_algos.losses.value import (
     ValueMoments,
     clipped_value_loss,
@@ -154,9 +155,9 @@ def test_tokens_do_not_see_each_other():
 @pytest.mark.parametrize("clip", [0.0, -0.2])
 def test_a_clip_that_is_not_positive_is_refused(clip: float):
     x = doubles(1.0)
-    with pytest.raises(AssertionError, match="clip must be positive"):
+    with pytest.raises(InputError, match="clip must be positive"):
         clipped_value_loss(x, x, x, clip)
-    with pytest.raises(AssertionError, match="clip must be positive"):
+    with pytest.raises(InputError, match="clip must be positive"):
         value_clipped(x, x, x, clip)
 
 
@@ -259,9 +260,9 @@ def test_single_precision_inputs_are_summed_in_double_precision_without_gradient
 
 def test_wrong_shapes_and_masks_are_refused():
     x, mask = doubles(1.0, 2.0), torch.tensor([True, False])
-    with pytest.raises(AssertionError, match="must be bool"):
+    with pytest.raises(InputError, match="must be bool"):
         value_moments(x, x, mask.long())
-    with pytest.raises(AssertionError, match="one shape"):
+    with pytest.raises(InputError, match="one shape"):
         value_moments(x, x[:1], mask)
-    with pytest.raises(AssertionError, match="one shape"):
+    with pytest.raises(InputError, match="one shape"):
         value_moments(x[:1], x, mask)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rft_algos.algorithms.components import PpoClip
 from rft_algos.algorithms.published import Aggregation, Grpo, PolicyAlgorithm, Sft
+from rft_algos.input_checks import InputError
 from rft_algos.objectives import LossOutput, policy_loss, supervised_loss, token_weights
 from rft_algos.objectives.policy_loss import total_and_count
 
@@ -260,7 +261,7 @@ def test_an_empty_micro_batch_has_loss_zero_that_can_go_backward():
 
 def test_arguments_of_different_lengths_are_refused_with_all_lengths():
     sequences = random_sequences(2, 3)
-    with pytest.raises(AssertionError, match=r"logprobs_T.*old_logprobs_T"):
+    with pytest.raises(InputError, match=r"logprobs_T.*old_logprobs_T"):
         loss_of(Grpo(), sequences, sequences, torch.zeros(1, dtype=torch.float64))
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos.packed.importance_ratio import ratio
+from rft_algos.packed.importance_ratio import log_ratio, ratio
 from rft_algos.surrogates import LOG_RATIO_LIMIT, is_clamped, ppo_clip, ppo_clipped
 
 TOKENS = st.lists(st.tuples(st.floats(-30, 30), st.floats(-3, 3)), min_size=1, max_size=20)
@@ -89,3 +89,23 @@ def test_the_clamp_is_at_exactly_twenty():
     assert LOG_RATIO_LIMIT == 20.0
     assert is_clamped(log_ratios).tolist() == [True, False, False, False, True]
     assert ratio(log_ratios).tolist() == [math.exp(-20), math.exp(-20), 1.0, math.exp(20), math.exp(20)]
+
+
+INF = torch.inf
+
+
+def test_a_token_without_probability_has_a_log_ratio_of_0_and_no_gradient() -> None:
+    logprobs = torch.tensor([-1.0, -INF, -INF, -2.0, -3.0], dtype=torch.float64).requires_grad_()
+    old = torch.tensor([-1.5, -INF, -1.0, -INF, -3.5], dtype=torch.float64).requires_grad_()
+    found = log_ratio(logprobs, old)
+    assert found.tolist() == [0.5, 0.0, 0.0, 0.0, 0.5]
+    (found * torch.arange(1.0, 6.0)).sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [1.0, 0.0, 0.0, 0.0, 5.0]
+    assert old.grad is None
+
+
+def test_nan_and_infinity_are_faults_and_stay() -> None:
+    found = log_ratio(torch.tensor([torch.nan, INF]), torch.tensor([0.0, 0.0]))
+    assert found.isnan().tolist() == [True, False]
+    assert found[1] == INF

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rft_algos.input_checks import InputError
 from rft_algos.packed import reverse_scan as scan
 from rft_algos.packed.reverse_scan import (
     gather_loss_tokens,
@@ -126,11 +127,11 @@ def test_strided_inputs():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(AssertionError, match="vector"):
+    with pytest.raises(InputError, match="vector"):
         reverse_scan(torch.ones(2, 2), torch.ones(2, 2))
-    with pytest.raises(AssertionError, match="coefficients"):
+    with pytest.raises(InputError, match="coefficients"):
         reverse_scan(torch.ones(3), torch.ones(2))
-    with pytest.raises(AssertionError, match="float64"):
+    with pytest.raises(InputError, match="float64"):
         reverse_scan(torch.ones(3), torch.ones(3, dtype=torch.float64))
 
 
@@ -169,5 +170,5 @@ def test_what_is_taken_is_a_float64_copy_without_gradient(positions: Tensor | No
 
 
 def test_a_mask_of_another_type_is_refused():
-    with pytest.raises(AssertionError, match="must be bool"):
+    with pytest.raises(InputError, match="must be bool"):
         loss_positions(torch.tensor([1, 0]))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rft_algos.input_checks import InputError
 from rft_algos.packed.segments import (
     SegmentIndex,
     broadcast_to_tokens,
@@ -211,11 +212,35 @@ def test_an_empty_row_a_masked_row_and_padding_alone():
 
 def test_inputs_that_do_not_fit_are_refused():
     x, mask, ids = doubles(1.0, 2.0), torch.tensor([True, True]), torch.tensor([0, 0])
-    with pytest.raises(AssertionError, match=r"loss_mask_T must be bool, it is torch\.float64"):
+    with pytest.raises(InputError, match=r"loss_mask_T must be bool, it is torch\.float64"):
         segment_lengths(x, ids)
-    with pytest.raises(AssertionError, match=r"torch.Size\(\[1\]\) mask for torch.Size\(\[2\]\) segment ids"):
+    with pytest.raises(InputError, match=r"torch.Size\(\[1\]\) mask for torch.Size\(\[2\]\) segment ids"):
         segment_lengths(mask[:1], ids)
-    with pytest.raises(AssertionError, match=r"torch.Size\(\[1\]\) values for torch.Size\(\[2\]\) segment ids"):
+    with pytest.raises(InputError, match=r"torch.Size\(\[1\]\) values for torch.Size\(\[2\]\) segment ids"):
         sums_at_tokens(x[:1], mask, ids)
-    with pytest.raises(AssertionError, match="values for"):
+    with pytest.raises(InputError, match="values for"):
         segment_sums(x[:1], replace(segment_index(mask, ids), runs=None))
+
+
+class Elsewhere(Tensor):
+    """Says that it is not on the CPU, so that sums are made token by token."""
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", [Tensor, Elsewhere])
+def test_half_types_are_summed_and_counted_in_float32(dtype: torch.dtype, kind: type[Tensor]) -> None:
+    num = 5000  # bfloat16 stops at 256, float16 at 2048
+    mask_T, ids_T = torch.ones(num, dtype=torch.bool), torch.zeros(num, dtype=torch.int64)
+    places = segment_index(mask_T.as_subclass(kind), ids_T.as_subclass(kind))
+    values_T = torch.full((num,), 0.5, dtype=dtype).requires_grad_()
+    assert segment_sums(values_T, places)[0].item() == 2500
+    assert segment_means(values_T, places)[0].item() == 0.5
+    counts_S = segment_counts(places, dtype=dtype)
+    assert (counts_S.dtype, counts_S[0].item()) == (dtype, torch.tensor(5000.0).to(dtype).item())
+    segment_means(values_T, places)[0].backward()
+    assert values_T.grad is not None
+    assert values_T.grad.dtype == dtype

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rft_algos.input_checks import InputError
 from rft_algos.packed.token_selection import high_entropy_tokens, high_entropy_tokens_per_sequence, largest, share
 
 NAN = math.nan
@@ -132,13 +133,13 @@ def test_largest_takes_every_loss_token_if_asked_for_as_many():
 def test_inputs_that_do_not_fit_are_refused():
     x, mask, ids = doubles(1.0, 2.0), torch.tensor([True, True]), torch.tensor([0, 0])
     for fraction in (0.0, -0.1, 1.01):
-        with pytest.raises(AssertionError, match=r"fraction must lie in \(0, 1\], it is"):
+        with pytest.raises(InputError, match=r"fraction must lie in \(0, 1\], it is"):
             high_entropy_tokens(x, mask, fraction=fraction)
-        with pytest.raises(AssertionError, match=r"fraction must lie in \(0, 1\], it is"):
+        with pytest.raises(InputError, match=r"fraction must lie in \(0, 1\], it is"):
             high_entropy_tokens_per_sequence(x, mask, ids, fraction=fraction)
-    with pytest.raises(AssertionError, match="loss_mask_T must be bool"):
+    with pytest.raises(InputError, match="loss_mask_T must be bool"):
         high_entropy_tokens(x, x, fraction=0.5)
-    with pytest.raises(AssertionError, match=r"torch.Size\(\[1\]\) scores for torch.Size\(\[2\]\) mask"):
+    with pytest.raises(InputError, match=r"torch.Size\(\[1\]\) scores for torch.Size\(\[2\]\) mask"):
         high_entropy_tokens(x[:1], mask, fraction=0.5)
-    with pytest.raises(AssertionError, match=r"torch.Size\(\[1\]\) scores for torch.Size\(\[2\]\) mask"):
+    with pytest.raises(InputError, match=r"torch.Size\(\[1\]\) scores for torch.Size\(\[2\]\) mask"):
         high_entropy_tokens_per_sequence(x[:1], mask, ids, fraction=0.5)

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rft_algos.input_checks import InputError
 from rft_algos.rewards.filtering import (
     DynamicSamplingRefill,
     accuracy_between,
@@ -145,7 +146,7 @@ def test_a_mean_within_a_billionth_of_a_bound_counts_as_the_bound():
 
 
 def test_bounds_the_wrong_way_round_are_refused():
-    with pytest.raises(AssertionError, match="is above"):
+    with pytest.raises(InputError, match="is above"):
         accuracy_between(torch.tensor([1.0]), torch.tensor([0]), 0.8, 0.2)
 
 
@@ -159,16 +160,16 @@ def test_no_sequences_give_nothing():
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_pitfall_5_a_reward_that_failed_is_refused(bad: float):
     rewards, groups = torch.tensor([1.0, bad]), torch.tensor([0, 0])
-    with pytest.raises(AssertionError, match="must be dropped"):
+    with pytest.raises(InputError, match="must be dropped"):
         has_reward_variance(rewards, groups)
-    with pytest.raises(AssertionError, match="must be dropped"):
+    with pytest.raises(InputError, match="must be dropped"):
         accuracy_between(rewards, groups, 0.0, 1.0)
 
 
 def test_wrong_shapes_are_refused():
-    with pytest.raises(AssertionError, match="must be a vector"):
+    with pytest.raises(InputError, match="must be a vector"):
         has_reward_variance(torch.zeros(2, 2), torch.zeros(2, 2, dtype=torch.int64))
-    with pytest.raises(AssertionError, match="group ids"):
+    with pytest.raises(InputError, match="group ids"):
         has_reward_variance(torch.zeros(2), torch.zeros(3, dtype=torch.int64))
 
 

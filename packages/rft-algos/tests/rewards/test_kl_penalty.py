@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rft_algos.advantages import gdpo
+from rft_algos.input_checks import InputError
 from rft_algos.rewards.kl_penalty import clip_rewards, combine, combine_normalised, kl_penalised, token_rewards
 
 TOKENS = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.floats(-2, 2)), max_size=20)
@@ -143,13 +144,13 @@ def test_token_rewards_may_be_empty_or_fully_masked():
 
 def test_token_rewards_refuse_what_does_not_fit():
     mask, ids = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(AssertionError, match="estimates"):
+    with pytest.raises(InputError, match="estimates"):
         token_rewards(torch.ones(1), torch.ones(3), mask, ids, coefficient=1.0)
-    with pytest.raises(AssertionError, match="segment ids"):
+    with pytest.raises(InputError, match="segment ids"):
         token_rewards(torch.ones(1), torch.ones(2), mask, ids[:1], coefficient=1.0)
-    with pytest.raises(AssertionError, match="must be bool"):
+    with pytest.raises(InputError, match="must be bool"):
         token_rewards(torch.ones(1), torch.ones(2), ids, ids, coefficient=1.0)
-    with pytest.raises(AssertionError, match="must be bool"):
+    with pytest.raises(InputError, match="must be bool"):
         kl_penalised(torch.ones(1), torch.ones(2), ids, ids, coefficient=1.0)
 
 
@@ -180,5 +181,5 @@ def test_rewards_are_clipped_on_both_sides():
     assert clipped.dtype == torch.float64
     assert not clipped.requires_grad
     assert clip_rewards(torch.ones(1), 0.25).tolist() == [0.25]
-    with pytest.raises(AssertionError, match="must be positive: 0"):
+    with pytest.raises(InputError, match="must be positive: 0"):
         clip_rewards(torch.ones(1), 0.0)

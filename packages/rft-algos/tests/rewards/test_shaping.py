@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rft_algos.input_checks import InputError
 from rft_algos.rewards.shaping import (
     RunningMoments,
     cosine_length_reward,
@@ -44,7 +45,7 @@ def test_overlong_penalty_equals_a_plain_twin(lengths: list[int], buffer: int, f
 
 @pytest.mark.parametrize("buffer", [0, 11])
 def test_overlong_buffer_lies_within_the_length(buffer: int):
-    with pytest.raises(AssertionError, match=r"must be in 1\.\.10"):
+    with pytest.raises(InputError, match=r"must be in 1\.\.10"):
         soft_overlong_penalty(torch.tensor([1]), max_length=10, buffer=buffer)
     assert soft_overlong_penalty(torch.tensor([5]), max_length=10, buffer=10).tolist() == [-0.5]
 
@@ -62,9 +63,9 @@ def test_stop_properly_scales_truncated_rewards_only():
 
 def test_stop_properly_refuses_what_does_not_fit():
     for coefficient in (-0.1, 1.1):
-        with pytest.raises(AssertionError, match="the coefficient must be"):
+        with pytest.raises(InputError, match="the coefficient must be"):
             stop_properly(torch.ones(1), torch.tensor([True]), coefficient=coefficient)
-    with pytest.raises(AssertionError, match="truncated_N must be bool"):
+    with pytest.raises(InputError, match="truncated_N must be bool"):
         stop_properly(torch.ones(1), torch.ones(1), coefficient=0.5)
 
 
@@ -85,9 +86,9 @@ def test_overlong_filtering_ignores_ids_where_masked():
 
 
 def test_overlong_filtering_wants_masks():
-    with pytest.raises(AssertionError, match="finished_N must be bool"):
+    with pytest.raises(InputError, match="finished_N must be bool"):
         truncated_keep(torch.tensor([1]), torch.tensor([True]), torch.tensor([0]))
-    with pytest.raises(AssertionError, match="loss_mask_T must be bool"):
+    with pytest.raises(InputError, match="loss_mask_T must be bool"):
         truncated_keep(torch.tensor([True]), torch.tensor([1]), torch.tensor([0]))
 
 
@@ -151,9 +152,9 @@ def test_kimi_length_reward_equals_a_plain_twin(rows: list[tuple[int, bool, int]
 def test_length_rewards_refuse_what_does_not_fit(wrong: str):
     correct = torch.tensor([1, 0]) if wrong == "type" else torch.tensor([True])
     match = "correct_N must be bool" if wrong == "type" else "lengths"
-    with pytest.raises(AssertionError, match=match):
+    with pytest.raises(InputError, match=match):
         cosine_length_reward(correct, torch.tensor([1, 2]), max_length=5)
-    with pytest.raises(AssertionError, match=match):
+    with pytest.raises(InputError, match=match):
         kimi_length_reward(correct, torch.tensor([1, 2]), torch.tensor([0, 0]))
 
 
@@ -210,5 +211,5 @@ def test_running_moments_without_a_spread_divide_nothing():
 
 
 def test_running_moments_refuse_a_missing_reward():
-    with pytest.raises(AssertionError, match="dropped before moments"):
+    with pytest.raises(InputError, match="dropped before moments"):
         RunningMoments().update(torch.tensor([1.0, math.nan]))

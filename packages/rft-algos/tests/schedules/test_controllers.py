@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rft_algos.input_checks import InputError
 from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
 
 POSITIVE = st.floats(1e-3, 1e3)
@@ -86,6 +87,6 @@ def test_numbers_that_make_no_sense_are_refused():
         (lambda: EntropyTarget(1.1, 1.0), "1.1 is not within 0 and 1.0"),
         (lambda: EntropyTarget(0.1, 1.0).updated(math.inf), "entropy must be finite, it is inf"),
     ):
-        with pytest.raises(AssertionError, match=text):
+        with pytest.raises(InputError, match=text):
             build()
     assert EntropyTarget(1.0, 1.0, step=0.0, maximum=1.0).updated(0.0).coefficient == 1.0

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rft_algos.input_checks import InputError
 from rft_algos.losses import kl
 from rft_algos.surrogates import cpgd, cpgd_clipped, policy_drift, ppo_clipped, reinforce
 
@@ -148,7 +149,7 @@ def test_gradients_are_right():
 
 
 def test_a_limit_that_makes_no_sense_is_refused():
-    with pytest.raises(AssertionError, match=r"limit must be positive, it is 0\.0"):
+    with pytest.raises(InputError, match=r"limit must be positive, it is 0\.0"):
         policy_drift(doubles(0.0), limit=0.0)
 
 

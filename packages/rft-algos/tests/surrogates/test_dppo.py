@@ -147,3 +147,12 @@ def test_exactly_at_the_limit_of_the_divergence_a_token_is_kept():
         assert dppo_kl_kept(logprobs[one], old[one], doubles(advantage), limit, limit).tolist() == [True]
         less = limit * (1 - 1e-12)
         assert dppo_kl_kept(logprobs[one], old[one], doubles(advantage), less, less).tolist() == [False]
+
+
+@pytest.mark.parametrize("loss", [dppo_tv, dppo_kl])
+def test_no_gradient_reaches_the_old_policy(loss):  # type: ignore[no-untyped-def]
+    logprobs = torch.tensor([-1.0, -2.0], dtype=torch.float64).requires_grad_()
+    old = torch.tensor([-1.1, -1.9], dtype=torch.float64).requires_grad_()
+    loss(logprobs, old, torch.ones(2, dtype=torch.float64), 0.5, 0.5).sum().backward()
+    assert old.grad is None
+    assert logprobs.grad is not None

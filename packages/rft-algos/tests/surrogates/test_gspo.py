@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rft_algos.input_checks import InputError
 from rft_algos.losses import aggregation
 from rft_algos.surrogates import gspo, gspo_clipped, gspo_token, gspo_token_clipped, ppo_clip, ppo_clipped
 
@@ -172,7 +173,7 @@ def test_gradients_are_right():
 
 def test_a_mask_of_another_type_or_length_is_refused():
     x, ids = doubles(0.0, 0.0), torch.tensor([0, 0])
-    with pytest.raises(AssertionError, match="loss_mask_T must be bool"):
+    with pytest.raises(InputError, match="loss_mask_T must be bool"):
         gspo(x, x, torch.tensor([1.0, 1.0]), ids)
-    with pytest.raises(AssertionError, match="segment ids"):
+    with pytest.raises(InputError, match="segment ids"):
         gspo(x, x, torch.tensor([True]), ids)

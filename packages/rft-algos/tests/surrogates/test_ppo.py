@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rft_algos.input_checks import InputError
 from rft_algos.surrogates import dual_clip, dual_clipped, ppo_clip, ppo_clipped, two_sided, two_sided_clipped
 
 TOKENS = st.lists(st.tuples(st.floats(-30, 30), st.floats(-3, 3)), min_size=1, max_size=20)
@@ -129,9 +130,9 @@ def test_gradients_are_right():
 
 def test_bounds_that_make_no_sense_are_refused():
     x = doubles(0.0)
-    with pytest.raises(AssertionError, match=r"dual must be above 1, it is 1\.0"):
+    with pytest.raises(InputError, match=r"dual must be above 1, it is 1\.0"):
         dual_clip(x, x, 0.2, 0.2, 1.0)
-    with pytest.raises(AssertionError, match=r"delta must be above 1 \+ clip_high = 1.5, it is 1.5"):
+    with pytest.raises(InputError, match=r"delta must be above 1 \+ clip_high = 1.5, it is 1.5"):
         two_sided(x, x, 0.2, 0.5, 1.5)
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rft_algos.input_checks import check_positive, check_unit, refuse
 from rft_algos.packed.reverse_scan import (
     gather_loss_tokens,
     loss_positions,
@@ -60,6 +61,7 @@ def gae(
         [T] advantages and [T] returns, float64, no gradient; 0 where masked. Example: one token a turn, an
         observation between, rewards 0 and 1, values 0.5 and 0.8, lambd 1, turn_gamma 0.5: returns 0.5, 0, 1.
     """
+    check_unit(gamma=gamma, lambd=lambd, turn_gamma=turn_gamma)
     steps = _steps(token_rewards_T, values_T, loss_mask_T, segment_ids_T, gamma, turn_gamma)
     # in place: the steps are copies, and this is the last use of both
     advantages_L = reverse_scan_(steps.deltas_L, steps.discounts_L.mul_(lambd))
@@ -98,9 +100,13 @@ def decoupled_gae(
     Returns:
         [T] advantages and [T] returns, float64, no gradient; 0 where masked.
     """
+    check_unit(gamma=gamma, lambd_value=lambd_value)
+    if not isinstance(lambd_policy, Tensor):
+        check_unit(lambd_policy=lambd_policy)
     steps = _steps(token_rewards_T, values_T, loss_mask_T, segment_ids_T, gamma)
     if isinstance(lambd_policy, Tensor):
-        assert lambd_policy.shape == loss_mask_T.shape, f"{lambd_policy.shape} lambdas, {loss_mask_T.shape} mask"
+        if lambd_policy.shape != loss_mask_T.shape:
+            refuse(f"{lambd_policy.shape} lambdas, {loss_mask_T.shape} mask")
         lambd_policy = gather_loss_tokens(lambd_policy, steps.positions_L)
     # not in place, because the deltas are needed once more for the returns
     advantages_L = reverse_scan(steps.deltas_L, steps.discounts_L * lambd_policy)
@@ -124,6 +130,7 @@ def length_adaptive_lambda(lengths_T: Tensor, *, alpha: float = 0.05) -> Tensor:
     Returns:
         [T] float64 in [0, 1); 0 for sequences of at most 1 / alpha tokens.
     """
+    check_positive(alpha=alpha)
     return (1 - 1 / (alpha * lengths_T.detach().to(torch.float64))).clamp(min=0)
 
 
@@ -145,9 +152,12 @@ def _steps(
     gamma: float,
     turn_gamma: float | None = None,
 ) -> _Steps:
-    assert token_rewards_T.shape == loss_mask_T.shape, f"{token_rewards_T.shape} rewards, {loss_mask_T.shape} mask"
-    assert values_T.shape == loss_mask_T.shape, f"{values_T.shape} values, {loss_mask_T.shape} mask"
-    assert segment_ids_T.shape == loss_mask_T.shape, f"{segment_ids_T.shape} segment ids, {loss_mask_T.shape} mask"
+    if token_rewards_T.shape != loss_mask_T.shape:
+        refuse(f"{token_rewards_T.shape} rewards, {loss_mask_T.shape} mask")
+    if values_T.shape != loss_mask_T.shape:
+        refuse(f"{values_T.shape} values, {loss_mask_T.shape} mask")
+    if segment_ids_T.shape != loss_mask_T.shape:
+        refuse(f"{segment_ids_T.shape} segment ids, {loss_mask_T.shape} mask")
     positions_L = loss_positions(loss_mask_T)
     values_L = gather_loss_tokens(values_T, positions_L)
     discounts_L = (

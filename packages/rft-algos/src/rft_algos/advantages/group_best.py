@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.advantages.group_statistics import group_size, group_std, group_sum, grouped, ratio_or_zero
+from rft_algos.input_checks import check_not_negative, refuse
 
 
 def pass_at_k(rewards_N: Tensor, group_ids_N: Tensor, *, k: int) -> Tensor:
@@ -36,9 +37,11 @@ def pass_at_k(rewards_N: Tensor, group_ids_N: Tensor, *, k: int) -> Tensor:
         [N] float64, no gradient; the advantages of a group add up to 0. Example: rewards 1, 0, 0, 0
         with k = 2 have 1 - R = 1/2 and sigma = 1/2 and give 1, -1/3, -1/3, -1/3.
     """
-    assert k >= 1, f"k must be at least 1: {k}"
+    if not k >= 1:
+        refuse(f"k must be at least 1: {k}")
     rewards_N, groups_N = grouped(rewards_N, group_ids_N)
-    assert bool(((rewards_N == 0) | (rewards_N == 1)).all()), "pass_at_k needs rewards of 0 and 1"
+    if not bool(((rewards_N == 0) | (rewards_N == 1)).all()):
+        refuse("pass_at_k needs rewards of 0 and 1")
     sizes_N = group_size(groups_N)
     wrong_N = sizes_N - group_sum(rewards_N, groups_N)
 
@@ -74,6 +77,7 @@ def best_of_group(rewards_N: Tensor, group_ids_N: Tensor, *, epsilon: float = 1e
         [N] float64, no gradient. Example: rewards 3, 1, 1, -1 have std sqrt(8/3) and give
         2 / sqrt(8/3), 0, 0, 0.
     """
+    check_not_negative(epsilon=epsilon)
     rewards_N, groups_N = grouped(rewards_N, group_ids_N)
     best_N = _group_max(rewards_N, groups_N)
     is_best_N = rewards_N == best_N

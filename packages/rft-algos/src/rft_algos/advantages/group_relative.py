@@ -27,6 +27,7 @@ from rft_algos.advantages.group_statistics import (
     num_groups,
     ratio_or_zero,
 )
+from rft_algos.input_checks import check_not_negative, refuse
 
 
 def group_norm(rewards_N: Tensor, group_ids_N: Tensor, *, epsilon: float = 1e-6) -> Tensor:
@@ -51,6 +52,7 @@ def group_norm(rewards_N: Tensor, group_ids_N: Tensor, *, epsilon: float = 1e-6)
         [N] float64, no gradient. Example: rewards 1, 0, 0, 0 of one group give 1.5, -0.5, -0.5, -0.5
         (to within epsilon).
     """
+    check_not_negative(epsilon=epsilon)
     rewards_N, groups_N = grouped(rewards_N, group_ids_N)
     centred_N = centred(rewards_N, groups_N)
     return ratio_or_zero(centred_N, broadcast_to_members(centred_N, groups_N) + epsilon)
@@ -93,6 +95,7 @@ def batch_std(rewards_N: Tensor, group_ids_N: Tensor, *, epsilon: float = 1e-6) 
     Returns:
         [N] float64, no gradient.
     """
+    check_not_negative(epsilon=epsilon)
     rewards_N, groups_N = grouped(rewards_N, group_ids_N)
     # the spread is of the rewards as they are, with the whole batch as one group
     return ratio_or_zero(centred(rewards_N, groups_N), group_std(rewards_N, torch.zeros_like(groups_N)) + epsilon)
@@ -158,7 +161,8 @@ def opo(rewards_N: Tensor, group_ids_N: Tensor, lengths_N: Tensor) -> Tensor:
     Returns:
         [N] float64, no gradient. Example: rewards 1, 0 of lengths 3, 1 give 0.25, -0.75.
     """
-    assert lengths_N.shape == rewards_N.shape, f"{lengths_N.shape} lengths for {rewards_N.shape} rewards"
+    if lengths_N.shape != rewards_N.shape:
+        refuse(f"{lengths_N.shape} lengths for {rewards_N.shape} rewards")
     rewards_N, groups_N = grouped(rewards_N, group_ids_N)
     lengths = lengths_N.detach().to(torch.float64)
     # weighing centred rewards keeps digits far from 0, and equal rewards exactly 0
@@ -214,7 +218,9 @@ def cpgd(
     Returns:
         [N] float64, no gradient.
     """
-    assert weighting in ("equal", "std", "clip_filter"), f"no weighting of CPGD: {weighting}"
+    check_not_negative(epsilon=epsilon)
+    if weighting not in ("equal", "std", "clip_filter"):
+        refuse(f"no weighting of CPGD: {weighting}")
     if weighting == "equal":
         return group_centred(rewards_N, group_ids_N)
     if weighting == "std":
@@ -244,8 +250,11 @@ def gdpo(components_NK: Tensor, group_ids_N: Tensor, weights_K: Tensor, *, epsil
     Returns:
         [N] float64, no gradient.
     """
-    assert components_NK.ndim == 2, f"components_NK must be a matrix: {components_NK.shape}"
-    assert weights_K.shape == components_NK.shape[1:], f"{weights_K.shape} weights for {components_NK.shape} components"
+    check_not_negative(epsilon=epsilon)
+    if components_NK.ndim != 2:
+        refuse(f"components_NK must be a matrix: {components_NK.shape}")
+    if weights_K.shape != components_NK.shape[1:]:
+        refuse(f"{weights_K.shape} weights for {components_NK.shape} components")
     total_N = torch.zeros_like(group_ids_N, dtype=torch.float64)
     for rewards_N, weight in zip(components_NK.unbind(1), weights_K.detach().to(torch.float64), strict=True):
         total_N += weight * group_norm(rewards_N, group_ids_N, epsilon=epsilon)
@@ -264,7 +273,9 @@ def remax(rewards_N: Tensor, greedy_rewards_N: Tensor) -> Tensor:
     Returns:
         [N] float64, no gradient.
     """
-    assert rewards_N.shape == greedy_rewards_N.shape, f"{rewards_N.shape} against {greedy_rewards_N.shape}"
+    if rewards_N.shape != greedy_rewards_N.shape:
+        refuse(f"{rewards_N.shape} against {greedy_rewards_N.shape}")
     advantages_N = rewards_N.detach().to(torch.float64) - greedy_rewards_N.detach().to(torch.float64)
-    assert bool(advantages_N.isfinite().all()), "a reward that is missing or failed must be dropped before advantages"
+    if not bool(advantages_N.isfinite().all()):
+        refuse("a reward that is missing or failed must be dropped before advantages")
     return advantages_N

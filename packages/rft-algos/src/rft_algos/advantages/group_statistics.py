@@ -10,6 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rft_algos.input_checks import refuse
+from rft_algos.packed.tensor_checks import check_group_ids
+
 
 def grouped(rewards_N: Tensor, group_ids_N: Tensor) -> tuple[Tensor, Tensor]:
     """Rewards and groups in the form that this module computes with, checked.
@@ -21,10 +24,14 @@ def grouped(rewards_N: Tensor, group_ids_N: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         [N] float64 rewards without gradient, and [N] int64 group numbers (`group_numbers`).
     """
-    assert rewards_N.ndim == 1, f"rewards_N must be a vector: {rewards_N.shape}"
-    assert rewards_N.shape == group_ids_N.shape, f"{rewards_N.shape} rewards for {group_ids_N.shape} group ids"
+    check_group_ids(group_ids_N=group_ids_N)
+    if rewards_N.ndim != 1:
+        refuse(f"rewards_N must be a vector: {rewards_N.shape}")
+    if rewards_N.shape != group_ids_N.shape:
+        refuse(f"{rewards_N.shape} rewards for {group_ids_N.shape} group ids")
     rewards = rewards_N.detach().to(torch.float64)
-    assert bool(rewards.isfinite().all()), "a reward that is missing or failed must be dropped before advantages"
+    if not bool(rewards.isfinite().all()):
+        refuse("a reward that is missing or failed must be dropped before advantages")
     return rewards, group_numbers(group_ids_N)
 
 

@@ -8,7 +8,9 @@ from torch import Tensor
 from rft_algos.advantages.group_relative import group_norm
 from rft_algos.advantages.group_statistics import group_numbers
 from rft_algos.advantages.returns import discounted_returns
+from rft_algos.input_checks import check_not_negative, check_unit, refuse
 from rft_algos.packed.reverse_scan import loss_positions, scatter_loss_tokens
+from rft_algos.packed.tensor_checks import check_mask
 
 
 def process_group_norm(
@@ -41,8 +43,9 @@ def process_group_norm(
     Returns:
         [T] float64, no gradient; 0 where masked.
     """
-    assert reward_mask_T.dtype == torch.bool, f"reward_mask_T must be bool, it is {reward_mask_T.dtype}"
-    assert not bool((reward_mask_T & ~loss_mask_T).any()), "a step must end at a token that the policy sampled"
+    check_mask(reward_mask_T=reward_mask_T)
+    if bool((reward_mask_T & ~loss_mask_T).any()):
+        refuse("a step must end at a token that the policy sampled")
     ends_J = reward_mask_T.nonzero().squeeze(1)
     groups_J = group_ids_N[segment_ids_T[ends_J]]
     normalised_J = group_norm(step_rewards_T[ends_J], groups_J, epsilon=epsilon)
@@ -91,10 +94,15 @@ def turn_level(
     Returns:
         [T] float64, no gradient; 0 where the turn is -1.
     """
+    check_unit(gamma=gamma)
+    check_not_negative(epsilon=epsilon)
     num_sequences, num_turns = turn_rewards_NJ.shape
-    assert group_ids_N.shape == (num_sequences,), f"{group_ids_N.shape} group ids, {num_sequences} sequences"
-    assert turn_ids_T.shape == segment_ids_T.shape, f"{turn_ids_T.shape} turn ids, {segment_ids_T.shape} segment ids"
-    assert bool((turn_ids_T < num_turns).all()), f"a turn id is outside of the {num_turns} turns that have rewards"
+    if group_ids_N.shape != (num_sequences,):
+        refuse(f"{group_ids_N.shape} group ids, {num_sequences} sequences")
+    if turn_ids_T.shape != segment_ids_T.shape:
+        refuse(f"{turn_ids_T.shape} turn ids, {segment_ids_T.shape} segment ids")
+    if not bool((turn_ids_T < num_turns).all()):
+        refuse(f"a turn id is outside of the {num_turns} turns that have rewards")
     positions_L = loss_positions(turn_ids_T >= 0)
     turns_L, sequences_L = turn_ids_T, segment_ids_T
     if positions_L is not None:

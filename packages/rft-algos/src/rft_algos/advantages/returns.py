@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rft_algos.input_checks import check_unit, refuse
 from rft_algos.packed.reverse_scan import (
     gather_loss_tokens,
     loss_positions,
@@ -43,8 +44,11 @@ def discounted_returns(
         [T] float64, no gradient; 0 where masked. Example: rewards 1, 2 around an observation, with
         gamma 0.5, give 1 + 0.5 * 2 = 2, 0, 2.
     """
-    assert token_rewards_T.shape == loss_mask_T.shape, f"{token_rewards_T.shape} rewards, {loss_mask_T.shape} mask"
-    assert loss_mask_T.shape == segment_ids_T.shape, f"{loss_mask_T.shape} mask for {segment_ids_T.shape} segment ids"
+    check_unit(gamma=gamma)
+    if token_rewards_T.shape != loss_mask_T.shape:
+        refuse(f"{token_rewards_T.shape} rewards, {loss_mask_T.shape} mask")
+    if loss_mask_T.shape != segment_ids_T.shape:
+        refuse(f"{loss_mask_T.shape} mask for {segment_ids_T.shape} segment ids")
     positions_L = loss_positions(loss_mask_T)
     discounts_L = same_sequence(segment_ids_T, positions_L).to(torch.float64).mul_(gamma)
     # the gathered rewards are a copy, so the scan may overwrite them

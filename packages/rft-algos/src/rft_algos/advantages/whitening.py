@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rft_algos.input_checks import check_not_negative, refuse
 from rft_algos.packed.reverse_scan import gather_loss_tokens, loss_positions
+from rft_algos.packed.tensor_checks import check_mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,9 @@ def moments(values_T: Tensor, mask_T: Tensor) -> Moments:
     Returns:
         Their number, mean and sum of squared deviations, which is exactly 0 for equal values.
     """
-    assert values_T.shape == mask_T.shape, f"{values_T.shape} values, {mask_T.shape} mask"
+    if values_T.shape != mask_T.shape:
+        refuse(f"{values_T.shape} values, {mask_T.shape} mask")
+    check_mask(mask_T=mask_T)
     # a copy, which is shifted in place below
     values_L = gather_loss_tokens(values_T, loss_positions(mask_T))
     count = values_L.new_tensor(values_L.shape[0])
@@ -103,7 +107,10 @@ def whiten(
     Returns:
         [T] float64, no gradient; 0 where masked.
     """
-    assert values_T.shape == mask_T.shape, f"{values_T.shape} values, {mask_T.shape} mask"
+    if values_T.shape != mask_T.shape:
+        refuse(f"{values_T.shape} values, {mask_T.shape} mask")
+    check_mask(mask_T=mask_T)
+    check_not_negative(epsilon=epsilon)
     std = moments.std(ddof=ddof)
     whitened_T = values_T.detach().to(torch.float64, copy=True)
     if center:
@@ -125,5 +132,6 @@ def clip(values_T: Tensor, limit: float) -> tuple[Tensor, Tensor]:
         [T] clipped values, and [T] bool, true where |v| > limit before clipping; its mean over
         the loss tokens is the clipped fraction.
     """
-    assert limit > 0, f"the limit must be positive: {limit}"
+    if not limit > 0:
+        refuse(f"the limit must be positive: {limit}")
     return values_T.clamp(-limit, limit), values_T.abs() > limit

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from rft_algos.algorithms import components
 from rft_algos.algorithms.components import Advantage, Correction, Surrogate
+from rft_algos.input_checks import refuse
 
 Named = TypeVar("Named", Surrogate, Correction)
 Equation = TypeVar("Equation", bound=Callable[..., Any])
@@ -68,7 +69,7 @@ def equation_of(choice: Advantage | Surrogate | Correction) -> Callable[..., Any
     for kind in type(choice).__mro__:
         if kind in _EQUATIONS:
             return _EQUATIONS[kind]
-    raise AssertionError(f"{type(choice).__name__} has no equation: decorate one with @register_equation")
+    refuse(f"{type(choice).__name__} has no equation: decorate one with @register_equation")
 
 
 def clip_indicator_of(choice: Surrogate) -> Callable[..., Any] | None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.decoding.token_trie import ROOT, TokenTrie
+from rft_algos.input_checks import refuse
 
 Mass = Literal["vocabulary", "allowed"]
 """What a token's probability is a share of: all tokens, or those that may follow."""
@@ -80,7 +81,8 @@ def expand(beams: Beams, logprobs_PKV: Tensor, trie: TokenTrie, width: int, *, m
     Returns:
         The best beams and where they came from; no gradient.
     """
-    assert width >= 1, f"width must be at least 1, it is {width}"
+    if not width >= 1:
+        refuse(f"width must be at least 1, it is {width}")
     tokens_PKC, children_PKC, there_PKC = trie.allowed(beams.states_PK)
     found_PKC = logprobs_PKV.detach().gather(-1, tokens_PKC).masked_fill(~there_PKC, -torch.inf)
     log_mass_PK = found_PKC.logsumexp(-1)

@@ -15,6 +15,8 @@ import math
 import torch
 from torch import Tensor
 
+from rft_algos.input_checks import refuse
+
 _CHUNK_ELEMENTS = 2**18
 """On a CPU rows are handled in chunks of about 1 MiB, which stay in its cache: on one core a draw from
 [512, 32000] takes 24 ms instead of 110 ms."""
@@ -41,9 +43,11 @@ def temperature_scaled_logprobs(logits_BV: Tensor, temperature: float | Tensor) 
     logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
     if isinstance(temperature, Tensor):
         rows = logits_BV.shape[:1]
-        assert temperature.shape == rows, f"temperatures {temperature.shape} for rows {rows}"
+        if temperature.shape != rows:
+            refuse(f"temperatures {temperature.shape} for rows {rows}")
         return torch.log_softmax(logits / temperature[:, None].to(logits), dim=1)
-    assert temperature > 0, f"temperature must be positive, it is {temperature}; greedy() is for 0"
+    if not temperature > 0:
+        refuse(f"temperature must be positive, it is {temperature}; greedy() is for 0")
     # at temperature 1 a pass over the vocabulary is spared
     return torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
 
@@ -66,7 +70,8 @@ def fire_temperatures(num_generated_B: Tensor, temperature: float, first_token_t
         [B] float64, for `temperature_scaled_logprobs`.
     """
     for value in (temperature, first_token_temperature):
-        assert value > 0, f"temperatures must be positive: {temperature}, {first_token_temperature} for the first token"
+        if not value > 0:
+            refuse(f"temperatures must be positive: {temperature}, {first_token_temperature} for the first token")
     temperatures_B = torch.full_like(num_generated_B, temperature, dtype=torch.float64)
     return temperatures_B.masked_fill_(num_generated_B == 0, first_token_temperature)
 
@@ -111,9 +116,12 @@ def kept_tokens(logprobs_BV: Tensor, top_p: float, top_k: int, min_p: float) -> 
     Returns:
         [B, V] bool.
     """
-    assert 0 < top_p <= 1, f"top_p must be in (0, 1], it is {top_p}"
-    assert top_k >= 0, f"top_k must be 0 (all) or more, it is {top_k}"
-    assert 0 <= min_p <= 1, f"min_p must be in [0, 1], it is {min_p}"
+    if not 0 < top_p <= 1:
+        refuse(f"top_p must be in (0, 1], it is {top_p}")
+    if not top_k >= 0:
+        refuse(f"top_k must be 0 (all) or more, it is {top_k}")
+    if not 0 <= min_p <= 1:
+        refuse(f"min_p must be in [0, 1], it is {min_p}")
     chunks = [_kept_rows(logprobs_BV[rows], top_p, top_k, min_p) for rows in _row_chunks(logprobs_BV)]
     return torch.cat(chunks)
 

@@ -15,7 +15,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rft_algos.packed.segments import all_true, broadcast_to_tokens, segment_counts, segment_index
+from rft_algos.input_checks import check_positive, refuse
+from rft_algos.packed.segments import all_true_on_cpu, broadcast_to_tokens, segment_counts, segment_index
+from rft_algos.packed.tensor_checks import check_mask
+from rft_algos.packed.tracing import is_traced
 
 Count = int | float | Tensor
 """A global denominator: a number, or a scalar tensor [] as it comes from an all-reduce."""
@@ -61,7 +64,8 @@ def sequence_mean_token_mean(
     Returns:
         [T] weights; those of one sequence add up to 1 / num_sequences_global.
     """
-    assert segment_ids_T.shape == loss_mask_T.shape, f"{segment_ids_T.shape} against {loss_mask_T.shape}"
+    if segment_ids_T.shape != loss_mask_T.shape:
+        refuse(f"{segment_ids_T.shape} against {loss_mask_T.shape}")
     places = segment_index(loss_mask_T, segment_ids_T)
     lengths_S = segment_counts(places, dtype=dtype)
     # empty slots divide by 0, and no token reads them
@@ -109,6 +113,7 @@ def fixed_length(
     Returns:
         [T] weights.
     """
+    check_positive(max_tokens=max_tokens)
     return _where_masked(loss_mask_T, _one(loss_mask_T, dtype) / num_sequences_global / max_tokens)
 
 
@@ -125,8 +130,9 @@ def weighted_sum(weights_T: Tensor, values_T: Tensor) -> Tensor:
     Returns:
         [] sum, in the wider of the two types.
     """
-    assert weights_T.shape == values_T.shape, f"weights {weights_T.shape} against values {values_T.shape}"
-    if values_T.is_cpu:
+    if weights_T.shape != values_T.shape:
+        refuse(f"weights {weights_T.shape} against values {values_T.shape}")
+    if values_T.is_cpu and not is_traced():
         total = (weights_T * values_T).sum()
         if total.isfinite():  # so was every value, and there was nothing to replace
             return total
@@ -138,8 +144,8 @@ def _one(loss_mask_T: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _where_masked(loss_mask_T: Tensor, weight_1: Tensor) -> Tensor:
-    assert loss_mask_T.dtype == torch.bool, f"loss_mask_T must be bool, it is {loss_mask_T.dtype}"
-    if loss_mask_T.is_cpu and all_true(loss_mask_T):
+    check_mask(loss_mask_T=loss_mask_T)
+    if all_true_on_cpu(loss_mask_T):
         # a view of one number, which takes no memory
         return weight_1.expand(loss_mask_T.shape)
     return torch.where(loss_mask_T, weight_1, 0.0)

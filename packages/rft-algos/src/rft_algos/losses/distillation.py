@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from rft_algos.decoding.sampling import temperature_scaled_logprobs
+from rft_algos.input_checks import refuse
+from rft_algos.packed.tensor_checks import check_mask
 
 
 def forward_kl(student_logits_TV: Tensor, teacher_logits_TV: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -82,7 +84,8 @@ def jensen_shannon(
     Returns:
         [T] nats, from 0 to temperature^2 times the entropy of (beta, 1 - beta): log 2 for 0.5.
     """
-    assert 0 < beta < 1, f"beta must be in (0, 1), it is {beta}; forward_kl and reverse_kl are the limits"
+    if not 0 < beta < 1:
+        refuse(f"beta must be in (0, 1), it is {beta}; forward_kl and reverse_kl are the limits")
     log_p_TV, log_q_TV = _both(student_logits_TV, teacher_logits_TV, temperature)
     # where both forbid a token, the slope of the mixture would be NaN at -inf
     log_p_TV = log_p_TV.clamp(min=torch.finfo(log_p_TV.dtype).min)
@@ -111,8 +114,12 @@ def top_k_forward_kl(
     Returns:
         [T] nats.
     """
+    _check_rows(
+        student_logits_TV=student_logits_TV, teacher_logprobs_TK=teacher_logprobs_TK, teacher_ids_TK=teacher_ids_TK
+    )
     shapes = (teacher_logprobs_TK.shape, teacher_ids_TK.shape)
-    assert shapes[0] == shapes[1], f"{shapes[0]} log-probs for {shapes[1]} token ids"
+    if shapes[0] != shapes[1]:
+        refuse(f"{shapes[0]} log-probs for {shapes[1]} token ids")
     log_q_TK = temperature_scaled_logprobs(student_logits_TV, temperature).gather(1, teacher_ids_TK)
     return temperature**2 * _kl(teacher_logprobs_TK.detach().to(log_q_TK.dtype), log_q_TK)
 
@@ -135,17 +142,29 @@ def reverse_kl_reward(student_logprobs_T: Tensor, teacher_logprobs_T: Tensor, lo
     Returns:
         [T] float64 in nats, no gradient, 0 where masked; -inf at a token that the teacher forbids.
     """
-    assert loss_mask_T.dtype == torch.bool, f"loss_mask_T must be bool, it is {loss_mask_T.dtype}"
+    check_mask(loss_mask_T=loss_mask_T)
     difference_T = teacher_logprobs_T.detach().to(torch.float64) - student_logprobs_T.detach().to(torch.float64)
     return torch.where(loss_mask_T, difference_T, 0.0)
 
 
 def _both(student_logits_TV: Tensor, teacher_logits_TV: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probs of teacher and student, the teacher's without gradient."""
+    _check_rows(student_logits_TV=student_logits_TV, teacher_logits_TV=teacher_logits_TV)
     shapes = (student_logits_TV.shape, teacher_logits_TV.shape)
-    assert shapes[0] == shapes[1], f"student {shapes[0]} and teacher {shapes[1]} need one vocabulary and one length"
+    if shapes[0] != shapes[1]:
+        refuse(f"student {shapes[0]} and teacher {shapes[1]} need one vocabulary and one length")
     log_p_TV = temperature_scaled_logprobs(teacher_logits_TV.detach(), temperature)
     return log_p_TV, temperature_scaled_logprobs(student_logits_TV, temperature)
+
+
+def _check_rows(**tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        if tensor.ndim != 2:
+            refuse(
+                f"{name} must have one row a token, its shape is {tuple(tensor.shape)}",
+                why="the sum is over the second axis, which would be time",
+                do=f"{name}[loss_mask]",
+            )
 
 
 def _kl(log_p_TV: Tensor, log_q_TV: Tensor) -> Tensor:

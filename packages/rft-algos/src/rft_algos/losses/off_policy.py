@@ -25,7 +25,8 @@ import math
 import torch
 from torch import Tensor
 
-from rft_algos.packed.importance_ratio import ratio
+from rft_algos.input_checks import check_bounds, check_positive
+from rft_algos.packed.importance_ratio import log_ratio, ratio
 from rft_algos.packed.segments import broadcast_to_tokens, segment_counts, segment_index, segment_means, segment_sums
 
 
@@ -44,6 +45,7 @@ def truncate_tokens(log_rho_T: Tensor, cap: float = 2.0) -> Tensor:
     Returns:
         [T] weights.
     """
+    check_positive(cap=cap)
     return ratio(log_rho_T.detach()).clamp(max=cap)
 
 
@@ -64,6 +66,7 @@ def truncate_sequences(log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Te
     Returns:
         [T] weights, equal within a sequence.
     """
+    check_positive(cap=cap)
     places = segment_index(loss_mask_T, segment_ids_T)
     return broadcast_to_tokens(ratio(segment_sums(log_rho_T.detach(), places)).clamp(max=cap), places)
 
@@ -83,6 +86,7 @@ def mask_tokens(log_rho_T: Tensor, low: float = 0.5, high: float = 5.0) -> Tenso
     Returns:
         [T] weights.
     """
+    check_bounds(low, high)
     return _within(ratio(log_rho_T.detach()), low, high)
 
 
@@ -103,6 +107,7 @@ def mask_sequences(log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor
     Returns:
         [T] weights, equal within a sequence.
     """
+    check_bounds(low, high)
     places = segment_index(loss_mask_T, segment_ids_T)
     return broadcast_to_tokens(_within(ratio(segment_sums(log_rho_T.detach(), places)), low, high), places)
 
@@ -126,6 +131,7 @@ def mask_sequences_geometric(
     Returns:
         [T] weights of 0 and 1, equal within a sequence.
     """
+    check_bounds(low, high)
     places = segment_index(loss_mask_T, segment_ids_T)
     means_S = ratio(segment_means(log_rho_T, places))
     return broadcast_to_tokens(((means_S >= low) & (means_S <= high)).to(log_rho_T.dtype), places)
@@ -186,6 +192,7 @@ def veto_outliers(
     Returns:
         [T] weights of 0 and 1, equal within a sequence.
     """
+    check_bounds(low, high)
     places = segment_index(loss_mask_T, segment_ids_T)
     rho_T = ratio(log_rho_T)
     outliers_S = segment_sums(((rho_T < low) | (rho_T > high)).to(log_rho_T.dtype), places)
@@ -286,5 +293,5 @@ def _largest_ratio(log_ratio_T: Tensor, loss_mask_T: Tensor) -> Tensor:
 
 
 def _log_rho(old_logprobs_T: Tensor, behaviour_logprobs_T: Tensor, kept_T: Tensor) -> Tensor:
-    log_rho_T = old_logprobs_T.detach().to(torch.float64) - behaviour_logprobs_T.detach()
+    log_rho_T = log_ratio(old_logprobs_T.detach().to(torch.float64), behaviour_logprobs_T)
     return torch.where(kept_T, log_rho_T, 0.0)

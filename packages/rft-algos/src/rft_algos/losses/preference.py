@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from rft_algos.input_checks import check_not_negative, check_positive, refuse
 from rft_algos.losses.aggregation import Count
+from rft_algos.packed.tensor_checks import check_mask
 
 
 def bradley_terry(chosen_B: Tensor, rejected_B: Tensor, margin: float | Tensor = 0.0) -> Tensor:
@@ -131,7 +133,9 @@ def dpo(
     Returns:
         [B] loss per pair, log 2 where the policy is the reference.
     """
-    assert 0 <= label_smoothing < 0.5, f"label_smoothing must be in [0, 0.5), it is {label_smoothing}"
+    check_positive(beta=beta)
+    if not 0 <= label_smoothing < 0.5:
+        refuse(f"label_smoothing must be in [0, 0.5), it is {label_smoothing}")
     chosen_B = implicit_reward(policy_chosen_B, reference_chosen_B, beta)
     margins_B = chosen_B - implicit_reward(policy_rejected_B, reference_rejected_B, beta)
     return -(1 - label_smoothing) * logsigmoid(margins_B) - label_smoothing * logsigmoid(-margins_B)
@@ -154,7 +158,8 @@ def ipo(
 
     Source: Azar et al. 2023 (arXiv 2310.12036), equation 17, where beta is called tau.
     """
-    assert beta > 0, f"beta must be positive, it is {beta}"
+    if not beta > 0:
+        refuse(f"beta must be positive, it is {beta}")
     chosen_B = policy_chosen_B - reference_chosen_B.detach()
     rejected_B = policy_rejected_B - reference_rejected_B.detach()
     return (chosen_B - rejected_B - 1 / (2 * beta)).square()
@@ -203,6 +208,7 @@ def orpo(
     Returns:
         [B] loss per pair.
     """
+    check_not_negative(coefficient=coefficient)
     mean_chosen_B = mean_logprobs(chosen_B, chosen_lengths_B)
     log_odds_ratio_B = log_odds(mean_chosen_B) - log_odds(mean_logprobs(rejected_B, rejected_lengths_B))
     return -mean_chosen_B - coefficient * logsigmoid(log_odds_ratio_B)
@@ -227,6 +233,7 @@ def simpo(
     Arguments and result are [B], as in `orpo`; beta is positive (2 to 2.5 in the paper), gamma 0 or more
     (0.3 to 1.6 there).
     """
+    check_positive(beta=beta)
     mean_chosen_B = mean_logprobs(chosen_B, chosen_lengths_B)
     return -logsigmoid(beta * (mean_chosen_B - mean_logprobs(rejected_B, rejected_lengths_B)) - gamma)
 
@@ -279,7 +286,8 @@ def kto(
     Returns:
         [B] loss per response, in [0, weight].
     """
-    assert desirable_B.dtype == torch.bool, f"desirable_B must be bool, it is {desirable_B.dtype}"
+    check_positive(beta=beta)
+    check_mask(desirable_B=desirable_B)
     point = reference_point.detach() if isinstance(reference_point, Tensor) else reference_point
     gains_B = implicit_reward(policy_B, reference_B, beta) - beta * point
     # 1 - sigmoid(x) is sigmoid(-x), which keeps its digits where the value saturates

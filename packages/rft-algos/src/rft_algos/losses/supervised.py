@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rft_algos.input_checks import check_not_negative, refuse
+from rft_algos.packed.tensor_checks import check_mask
+
 
 def negative_log_likelihood(logprobs_T: Tensor) -> Tensor:
     """l_t = -log pi(token_t | earlier tokens): cross-entropy against the token that is there.
@@ -38,8 +41,10 @@ def cross_entropy(logits_TV: Tensor, targets_T: Tensor, loss_mask_T: Tensor, *, 
     Returns:
         [T] loss per token, in nats, 0 where masked; float32 (float64 for float64 logits).
     """
-    assert 0 <= label_smoothing < 1, f"label_smoothing must be in [0, 1), it is {label_smoothing}"
-    assert targets_T.shape == loss_mask_T.shape, f"{targets_T.shape} targets for a mask {loss_mask_T.shape}"
+    if not 0 <= label_smoothing < 1:
+        refuse(f"label_smoothing must be in [0, 1), it is {label_smoothing}")
+    if targets_T.shape != loss_mask_T.shape:
+        refuse(f"{targets_T.shape} targets for a mask {loss_mask_T.shape}")
     logprobs_TV = torch.log_softmax(_loss_rows(logits_TV, loss_mask_T), dim=1)
     # what stands at masked targets need not be a token id
     targets_T1 = targets_T.masked_fill(~loss_mask_T, 0)[:, None]
@@ -78,12 +83,14 @@ def z_loss(log_normaliser_T: Tensor, coefficient: float = 1e-4) -> Tensor:
     Returns:
         [T] loss per token.
     """
+    check_not_negative(coefficient=coefficient)
     return coefficient * log_normaliser_T.square()
 
 
 def _loss_rows(logits_TV: Tensor, loss_mask_T: Tensor) -> Tensor:
     """The logits in the type of the loss, masked rows replaced by 0: a gradient of 0 times NaN would be NaN."""
-    assert loss_mask_T.dtype == torch.bool, f"loss_mask_T must be bool, it is {loss_mask_T.dtype}"
-    assert logits_TV.shape[:1] == loss_mask_T.shape, f"logits {logits_TV.shape} for a mask {loss_mask_T.shape}"
+    check_mask(loss_mask_T=loss_mask_T)
+    if logits_TV.shape[:1] != loss_mask_T.shape:
+        refuse(f"logits {logits_TV.shape} for a mask {loss_mask_T.shape}")
     logits_TV = logits_TV.masked_fill(~loss_mask_T[:, None], 0.0)
     return logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))

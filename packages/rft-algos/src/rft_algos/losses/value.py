@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rft_algos.input_checks import refuse
+from rft_algos.packed.tensor_checks import check_mask
+
 
 def squared_value_loss(values_T: Tensor, returns_T: Tensor) -> Tensor:
     """Half the squared error of the value: l_t = (V_t - G_t)^2 / 2.
@@ -69,7 +72,8 @@ def value_clipped(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, cli
 
 
 def _near_old(values_T: Tensor, old_values_T: Tensor, clip: float) -> Tensor:
-    assert clip > 0, f"clip must be positive, it is {clip}; None is for no clip"
+    if not clip > 0:
+        refuse(f"clip must be positive, it is {clip}; None is for no clip")
     old_T = old_values_T.detach()
     # clamp leaves a value inside the range as it is; V_old + clamp(V - V_old) would round it
     return values_T.clamp(old_T - clip, old_T + clip)
@@ -131,9 +135,10 @@ def value_moments(values_T: Tensor, returns_T: Tensor, loss_mask_T: Tensor) -> V
     Returns:
         Moments over the loss tokens, no gradient.
     """
-    assert loss_mask_T.dtype == torch.bool, f"loss_mask_T must be bool, it is {loss_mask_T.dtype}"
+    check_mask(loss_mask_T=loss_mask_T)
     shapes = (values_T.shape, returns_T.shape, loss_mask_T.shape)
-    assert len(set(shapes)) == 1, f"values, returns and mask must have one shape [T]: {shapes}"
+    if len(set(shapes)) != 1:
+        refuse(f"values, returns and mask must have one shape [T]: {shapes}")
     returns = returns_T.to(torch.float64)
     count = loss_mask_T.sum(dtype=torch.float64)
     returns_mean, returns_m2 = _mean_and_m2(returns, loss_mask_T, count)

@@ -10,6 +10,7 @@ from torch import Tensor
 from rft_algos import advantages
 from rft_algos.algorithms import components
 from rft_algos.algorithms.registry import register_equation
+from rft_algos.input_checks import refuse
 from rft_algos.losses import off_policy
 from rft_core.errors import OptionsError
 
@@ -68,7 +69,8 @@ def _best_of_group(choice: components.BestOfGroup, batch: RolloutBatch) -> Tenso
 
 @register_equation(components.Gdpo)
 def _gdpo(choice: components.Gdpo, batch: RolloutBatch) -> Tensor:
-    assert batch.components_NK is not None, "GDPO needs the parts of the reward"
+    if batch.components_NK is None:
+        refuse("GDPO needs the parts of the reward")
     weights_K = batch.component_weights_K
     if weights_K is None:
         weights_K = torch.ones(batch.components_NK.shape[1], dtype=torch.float64)
@@ -99,7 +101,8 @@ def _cpgd(choice: components.CpgdWeighted, batch: RolloutBatch) -> Tensor:
 
 @register_equation(components.ReMax)
 def _remax(choice: components.ReMax, batch: RolloutBatch) -> Tensor:
-    assert batch.greedy_rewards_N is not None, "ReMax needs the rewards of greedy responses"
+    if batch.greedy_rewards_N is None:
+        refuse("ReMax needs the rewards of greedy responses")
     return advantages.remax(batch.rewards_N, batch.greedy_rewards_N)
 
 

@@ -30,10 +30,13 @@ from rft_algos import advantages, surrogates
 from rft_algos.algorithms import components
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.algorithms.registry import equation_of
+from rft_algos.input_checks import refuse
 from rft_algos.losses import kl, off_policy
-from rft_algos.objectives.policy_loss import Metrics, check_lengths, total_and_count
+from rft_algos.objectives.policy_loss import Metrics, total_and_count
 from rft_algos.packed import token_selection
+from rft_algos.packed.importance_ratio import log_ratio
 from rft_algos.packed.segments import all_true, segment_counts, segment_index
+from rft_algos.packed.tensor_checks import check_vectors
 from rft_algos.rewards import kl_penalty
 from rft_algos.rewards.shaping import RunningMoments
 from rft_core.errors import OptionsError
@@ -262,7 +265,7 @@ def _over_tokens(
 
 
 def _check(batch: RolloutBatch) -> None:
-    check_lengths(
+    check_vectors(
         loss_mask_T=batch.loss_mask_T,
         segment_ids_T=batch.segment_ids_T,
         old_logprobs_T=batch.old_logprobs_T,
@@ -274,13 +277,14 @@ def _check(batch: RolloutBatch) -> None:
         step_mask_T=batch.step_mask_T,
         turn_rewards_T=batch.turn_rewards_T,
     )
-    check_lengths(rewards_N=batch.rewards_N, group_ids_N=batch.group_ids_N, greedy_rewards_N=batch.greedy_rewards_N)
+    check_vectors(rewards_N=batch.rewards_N, group_ids_N=batch.group_ids_N, greedy_rewards_N=batch.greedy_rewards_N)
 
 
 def _penalty(record: PolicyAlgorithm, batch: RolloutBatch) -> Tensor | None:
     if record.kl_place != "reward" or not record.needs_reference:
         return None
-    assert batch.reference_logprobs_T is not None, "a KL penalty in the reward needs reference log-probs"
+    if batch.reference_logprobs_T is None:
+        refuse("a KL penalty in the reward needs reference log-probs")
     # masked before the subtraction: infinity minus infinity at a masked token would be NaN
     log_ratio_T = torch.where(batch.loss_mask_T, batch.old_logprobs_T - batch.reference_logprobs_T, 0.0)
     return kl.ESTIMATORS[record.kl_estimator](log_ratio_T.to(torch.float64))
@@ -290,7 +294,8 @@ def _over_time(
     choice: components.Returns | components.Gae, batch: RolloutBatch, token_rewards_T: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     if isinstance(choice, components.Gae):
-        assert batch.values_T is not None, "GAE needs the critic's values"
+        if batch.values_T is None:
+            refuse("GAE needs the critic's values")
         return advantages.gae(
             token_rewards_T,
             batch.values_T,
@@ -307,8 +312,10 @@ def _over_time(
 
 
 def _process(choice: components.ProcessGroupNorm, batch: RolloutBatch) -> Tensor:
-    assert batch.step_rewards_T is not None, "process rewards need rewards of steps"
-    assert batch.step_mask_T is not None, "process rewards need the places of steps"
+    if batch.step_rewards_T is None:
+        refuse("process rewards need rewards of steps")
+    if batch.step_mask_T is None:
+        refuse("process rewards need the places of steps")
     return advantages.process_group_norm(
         batch.step_rewards_T,
         batch.step_mask_T,
@@ -322,8 +329,8 @@ def _process(choice: components.ProcessGroupNorm, batch: RolloutBatch) -> Tensor
 def _weights(record: PolicyAlgorithm, batch: RolloutBatch, metrics: Metrics) -> Tensor | None:
     weights_T = None
     if record.correction.is_active:
-        difference_T = batch.old_logprobs_T.to(torch.float64) - batch.behaviour_logprobs_T.to(torch.float64)
-        log_rho_T = torch.where(batch.loss_mask_T, difference_T, 0.0)
+        log_rho_T = log_ratio(batch.old_logprobs_T.to(torch.float64), batch.behaviour_logprobs_T.to(torch.float64))
+        log_rho_T = torch.where(batch.loss_mask_T, log_rho_T, 0.0)
         equation = equation_of(record.correction)
         weights_T = equation(record.correction, log_rho_T, batch.loss_mask_T, batch.segment_ids_T)
         metrics |= off_policy.mismatch_metrics(
@@ -335,7 +342,8 @@ def _weights(record: PolicyAlgorithm, batch: RolloutBatch, metrics: Metrics) -> 
         metrics["mismatch/correction"] = total_and_count(weights_T, batch.loss_mask_T)
         metrics["mismatch/masked"] = total_and_count(weights_T == 0, batch.loss_mask_T)
     if record.needs_old_entropy:
-        assert batch.entropy_T is not None, "selecting tokens by entropy needs the entropy at the start of the step"
+        if batch.entropy_T is None:
+            refuse("selecting tokens by entropy needs the entropy at the start of the step")
         high_T = token_selection.high_entropy_tokens(
             batch.entropy_T, batch.loss_mask_T, fraction=record.high_entropy_fraction
         )
@@ -364,7 +372,8 @@ def _selected(
             key=derive_key(key, "clip-cov"),
         )
     else:
-        assert isinstance(choice, components.KlCov), f"{type(choice).__name__} selects tokens, but not how"
+        if not isinstance(choice, components.KlCov):
+            refuse(f"{type(choice).__name__} selects tokens, but not how")
         selected_T = surrogates.select_kl_cov(covariances_T, batch.loss_mask_T, fraction=choice.fraction)
     metrics["policy/covariance_selected"] = total_and_count(selected_T, batch.loss_mask_T)
     return selected_T

@@ -33,11 +33,14 @@ from torch import Tensor
 from rft_algos import surrogates
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.algorithms.registry import clip_indicator_of, equation_of
+from rft_algos.input_checks import refuse
 from rft_algos.losses import aggregation, kl, off_policy
 from rft_algos.losses.aggregation import Count
 from rft_algos.objectives.token_weights import token_weights
 from rft_algos.packed.loss_tokens import Tokens
-from rft_algos.packed.segments import all_true
+from rft_algos.packed.segments import all_true_on_cpu
+from rft_algos.packed.tensor_checks import check_vectors
+from rft_algos.packed.tracing import is_traced
 
 _LEAST_EXCESS = math.expm1(-surrogates.LOG_RATIO_LIMIT)
 """Of the ratio over 1."""
@@ -132,7 +135,7 @@ def policy_loss(
         "token_weights_T": token_weights_T,
         "selected_T": selected_T,
     }
-    check_lengths(
+    check_vectors(
         logprobs_T=logprobs_T,
         old_logprobs_T=old_logprobs_T,
         advantages_T=advantages_T,
@@ -210,7 +213,8 @@ def token_losses(
     Returns:
         [T] losses.
     """
-    assert is_by_token(record), f"the loss of {type(record).__name__} is not one of tokens"
+    if not is_by_token(record):
+        refuse(f"the loss of {type(record).__name__} is not one of tokens")
     tokens = Tokens.masked(
         logprobs_T=logprobs_T,
         old_logprobs_T=old_logprobs_T,
@@ -233,7 +237,8 @@ def token_losses(
 def _off_policy_kept(record: PolicyAlgorithm, tokens: Tokens) -> Tensor | None:
     if record.off_policy_delta is None:
         return None
-    assert tokens.behaviour_logprobs is not None, "the off-policy mask needs the engine's log-probs"
+    if tokens.behaviour_logprobs is None:
+        refuse("the off-policy mask needs the engine's log-probs")
     # of the current policy, so each update of the step decides anew
     fallen_T = tokens.behaviour_logprobs - tokens.logprobs.detach()
     return off_policy.off_policy_sequence_mask(
@@ -251,25 +256,16 @@ def _policy_terms(
         surrogate_T = surrogate_T if weight_T is None else surrogate_T * weight_T
     terms = {"policy/surrogate": surrogate_T}
     if record.kl_place == "loss" and record.needs_reference:
-        assert tokens.reference_log_ratio is not None, "a KL term in the loss needs reference log-probs"
+        if tokens.reference_log_ratio is None:
+            refuse("a KL term in the loss needs reference log-probs")
         terms["kl/loss"] = coefficients.kl * kl.ESTIMATORS[record.kl_estimator](tokens.reference_log_ratio)
     if record.drift_coef > 0:
         terms["policy/drift_loss"] = coefficients.drift * surrogates.policy_drift(tokens.log_ratio)
     if record.needs_entropy:
-        assert tokens.entropy is not None, "an entropy bonus needs the entropy of every token"
+        if tokens.entropy is None:
+            refuse("an entropy bonus needs the entropy of every token")
         terms["policy/entropy_loss"] = -coefficients.entropy * tokens.entropy
     return terms
-
-
-def check_lengths(**tensors: Tensor | None) -> None:
-    """Every argument that is there must have one shape.
-
-    Args:
-        tensors: [T] each, by name; None is left out.
-    """
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
-    one_length = len(set(shapes.values())) == 1 and all(len(shape) == 1 for shape in shapes.values())
-    assert one_length, f"every argument must have one shape [T]: {shapes}"
 
 
 def loss_dtype(logprobs_T: Tensor) -> torch.dtype:
@@ -301,19 +297,19 @@ def total_and_count(values_T: Tensor, loss_mask_T: Tensor) -> tuple[Tensor, Tens
 def _total(values_T: Tensor, loss_mask_T: Tensor) -> Tensor:
     if values_T.dtype == torch.bool:
         return _number(values_T & loss_mask_T)
-    nothing_masked = loss_mask_T.is_cpu and all_true(loss_mask_T)
+    nothing_masked = all_true_on_cpu(loss_mask_T)
     return _sum(values_T if nothing_masked else torch.where(loss_mask_T, values_T, 0))
 
 
 def _sum(values_T: Tensor) -> Tensor:
-    if not values_T.is_cpu:
+    if is_traced() or not values_T.is_cpu:
         return values_T.sum(dtype=torch.float64)
     # part by part, because on a CPU the sum would first make a float64 copy of all
     return torch.stack([part.sum(dtype=torch.float64) for part in torch.split(values_T, _PART)]).sum()
 
 
 def _number(mask_T: Tensor) -> Tensor:
-    if mask_T.is_cpu and all_true(mask_T):
+    if all_true_on_cpu(mask_T):
         return torch.tensor(mask_T.numel(), dtype=torch.float64)
     return mask_T.count_nonzero().to(torch.float64)  # a third of the time of `sum`
 

@@ -11,8 +11,9 @@ from rft_algos.algorithms.published import Sft
 from rft_algos.losses import aggregation
 from rft_algos.losses.aggregation import Count
 from rft_algos.losses.supervised import negative_log_likelihood
-from rft_algos.objectives.policy_loss import LossOutput, check_lengths, loss_dtype, term_metrics, total_and_count
+from rft_algos.objectives.policy_loss import LossOutput, loss_dtype, term_metrics, total_and_count
 from rft_algos.objectives.token_weights import token_weights
+from rft_algos.packed.tensor_checks import check_vectors
 
 
 def supervised_loss(
@@ -39,7 +40,7 @@ def supervised_loss(
     Returns:
         The loss and the metrics.
     """
-    check_lengths(logprobs_T=logprobs_T, loss_mask_T=loss_mask_T, segment_ids_T=segment_ids_T)
+    check_vectors(logprobs_T=logprobs_T, loss_mask_T=loss_mask_T, segment_ids_T=segment_ids_T)
     dtype = loss_dtype(logprobs_T)
     weights_T = token_weights(
         record,

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rft_algos.packed.segments import all_true
+from rft_algos.packed.importance_ratio import impossible_tokens
+from rft_algos.packed.segments import all_true_on_cpu
+from rft_algos.packed.tracing import is_traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,9 @@ class Tokens:
     ) -> Tokens:
         """Replace what stands at masked tokens by 0, before any equation.
 
-        A gradient of 0 times a slope of NaN would still be NaN, so nothing is masked afterwards.
+        A gradient of 0 times a slope of NaN would still be NaN, so nothing is masked afterwards. Tokens to which the
+        current or the old policy gives no probability (log-prob -inf) are masked too: they have no ratio. Weights of
+        tokens are made elsewhere from the mask that was given, so denominators stay.
 
         Args:
             logprobs_T: [T] as in `policy_loss`, and so all that follow.
@@ -63,7 +67,9 @@ class Tokens:
             The tokens.
         """
 
-        nothing_masked = loss_mask_T.is_cpu and all_true(loss_mask_T)
+        if may_have_impossible_tokens(logprobs_T, old_logprobs_T):
+            loss_mask_T = loss_mask_T & ~impossible_tokens(logprobs_T, old_logprobs_T)
+        nothing_masked = all_true_on_cpu(loss_mask_T)
 
         def masked(values_T: Tensor) -> Tensor:
             return values_T.to(dtype) if nothing_masked else torch.where(loss_mask_T, values_T.to(dtype), 0.0)
@@ -84,3 +90,19 @@ class Tokens:
             mask=loss_mask_T,
             segment_ids=segment_ids_T,
         )
+
+
+def may_have_impossible_tokens(logprobs_T: Tensor, old_logprobs_T: Tensor) -> bool:
+    """Return whether a log-prob may be -inf; asked on the CPU only, elsewhere True.
+
+    Args:
+        logprobs_T: [T] log-probs of the current policy.
+        old_logprobs_T: [T] those of the old policy.
+
+    Returns:
+        False where all are finite.
+    """
+    if is_traced() or not (logprobs_T.is_cpu and old_logprobs_T.is_cpu):
+        return True
+    # a sum is one pass, and infinity passes through it
+    return not bool((logprobs_T.detach().sum() + old_logprobs_T.detach().sum()).isfinite())

@@ -12,7 +12,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from rft_algos.input_checks import refuse
 from rft_algos.packed.segments import all_true
+from rft_algos.packed.tensor_checks import check_mask, check_vectors
 
 _BLOCK = 64
 """Steps of a loop over time; each is one vector operation over all blocks of a chunk."""
@@ -57,9 +59,12 @@ def reverse_scan_(values_T: Tensor, coefficients_T: Tensor) -> Tensor:
     Returns:
         [T] `values_T` itself.
     """
-    assert values_T.ndim == 1, f"values_T must be a vector: {values_T.shape}"
-    assert values_T.shape == coefficients_T.shape, f"{values_T.shape} values, {coefficients_T.shape} coefficients"
-    assert values_T.dtype == coefficients_T.dtype, f"{values_T.dtype} values, {coefficients_T.dtype} coefficients"
+    if values_T.ndim != 1:
+        refuse(f"values_T must be a vector: {values_T.shape}")
+    if values_T.shape != coefficients_T.shape:
+        refuse(f"{values_T.shape} values, {coefficients_T.shape} coefficients")
+    if values_T.dtype != coefficients_T.dtype:
+        refuse(f"{values_T.dtype} values, {coefficients_T.dtype} coefficients")
     coefficients_T = coefficients_T.detach()
     carry_1 = values_T.new_zeros(1)
     for end in range(values_T.shape[0], 0, -_CHUNK):
@@ -79,7 +84,8 @@ def loss_positions(loss_mask_T: Tensor) -> Tensor | None:
     Returns:
         [L] int64 in ascending order; None where all tokens are loss tokens.
     """
-    assert loss_mask_T.dtype == torch.bool, f"the mask must be bool, it is {loss_mask_T.dtype}"
+    check_mask(loss_mask_T=loss_mask_T)
+    check_vectors(loss_mask_T=loss_mask_T)
     return None if all_true(loss_mask_T) else loss_mask_T.nonzero().squeeze(1)
 
 

@@ -13,6 +13,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from rft_algos.input_checks import refuse
+from rft_algos.packed.tensor_checks import check_mask, check_vectors
+from rft_algos.packed.tracing import is_traced
+
 _ROW = 32
 """Tokens of a row."""
 _ROWS_A_RUN = 4
@@ -75,12 +79,14 @@ def segment_index(loss_mask_T: Tensor, segment_ids_T: Tensor) -> SegmentIndex:
     Returns:
         The slots of [T] tokens.
     """
-    assert loss_mask_T.dtype == torch.bool, f"loss_mask_T must be bool, it is {loss_mask_T.dtype}"
-    assert loss_mask_T.shape == segment_ids_T.shape, f"{loss_mask_T.shape} mask for {segment_ids_T.shape} segment ids"
+    check_mask(loss_mask_T=loss_mask_T)
+    if loss_mask_T.shape != segment_ids_T.shape:
+        refuse(f"{loss_mask_T.shape} mask for {segment_ids_T.shape} segment ids")
+    check_vectors(loss_mask_T=loss_mask_T)
     num_tokens = segment_ids_T.shape[0]
-    if not segment_ids_T.is_cpu or num_tokens == 0:
+    if is_traced() or not segment_ids_T.is_cpu or num_tokens == 0:
         index_T = torch.where(loss_mask_T & (segment_ids_T >= 0), segment_ids_T, num_tokens)
-        return SegmentIndex(index_T, num_tokens, _runs(index_T) if index_T.is_cpu else None)
+        return SegmentIndex(index_T, num_tokens, None)
     runs = _runs(segment_ids_T)
     lowest, highest = runs[0].aminmax()
     spare = int(highest) + 1
@@ -106,19 +112,33 @@ def all_true(mask_T: Tensor) -> bool:
     return mask_T.numel() == 0 or bool(mask_T.view(torch.uint8).amin())
 
 
+def all_true_on_cpu(mask_T: Tensor) -> bool:
+    """Return whether a mask masks nothing, where asking costs little: on the CPU, and not while tracing; else False.
+
+    Args:
+        mask_T: [T] bool.
+
+    Returns:
+        True if all T are known to be.
+    """
+    return not is_traced() and mask_T.is_cpu and all_true(mask_T)
+
+
 def segment_sums(values_T: Tensor, segment_index: SegmentIndex) -> Tensor:
-    """Sum over the loss tokens of each sequence.
+    """Sum over the loss tokens of each sequence, in float32 at least: a sum in bfloat16 stops growing at 256.
 
     Args:
         values_T: [T] values; what stands at the spare slot, NaN included, reaches neither sum nor gradient.
         segment_index: of the T tokens.
 
     Returns:
-        [S] sums, S = spare + 1; 0 in the spare slot and in slots without tokens.
+        [S] sums, S = spare + 1; 0 in the spare slot and in slots without tokens. float32 for half types.
     """
-    assert values_T.shape == segment_index.index_T.shape, (
-        f"{values_T.shape} values for {segment_index.index_T.shape} segment ids"
-    )
+    if values_T.shape != segment_index.index_T.shape:
+        refuse(f"{values_T.shape} values for {segment_index.index_T.shape} segment ids")
+    values_T = values_T.to(_sum_type(values_T.dtype))
+    if is_traced():
+        return _added(values_T, segment_index.index_T, segment_index.spare)
     return cast(Tensor, _SlotSums.apply(values_T, segment_index))  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -133,13 +153,10 @@ def segment_counts(segment_index: SegmentIndex, *, dtype: torch.dtype) -> Tensor
         [S] numbers of tokens, S = spare + 1; 0 in the spare slot.
     """
     if segment_index.runs is None:
-        return _added(
-            torch.ones(segment_index.index_T.shape, dtype=dtype, device=segment_index.index_T.device),
-            segment_index.index_T,
-            segment_index.spare,
-        )
+        ones_T = torch.ones(segment_index.index_T.shape, dtype=_sum_type(dtype), device=segment_index.index_T.device)
+        return _added(ones_T, segment_index.index_T, segment_index.spare).to(dtype)
     runs_R, lengths_R = segment_index.runs
-    return _added(lengths_R.to(dtype), runs_R, segment_index.spare)
+    return _added(lengths_R.to(_sum_type(dtype)), runs_R, segment_index.spare).to(dtype)
 
 
 def segment_means(values_T: Tensor, segment_index: SegmentIndex) -> Tensor:
@@ -150,9 +167,10 @@ def segment_means(values_T: Tensor, segment_index: SegmentIndex) -> Tensor:
         segment_index: of the T tokens.
 
     Returns:
-        [S] means, S = spare + 1; 0 in the spare slot and in slots without tokens.
+        [S] means, S = spare + 1; 0 in the spare slot and in slots without tokens. float32 for half types.
     """
-    return segment_sums(values_T, segment_index) / segment_counts(segment_index, dtype=values_T.dtype).clamp(min=1)
+    sums_S = segment_sums(values_T, segment_index)
+    return sums_S / segment_counts(segment_index, dtype=sums_S.dtype).clamp(min=1)
 
 
 def broadcast_to_tokens(values_S: Tensor, segment_index: SegmentIndex) -> Tensor:
@@ -167,6 +185,8 @@ def broadcast_to_tokens(values_S: Tensor, segment_index: SegmentIndex) -> Tensor
     """
     # tokens that do not count read the spare slot, whatever was summed there
     zero_spare_S = torch.cat([values_S[:-1], values_S.new_zeros(1)])
+    if is_traced():
+        return zero_spare_S.index_select(0, segment_index.index_T)
     return cast(Tensor, _AtTokens.apply(zero_spare_S, segment_index))  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -182,6 +202,11 @@ def segment_lengths(loss_mask_T: Tensor, segment_ids_T: Tensor, *, dtype: torch.
         [T] numbers of tokens, 0 at padding.
     """
     return _at_all_tokens(segment_counts(segment_index(loss_mask_T, segment_ids_T), dtype=dtype), segment_ids_T)
+
+
+def _sum_type(dtype: torch.dtype) -> torch.dtype:
+    # bfloat16 counts to 256 and float16 to 2048, and neither can hold a ratio within 1 +- 3e-4
+    return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else dtype
 
 
 def _runs(index_T: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rft_algos.input_checks import refuse
 from rft_algos.packed.segments import segment_counts, segment_index
+from rft_algos.packed.tensor_checks import check_mask, check_vectors
 
 
 def high_entropy_tokens(entropy_T: Tensor, loss_mask_T: Tensor, *, fraction: float) -> Tensor:
@@ -76,8 +78,9 @@ def share(loss_mask_T: Tensor, fraction: float) -> int:
     Returns:
         A number of tokens.
     """
-    assert loss_mask_T.dtype == torch.bool, f"loss_mask_T must be bool, it is {loss_mask_T.dtype}"
-    assert 0.0 < fraction <= 1.0, f"fraction must lie in (0, 1], it is {fraction}"
+    check_mask(loss_mask_T=loss_mask_T)
+    if not 0.0 < fraction <= 1.0:
+        refuse(f"fraction must lie in (0, 1], it is {fraction}")
     num_tokens = int(loss_mask_T.count_nonzero())
     return min(num_tokens, max(1, int(fraction * num_tokens)))
 
@@ -93,7 +96,10 @@ def largest(scores_T: Tensor, loss_mask_T: Tensor, num: int) -> Tensor:
     Returns:
         [T] bool.
     """
-    assert scores_T.shape == loss_mask_T.shape, f"{scores_T.shape} scores for {loss_mask_T.shape} mask"
+    if scores_T.shape != loss_mask_T.shape:
+        refuse(f"{scores_T.shape} scores for {loss_mask_T.shape} mask")
+    check_mask(loss_mask_T=loss_mask_T)
+    check_vectors(scores_T=scores_T)
     if num == 0:
         return torch.zeros_like(loss_mask_T)
     scores_T = scores_T.masked_fill(~loss_mask_T, -torch.inf)
@@ -104,5 +110,7 @@ def largest(scores_T: Tensor, loss_mask_T: Tensor, num: int) -> Tensor:
 
 
 def _check(scores_T: Tensor, loss_mask_T: Tensor, fraction: float) -> None:
-    assert scores_T.shape == loss_mask_T.shape, f"{scores_T.shape} scores for {loss_mask_T.shape} mask"
-    assert 0.0 < fraction <= 1.0, f"fraction must lie in (0, 1], it is {fraction}"
+    if scores_T.shape != loss_mask_T.shape:
+        refuse(f"{scores_T.shape} scores for {loss_mask_T.shape} mask")
+    if not 0.0 < fraction <= 1.0:
+        refuse(f"fraction must lie in (0, 1], it is {fraction}")

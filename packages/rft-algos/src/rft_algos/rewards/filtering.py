@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.advantages.group_statistics import group_mean, grouped, is_constant, num_groups
+from rft_algos.input_checks import refuse
 from rft_core.errors import OptionsError
 
 _ROUNDING = 1e-9
@@ -69,7 +70,8 @@ def accuracy_between(rewards_N: Tensor, group_ids_N: Tensor, low: float, high: f
     Returns:
         [N] bool, the same for all of a group.
     """
-    assert low <= high, f"low = {low} is above high = {high}"
+    if not low <= high:
+        refuse(f"low = {low} is above high = {high}")
     means_N = group_mean(*grouped(rewards_N, group_ids_N))
     return (means_N >= low - _ROUNDING) & (means_N <= high + _ROUNDING)
 

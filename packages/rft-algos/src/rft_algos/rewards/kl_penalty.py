@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from rft_algos.advantages.group_relative import gdpo
+from rft_algos.input_checks import refuse
 from rft_algos.packed.reverse_scan import gather_loss_tokens, last_positions, loss_positions, scatter_loss_tokens
+from rft_algos.packed.tensor_checks import check_mask
 
 
 def kl_penalised(
@@ -31,7 +33,7 @@ def kl_penalised(
     Returns:
         [N] float64.
     """
-    assert loss_mask_T.dtype == torch.bool, f"loss_mask_T must be bool, it is {loss_mask_T.dtype}"
+    check_mask(loss_mask_T=loss_mask_T)
     spent_T = torch.where(loss_mask_T, kl_T.detach(), 0.0).to(torch.float64)
     # masked tokens add their 0 to sequence 0, because their own index may be none
     index_T = torch.where(loss_mask_T, sequence_index_T, 0)
@@ -63,8 +65,10 @@ def token_rewards(
     Returns:
         [T] float64, no gradient; 0 where masked.
     """
-    assert kl_T.shape == loss_mask_T.shape, f"{kl_T.shape} estimates, {loss_mask_T.shape} mask"
-    assert segment_ids_T.shape == loss_mask_T.shape, f"{segment_ids_T.shape} segment ids, {loss_mask_T.shape} mask"
+    if kl_T.shape != loss_mask_T.shape:
+        refuse(f"{kl_T.shape} estimates, {loss_mask_T.shape} mask")
+    if segment_ids_T.shape != loss_mask_T.shape:
+        refuse(f"{segment_ids_T.shape} segment ids, {loss_mask_T.shape} mask")
     positions_L = loss_positions(loss_mask_T)
     costs_L = gather_loss_tokens(kl_T, positions_L).mul_(-coefficient)
     token_rewards_T = scatter_loss_tokens(costs_L, positions_L, loss_mask_T.shape[0])
@@ -120,5 +124,6 @@ def clip_rewards(rewards_N: Tensor, limit: float) -> Tensor:
     Returns:
         [N] float64, no gradient.
     """
-    assert limit > 0, f"the limit must be positive: {limit}"
+    if not limit > 0:
+        refuse(f"the limit must be positive: {limit}")
     return rewards_N.detach().to(torch.float64).clamp(-limit, limit)

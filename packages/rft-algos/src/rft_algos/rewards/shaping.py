@@ -10,6 +10,8 @@ from torch import Tensor
 
 from rft_algos.advantages.group_statistics import group_numbers
 from rft_algos.advantages.whitening import Moments, moments
+from rft_algos.input_checks import refuse
+from rft_algos.packed.tensor_checks import check_mask
 
 
 def soft_overlong_penalty(lengths_N: Tensor, *, max_length: int, buffer: int, factor: float = 1.0) -> Tensor:
@@ -30,7 +32,8 @@ def soft_overlong_penalty(lengths_N: Tensor, *, max_length: int, buffer: int, fa
     Returns:
         [N] float64 in [-factor, 0]. Example: max_length 10 and buffer 4 give 0 at 6 tokens, -1/4 at 7, -1 at 10.
     """
-    assert 0 < buffer <= max_length, f"the buffer must be in 1..{max_length}: {buffer}"
+    if not 0 < buffer <= max_length:
+        refuse(f"the buffer must be in 1..{max_length}: {buffer}")
     excess_N = (lengths_N.to(torch.float64) - (max_length - buffer)) / buffer
     return excess_N.clamp(0, 1) * -factor
 
@@ -50,8 +53,9 @@ def stop_properly(rewards_N: Tensor, truncated_N: Tensor, *, coefficient: float)
     Returns:
         [N] float64, no gradient.
     """
-    assert truncated_N.dtype == torch.bool, f"truncated_N must be bool, it is {truncated_N.dtype}"
-    assert 0 <= coefficient <= 1, f"the coefficient must be in [0, 1]: {coefficient}"
+    check_mask(truncated_N=truncated_N)
+    if not 0 <= coefficient <= 1:
+        refuse(f"the coefficient must be in [0, 1]: {coefficient}")
     rewards = rewards_N.detach().to(torch.float64)
     return torch.where(truncated_N, coefficient * rewards, rewards)
 
@@ -73,8 +77,8 @@ def truncated_keep(finished_N: Tensor, loss_mask_T: Tensor, segment_ids_T: Tenso
     Returns:
         [T] bool.
     """
-    assert finished_N.dtype == torch.bool, f"finished_N must be bool, it is {finished_N.dtype}"
-    assert loss_mask_T.dtype == torch.bool, f"loss_mask_T must be bool, it is {loss_mask_T.dtype}"
+    check_mask(finished_N=finished_N)
+    check_mask(loss_mask_T=loss_mask_T)
     # where masked any valid index will do
     return loss_mask_T & finished_N[torch.where(loss_mask_T, segment_ids_T, 0)]
 
@@ -110,8 +114,9 @@ def cosine_length_reward(
     Returns:
         [N] float64.
     """
-    assert correct_N.dtype == torch.bool, f"correct_N must be bool, it is {correct_N.dtype}"
-    assert correct_N.shape == lengths_N.shape, f"{correct_N.shape} correct, {lengths_N.shape} lengths"
+    check_mask(correct_N=correct_N)
+    if correct_N.shape != lengths_N.shape:
+        refuse(f"{correct_N.shape} correct, {lengths_N.shape} lengths")
     lengths = lengths_N.to(torch.float64)
     share_N = (1 + torch.cos(lengths * (math.pi / max_length))) / 2
     right_N = correct_long + (correct_short - correct_long) * share_N
@@ -136,8 +141,9 @@ def kimi_length_reward(correct_N: Tensor, lengths_N: Tensor, group_ids_N: Tensor
     Returns:
         [N] float64 in [-1/2, 1/2]. Example: correct answers of 10, 20, 30 tokens give 1/2, 0, -1/2.
     """
-    assert correct_N.dtype == torch.bool, f"correct_N must be bool, it is {correct_N.dtype}"
-    assert correct_N.shape == lengths_N.shape, f"{correct_N.shape} correct, {lengths_N.shape} lengths"
+    check_mask(correct_N=correct_N)
+    if correct_N.shape != lengths_N.shape:
+        refuse(f"{correct_N.shape} correct, {lengths_N.shape} lengths")
     groups_N = group_numbers(group_ids_N)
     lengths = lengths_N.to(torch.float64)
     empty_N = torch.zeros_like(lengths)
@@ -170,7 +176,8 @@ class RunningMoments:
         Args:
             rewards_N: [N] finite rewards, of all ranks.
         """
-        assert bool(rewards_N.isfinite().all()), "a reward that is missing or failed must be dropped before moments"
+        if not bool(rewards_N.isfinite().all()):
+            refuse("a reward that is missing or failed must be dropped before moments")
         so_far = Moments(*torch.tensor([self.count, self.mean, self.m2], dtype=torch.float64).unbind())
         # on the host, because the record holds plain numbers
         batch = moments(rewards_N.cpu(), torch.ones(rewards_N.shape, dtype=torch.bool))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from rft_algos.input_checks import refuse
+
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveKl:
@@ -30,12 +32,15 @@ class AdaptiveKl:
     """Samples over which a constant error of 20 % or more changes the coefficient by 20 %."""
 
     def __post_init__(self) -> None:
-        assert self.target > 0, f"target must be positive, it is {self.target}"
-        assert self.horizon > 0, f"horizon must be positive, it is {self.horizon}"
+        if not self.target > 0:
+            refuse(f"target must be positive, it is {self.target}")
+        if not self.horizon > 0:
+            refuse(f"horizon must be positive, it is {self.horizon}")
 
     def updated(self, kl: float, num_samples: int) -> AdaptiveKl:
         """The controller after `num_samples` sequences of mean divergence `kl`."""
-        assert math.isfinite(kl), f"kl must be finite, it is {kl}"
+        if not math.isfinite(kl):
+            refuse(f"kl must be finite, it is {kl}")
         error = min(0.2, max(-0.2, kl / self.target - 1.0))
         return replace(self, coefficient=self.coefficient * (1.0 + error * num_samples / self.horizon))
 
@@ -61,12 +66,15 @@ class EntropyTarget:
     """Largest coefficient."""
 
     def __post_init__(self) -> None:
-        assert self.step >= 0, f"step must not be negative, it is {self.step}"
-        assert 0 <= self.coefficient <= self.maximum, f"{self.coefficient} is not within 0 and {self.maximum}"
+        if not self.step >= 0:
+            refuse(f"step must not be negative, it is {self.step}")
+        if not 0 <= self.coefficient <= self.maximum:
+            refuse(f"{self.coefficient} is not within 0 and {self.maximum}")
 
     def updated(self, entropy: float) -> EntropyTarget:
         """The controller after an optimizer step of mean entropy `entropy`."""
-        assert math.isfinite(entropy), f"entropy must be finite, it is {entropy}"
+        if not math.isfinite(entropy):
+            refuse(f"entropy must be finite, it is {entropy}")
         if entropy < self.target:
             return replace(self, coefficient=min(self.coefficient + self.step, self.maximum))
         if entropy > self.target:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rft_algos.algorithms import components
 from rft_algos.algorithms.registry import register_clip_mask, register_equation
+from rft_algos.input_checks import check_clip
 from rft_algos.packed.importance_ratio import ratio
 from rft_algos.packed.loss_tokens import Tokens
 
@@ -26,7 +28,8 @@ def cispo(
     Source: MiniMax 2025, "MiniMax-M1" (arXiv 2506.13585), equations 4 and 5.
 
     Args:
-        logprobs_T: [T] log pi of the sampled tokens, in nats; the gradient flows through it alone.
+        logprobs_T: [T] log pi of the sampled tokens, in nats; the gradient flows through it alone. A token of -inf
+            has loss and gradient 0.
         log_ratio_T: [T] log pi - log pi_old, in nats.
         advantages_T: [T] advantages, no gradient.
         clip_low: how far below 1 the weight may go; None for no lower bound.
@@ -35,9 +38,11 @@ def cispo(
     Returns:
         [T] loss per token. Its gradient is -clip(r_t) A_t; its value means nothing.
     """
+    check_clip(clip_low=clip_low, clip_high=clip_high)
     low = None if clip_low is None else 1.0 - clip_low
     weights_T = ratio(log_ratio_T.detach()).clamp(low, 1.0 + clip_high)
-    return weights_T * -advantages_T * logprobs_T
+    # a token without probability has no gradient, and its weight of 0 would make NaN
+    return weights_T * -advantages_T * torch.where(logprobs_T.detach() == -torch.inf, 0.0, logprobs_T)
 
 
 def cispo_clipped(log_ratio_T: Tensor, clip_low: float | None, clip_high: float) -> Tensor:

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from rft_algos.algorithms import components
 from rft_algos.algorithms.registry import register_clip_mask, register_equation
+from rft_algos.input_checks import check_not_negative, refuse
 from rft_algos.packed.loss_tokens import Tokens
+from rft_algos.packed.tensor_checks import check_mask
 from rft_algos.packed.token_selection import largest, share
 from rft_algos.surrogates.ppo import ppo_clip, ppo_clipped
 from rft_algos.surrogates.reinforce import importance_weighted
@@ -36,7 +38,7 @@ def token_covariances(logprobs_T: Tensor, advantages_T: Tensor, loss_mask_T: Ten
     Returns:
         [T] float64, no gradient; 0 where masked.
     """
-    assert loss_mask_T.dtype == torch.bool, f"loss_mask_T must be bool, it is {loss_mask_T.dtype}"
+    check_mask(loss_mask_T=loss_mask_T)
     product_T = _centred(logprobs_T, loss_mask_T) * _centred(advantages_T, loss_mask_T)
     return torch.where(loss_mask_T, product_T, 0.0)
 
@@ -64,7 +66,8 @@ def select_clip_cov(
     Returns:
         [T] bool, a part of `loss_mask_T`.
     """
-    assert cov_T.shape == loss_mask_T.shape, f"{cov_T.shape} covariances for {loss_mask_T.shape} mask"
+    if cov_T.shape != loss_mask_T.shape:
+        refuse(f"{cov_T.shape} covariances for {loss_mask_T.shape} mask")
     num = share(loss_mask_T, fraction)
     candidates_C = (loss_mask_T & (cov_T >= low) & (cov_T <= high)).nonzero().squeeze(1)
     # the candidates with the smallest draws are a uniform sample of them
@@ -152,6 +155,7 @@ def kl_cov(log_ratio_T: Tensor, advantages_T: Tensor, selected_T: Tensor, coeffi
     Returns:
         [T] loss per token. At the old policy its gradient is -A_t.
     """
+    check_not_negative(coefficient=coefficient)
     penalty_T = torch.where(selected_T, coefficient * log_ratio_T.abs(), 0.0)
     return importance_weighted(log_ratio_T, advantages_T) + penalty_T
 
@@ -172,18 +176,21 @@ def _draws(key: int, positions_C: Tensor) -> Tensor:
 
 @register_equation(components.ClipCov)
 def _clip_cov(choice: components.ClipCov, tokens: Tokens) -> Tensor:
-    assert tokens.selected is not None, "Clip-Cov needs the tokens selected over the whole batch"
+    if tokens.selected is None:
+        refuse("Clip-Cov needs the tokens selected over the whole batch")
     return clip_cov(tokens.log_ratio, tokens.advantages, tokens.selected, choice.low, choice.high)
 
 
 @register_clip_mask(components.ClipCov)
 def _clip_cov_clipped(choice: components.ClipCov, tokens: Tokens) -> Tensor:
-    assert tokens.selected is not None, "Clip-Cov needs the tokens selected over the whole batch"
+    if tokens.selected is None:
+        refuse("Clip-Cov needs the tokens selected over the whole batch")
     clipped_T = ppo_clipped(tokens.log_ratio, tokens.advantages, choice.low, choice.high)
     return clipped_T | tokens.selected
 
 
 @register_equation(components.KlCov)
 def _kl_cov(choice: components.KlCov, tokens: Tokens) -> Tensor:
-    assert tokens.selected is not None, "KL-Cov needs the tokens selected over the whole batch"
+    if tokens.selected is None:
+        refuse("KL-Cov needs the tokens selected over the whole batch")
     return kl_cov(tokens.log_ratio, tokens.advantages, tokens.selected, choice.coefficient)

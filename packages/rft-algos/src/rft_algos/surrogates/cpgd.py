@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rft_algos.algorithms import components
 from rft_algos.algorithms.registry import register_clip_mask, register_equation
+from rft_algos.input_checks import check_clip, refuse
 from rft_algos.packed.loss_tokens import Tokens
 
 
@@ -34,6 +35,9 @@ def cpgd(logprobs_T: Tensor, old_logprobs_T: Tensor, advantages_T: Tensor, clip_
     Returns:
         [T] loss per token. Its value means nothing; at the old policy its gradient is -A_t.
     """
+    if clip_low == 1:
+        refuse("clip_low must be below 1: a log-prob has no lower bound there, it is 1")
+    check_clip(clip_low=clip_low, clip_high=clip_high)
     highest_T, lowest_T = old_logprobs_T + math.log1p(clip_high), old_logprobs_T + math.log1p(-clip_low)
     bounded_T = torch.where(
         advantages_T > 0, logprobs_T.detach().minimum(highest_T), logprobs_T.detach().maximum(lowest_T)
@@ -86,7 +90,8 @@ def policy_drift(log_ratio_T: Tensor, *, limit: float = 2.0) -> Tensor:
     Returns:
         [T] estimates in nats, never negative, 0 at log_ratio 0.
     """
-    assert limit > 0.0, f"limit must be positive, it is {limit}"
+    if not limit > 0.0:
+        refuse(f"limit must be positive, it is {limit}")
     bounded_T = log_ratio_T.clamp(max=math.log1p(limit))
     return torch.expm1(bounded_T) - bounded_T + limit * (log_ratio_T - bounded_T)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rft_algos.algorithms import components
 from rft_algos.algorithms.registry import register_equation
+from rft_algos.input_checks import check_positive
 from rft_algos.packed.importance_ratio import ratio
 from rft_algos.packed.loss_tokens import Tokens
 
@@ -46,6 +47,7 @@ def dppo_tv(
     Returns:
         [T] loss per token. Its value means nothing; at the old policy its gradient is -A_t.
     """
+    check_positive(limit_low=limit_low, limit_high=limit_high, max_ratio=max_ratio)
     kept_T = dppo_tv_kept(logprobs_T, old_logprobs_T, advantages_T, limit_low, limit_high)
     return _weighted(logprobs_T, old_logprobs_T, advantages_T, kept_T, max_ratio)
 
@@ -96,6 +98,7 @@ def dppo_kl(
     Returns:
         [T] loss per token. Its value means nothing; at the old policy its gradient is -A_t.
     """
+    check_positive(limit_low=limit_low, limit_high=limit_high, max_ratio=max_ratio)
     kept_T = dppo_kl_kept(logprobs_T, old_logprobs_T, advantages_T, limit_low, limit_high)
     return _weighted(logprobs_T, old_logprobs_T, advantages_T, kept_T, max_ratio)
 
@@ -135,7 +138,7 @@ def _binary_kl(log_p_T: Tensor, log_q_T: Tensor) -> Tensor:
 def _weighted(
     logprobs_T: Tensor, old_logprobs_T: Tensor, advantages_T: Tensor, kept_T: Tensor, max_ratio: float
 ) -> Tensor:
-    weights_T = ratio(logprobs_T.detach() - old_logprobs_T).clamp(max=max_ratio)
+    weights_T = ratio(logprobs_T.detach() - old_logprobs_T.detach()).clamp(max=max_ratio)
     return torch.where(kept_T, weights_T * -advantages_T, 0.0) * logprobs_T
 
 

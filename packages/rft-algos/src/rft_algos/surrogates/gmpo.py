@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rft_algos.algorithms import components
 from rft_algos.algorithms.registry import register_clip_mask, register_equation
+from rft_algos.input_checks import check_not_negative
 from rft_algos.packed.importance_ratio import ratio
 from rft_algos.packed.loss_tokens import Tokens
 from rft_algos.packed.segments import broadcast_to_tokens, segment_index, segment_means
@@ -45,6 +46,7 @@ def gmpo(
     Returns:
         [T] loss per token, equal within a sequence; 0 where masked.
     """
+    check_not_negative(clip_low=clip_low, clip_high=clip_high)
     places = segment_index(loss_mask_T, segment_ids_T)
     # one sign for a sequence, also where the advantages of its tokens differ
     advantages_S = segment_means(advantages_T, places)

@@ -114,7 +114,9 @@ def gspo_token(
     if not places.keep_all:
         kept_T = places.index_T < places.spare
         log_ratio_T, advantages_T = torch.where(kept_T, log_ratio_T, mean_T), torch.where(kept_T, advantages_T, 0.0)
-    log_s_T = mean_T + (log_ratio_T - log_ratio_T.detach())  # the mean's value, the token's own gradient
+    # the mean's value, the token's own gradient; of an infinite log-ratio no gradient is left
+    own_T = torch.where(log_ratio_T.detach().isinf(), 0.0, log_ratio_T)
+    log_s_T = mean_T + (own_T - own_T.detach())
     return ppo_clip(log_s_T, advantages_T, clip_low, clip_high)
 
 

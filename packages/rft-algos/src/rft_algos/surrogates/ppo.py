@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rft_algos.algorithms import components
 from rft_algos.algorithms.registry import register_clip_mask, register_equation
+from rft_algos.input_checks import check_clip, refuse
 from rft_algos.packed.importance_ratio import ratio
 from rft_algos.packed.loss_tokens import Tokens
 
@@ -31,6 +32,7 @@ def ppo_clip(log_ratio_T: Tensor, advantages_T: Tensor, clip_low: float, clip_hi
     Returns:
         [T] loss per token. At log_ratio 0 it is -A_t, with gradient -A_t.
     """
+    check_clip(clip_low=clip_low, clip_high=clip_high)
     ratio_T, weights_T = ratio(log_ratio_T), -advantages_T
     # the clipped side is detached: where it decides, the loss is a constant
     free_T, clipped_T = weights_T * ratio_T, weights_T * ratio_T.detach().clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -81,7 +83,8 @@ def dual_clip(
     Returns:
         [T] loss per token.
     """
-    assert dual > 1.0, f"dual must be above 1, it is {dual}"
+    if not dual > 1.0:
+        refuse(f"dual must be above 1, it is {dual}")
     loss_T, bound_T = ppo_clip(log_ratio_T, advantages_T, clip_low, clip_high), dual * advantages_T.abs()
     return torch.where(loss_T.detach() > bound_T, bound_T, loss_T)
 
@@ -127,7 +130,8 @@ def two_sided(log_ratio_T: Tensor, advantages_T: Tensor, clip_low: float, clip_h
     Returns:
         [T] loss per token.
     """
-    assert delta > 1.0 + clip_high, f"delta must be above 1 + clip_high = {1.0 + clip_high}, it is {delta}"
+    if not delta > 1.0 + clip_high:
+        refuse(f"delta must be above 1 + clip_high = {1.0 + clip_high}, it is {delta}")
     return dual_clip(log_ratio_T, advantages_T, clip_low, clip_high, dual=delta)
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from rft_algos.algorithms import components
 from rft_algos.algorithms.registry import register_equation
+from rft_algos.input_checks import check_not_negative
 from rft_algos.packed.loss_tokens import Tokens
 from rft_algos.surrogates.ppo import ppo_clip
 
@@ -47,6 +48,7 @@ def dro(logprobs_T: Tensor, log_ratio_T: Tensor, advantages_T: Tensor, tau: floa
     Returns:
         [T] loss per token. At the old policy its gradient is -A_t.
     """
+    check_not_negative(tau=tau)
     return (tau / 2) * log_ratio_T.square() - advantages_T * logprobs_T
 
 

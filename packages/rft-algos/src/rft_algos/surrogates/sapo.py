@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rft_algos.algorithms import components
 from rft_algos.algorithms.registry import register_equation
+from rft_algos.input_checks import check_positive
 from rft_algos.packed.importance_ratio import ratio
 from rft_algos.packed.loss_tokens import Tokens
 
@@ -31,6 +32,7 @@ def sapo(log_ratio_T: Tensor, advantages_T: Tensor, tau_positive: float = 1.0, t
     Returns:
         [T] loss per token. At log_ratio 0 it is -2 A_t / tau, with gradient -A_t.
     """
+    check_positive(tau_positive=tau_positive, tau_negative=tau_negative)
     # numbers as tensors of the advantages' type: two plain floats would make a float32 tau
     positive, negative = advantages_T.new_full((), tau_positive), advantages_T.new_full((), tau_negative)
     tau_T = torch.where(advantages_T > 0, positive, negative)

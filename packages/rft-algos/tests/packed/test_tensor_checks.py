@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rft_algos.input_checks import InputError
+from rft_algos.packed.tensor_checks import check_group_ids, check_mask, check_vectors
+
+
+def test_what_fits_passes() -> None:
+    check_mask(mask_T=torch.tensor([True]), rows=torch.ones(2, 3, dtype=torch.bool))
+    check_vectors(a_T=torch.ones(3), b_T=torch.ones(3, dtype=torch.int64), c_T=None)
+    check_group_ids(a=torch.tensor([1, 2]), b=torch.tensor([1], dtype=torch.int32))
+
+
+@pytest.mark.parametrize("mask", [torch.ones(2), torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.uint8)])
+def test_a_mask_is_bool(mask: torch.Tensor) -> None:
+    with pytest.raises(InputError, match="given_T must be bool") as caught:
+        check_mask(given_T=mask)
+    assert caught.value.problem.do == "given_T.bool()"
+
+
+@pytest.mark.parametrize("other", [torch.ones(2), torch.ones(3, 1), torch.ones(())])
+def test_vectors_have_one_length(other: torch.Tensor) -> None:
+    with pytest.raises(InputError, match=r"'a_T': \(3,\), 'b_T'"):
+        check_vectors(a_T=torch.ones(3), b_T=other)
+
+
+def test_rows_of_one_shape_are_no_vectors() -> None:
+    with pytest.raises(InputError, match=r"one shape \[T\]"):
+        check_vectors(a_T=torch.ones(2, 3), b_T=torch.ones(2, 3))
+
+
+def test_the_remedy_for_texts_gives_group_ids() -> None:
+    ids = ["b", "a", "b"]
+    with pytest.raises(InputError, match="it is a list") as caught:
+        check_group_ids(ids=ids)  # type: ignore[arg-type]
+    assert caught.value.problem.do == "torch.tensor([list(ids).index(i) for i in ids])"
+    assert torch.tensor([list(ids).index(i) for i in ids]).tolist() == [0, 1, 0]
+    for values in (torch.ones(2), torch.ones(2, dtype=torch.bool)):
+        with pytest.raises(InputError, match="must be integers"):
+            check_group_ids(ids=values)

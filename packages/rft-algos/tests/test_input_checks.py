@@ -1,0 +1,128 @@
+"""Input that an equation cannot take is refused by name, with and without `python -O`."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from rft_algos import advantages, surrogates
+from rft_algos.input_checks import InputError, check_bounds, check_clip, check_not_negative, check_positive, check_unit
+from rft_algos.losses import aggregation, distillation, off_policy, preference, supervised
+from rft_algos.packed import token_selection
+from rft_core.errors import OptionsError
+
+ONES, MASK, IDS = torch.ones(4), torch.ones(4, dtype=torch.bool), torch.zeros(4, dtype=torch.int64)
+ROWS, ROW_MASK, ROW_IDS = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.int64)
+LOGITS = torch.zeros(2, 3, 5)
+
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    # sums over time in place of the vocabulary, ranks row by row with the count of the batch
+    "forward_kl of [B, T, V]": (lambda: distillation.forward_kl(LOGITS, LOGITS), "student_logits_TV must have one row"),
+    "reverse_kl of [B, T, V]": (lambda: distillation.reverse_kl(LOGITS, LOGITS), "student_logits_TV must have one row"),
+    "jensen_shannon of [B, T, V]": (lambda: distillation.jensen_shannon(LOGITS, LOGITS), "must have one row a token"),
+    "top_k_forward_kl of [B, T, V]": (
+        lambda: distillation.top_k_forward_kl(LOGITS, LOGITS, LOGITS.long()),
+        "must have one row a token",
+    ),
+    "select_kl_cov of [B, T]": (lambda: surrogates.select_kl_cov(ROWS, ROW_MASK, fraction=0.5), r"one shape \[T\]"),
+    "high_entropy_tokens of [B, T]": (
+        lambda: token_selection.high_entropy_tokens(ROWS, ROW_MASK, fraction=0.5),
+        r"one shape \[T\]",
+    ),
+    "largest of [B, T]": (lambda: token_selection.largest(ROWS, ROW_MASK, 2), r"one shape \[T\]"),
+    "gspo of [B, T]": (lambda: surrogates.gspo(ROWS, ROWS, ROW_MASK, ROW_IDS), r"one shape \[T\]"),
+    "gae of [B, T]": (lambda: advantages.gae(ROWS, ROWS, ROW_MASK, ROW_IDS), r"one shape \[T\]"),
+    "returns of [B, T]": (lambda: advantages.discounted_returns(ROWS, ROW_MASK, ROW_IDS), r"one shape \[T\]"),
+    "moments of [B, T]": (lambda: advantages.moments(ROWS, ROW_MASK), r"one shape \[T\]"),
+    # masks and ids
+    "a float mask of gspo": (lambda: surrogates.gspo(ONES, ONES, ONES, IDS), "loss_mask_T must be bool"),
+    "a float mask of whiten": (
+        lambda: advantages.whiten(ONES, ONES, advantages.moments(ONES, MASK)),
+        "mask_T must be bool",
+    ),
+    "a float mask of largest": (lambda: token_selection.largest(ONES, ONES, 2), "loss_mask_T must be bool"),
+    "group ids that are texts": (lambda: advantages.group_norm(ONES, ["a"] * 4), "tensor of integers"),  # type: ignore[arg-type]
+    "group ids that are floats": (lambda: advantages.group_norm(ONES, ONES), "group_ids_N must be integers"),
+    "rewards of NaN": (lambda: advantages.group_norm(ONES * math.nan, IDS), "missing or failed"),
+    # ranges
+    "gamma above 1": (lambda: advantages.discounted_returns(ONES, MASK, IDS, gamma=1.5), "gamma must be in"),
+    "gamma of NaN": (lambda: advantages.discounted_returns(ONES, MASK, IDS, gamma=math.nan), "gamma must be in"),
+    "lambda below 0": (lambda: advantages.gae(ONES, ONES, MASK, IDS, lambd=-0.1), "lambd must be in"),
+    "turn_gamma above 1": (lambda: advantages.gae(ONES, ONES, MASK, IDS, turn_gamma=2.0), "turn_gamma must be in"),
+    "lambda of the policy": (
+        lambda: advantages.decoupled_gae(ONES, ONES, MASK, IDS, lambd_policy=1.5),
+        "lambd_policy must be in",
+    ),
+    "alpha of 0": (lambda: advantages.length_adaptive_lambda(ONES, alpha=0.0), "alpha must be positive"),
+    "a negative epsilon": (lambda: advantages.group_norm(ONES, IDS, epsilon=-1.0), "epsilon must be 0 or more"),
+    "a bound for its distance": (lambda: surrogates.ppo_clip(ONES, ONES, 1.2, 0.2), "clip_low must be in"),
+    "a negative clip": (lambda: surrogates.ppo_clip(ONES, ONES, 0.2, -0.2), "clip_high must be 0 or more"),
+    "a negative clip of gspo": (lambda: surrogates.gspo(ONES, ONES, MASK, IDS, 3e-4, -1.0), "clip_high"),
+    "a negative clip of gmpo": (lambda: surrogates.gmpo(ONES, ONES, MASK, IDS, -0.4, 0.4), "clip_low"),
+    "a clip of cpgd at 0": (lambda: surrogates.cpgd(ONES, ONES, ONES, 1.0, 0.2), "clip_low must be below 1"),
+    "a clip of cispo": (lambda: surrogates.cispo(ONES, ONES, ONES, None, -2.0), "clip_high"),
+    "a tau of 0": (lambda: surrogates.sapo(ONES, ONES, 0.0, 1.0), "tau_positive must be positive"),
+    "a limit of dppo": (lambda: surrogates.dppo_tv(ONES, ONES, ONES, -0.1, 0.1), "limit_low must be positive"),
+    "a cap of 0": (lambda: off_policy.truncate_tokens(ONES, cap=0.0), "cap must be positive"),
+    "bounds the wrong way round": (lambda: off_policy.mask_tokens(ONES, 5.0, 0.5), "must not be above"),
+    "a beta of 0": (lambda: preference.dpo(ONES, ONES, ONES, ONES, beta=0.0), "beta must be positive"),
+    "a length of 0": (lambda: aggregation.fixed_length(MASK, 1, 0), "max_tokens must be positive"),
+    "a negative z loss": (lambda: supervised.z_loss(ONES, -1.0), "coefficient must be 0 or more"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_an_equation_cannot_take_is_refused(name: str) -> None:
+    call, message = REFUSED[name]
+    with pytest.raises(InputError, match=message) as caught:
+        call()
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, OptionsError)
+    assert caught.value.problem.where.startswith("rft_algos.")
+    assert "_checks" not in caught.value.problem.where
+
+
+def test_the_error_names_the_function_that_was_given_it() -> None:
+    with pytest.raises(InputError) as caught:
+        advantages.gae(ONES, ONES, MASK, IDS, gamma=2.0)
+    assert caught.value.problem.where == "rft_algos.advantages.gae.gae"
+    assert caught.value.problem.code == "algorithm.input"
+
+
+def test_checks_stay_under_python_O() -> None:
+    code = (
+        "import torch\n"
+        "from rft_algos.advantages import group_norm\n"
+        "try:\n"
+        "    group_norm(torch.tensor([float('nan'), 1.0]), torch.tensor([0, 0]))\n"
+        "except ValueError as error:\n"
+        "    print(error.problem.code, __debug__)\n"
+    )
+    run = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["algorithm.input", "False"]
+
+
+@pytest.mark.parametrize(
+    ("check", "allowed", "refused"),
+    [
+        (lambda x: check_positive(x=x), [1e-9, math.inf, None], [0.0, -1.0, math.nan]),
+        (lambda x: check_not_negative(x=x), [0.0, 1.0, math.inf, None], [-1e-9, math.nan]),
+        (lambda x: check_unit(x=x), [0.0, 0.5, 1.0, None], [-1e-9, 1.0001, math.nan, math.inf]),
+        (lambda x: check_clip(clip_low=x, clip_high=0.2), [0.0, 1.0, None], [-0.1, 1.1, math.nan]),
+        (lambda x: check_clip(clip_low=0.2, clip_high=x), [0.0, 5.0, None], [-0.1, math.nan]),
+        (lambda x: check_bounds(x, 2.0), [0.0, 2.0], [2.1, -0.1, math.nan]),
+    ],
+)
+def test_the_ends_of_each_range(
+    check: Callable[[float | None], None], allowed: list[float | None], refused: list[float]
+) -> None:
+    for value in allowed:
+        check(value)
+    for value in refused:
+        with pytest.raises(InputError, match=str(value)):
+            check(value)
