@@ -38,7 +38,7 @@ ROOT_MODULES = {
         "run_lifecycle",
         "sft",
     },
-    "rft_algos": {"input_checks", "statistics"},
+    "rft_algos": {"input_checks", "names", "statistics"},
     "rft_cli": {"main"},
     "rft_core": {
         "child_process",

@@ -63,8 +63,8 @@ class RolloutBatch:
     """[T] int64 in 0..N-1."""
     old_logprobs_T: Tensor
     """[T] log-probs of the policy at the start of the step, in nats."""
-    behaviour_logprobs_T: Tensor
-    """[T] log-probs of the engine that sampled, in nats."""
+    behaviour_logprobs_T: Tensor | None = None
+    """[T] log-probs of the engine that sampled, in nats; where there is a correction."""
     reference_logprobs_T: Tensor | None = None
     """[T] log-probs of the reference policy."""
     entropy_T: Tensor | None = None
@@ -329,6 +329,8 @@ def _process(choice: components.ProcessGroupNorm, batch: RolloutBatch) -> Tensor
 def _weights(record: PolicyAlgorithm, batch: RolloutBatch, metrics: Metrics) -> Tensor | None:
     weights_T = None
     if record.correction.is_active:
+        if batch.behaviour_logprobs_T is None:
+            refuse("a correction needs the engine's log-probs: behaviour_logprobs_T is None")
         log_rho_T = log_ratio(batch.old_logprobs_T.to(torch.float64), batch.behaviour_logprobs_T.to(torch.float64))
         log_rho_T = torch.where(batch.loss_mask_T, log_rho_T, 0.0)
         equation = equation_of(record.correction)
