@@ -7,6 +7,7 @@ reinforce), the surrogate has it here; the advantage of REINFORCE is `discounted
 from rft_algos.advantages import (
     batch_std,
     best_of_group,
+    bootstrap_truncated,
     decoupled_gae,
     discounted_returns,
     gae,
@@ -18,6 +19,7 @@ from rft_algos.advantages import (
     length_adaptive_lambda,
     max_rl,
     opo,
+    optimal_token_baseline,
     pass_at_k,
     process_group_norm,
     remax,
@@ -57,6 +59,12 @@ from rft_algos.losses.off_policy import (
     veto_outliers,
 )
 from rft_algos.losses.preference import bradley_terry, dpo, ipo, kto, orpo, simpo
+from rft_algos.losses.sequence_corrections import (
+    interpolated_logprobs,
+    mask_sequences_divergence,
+    self_normalised,
+    truncate_geometric,
+)
 from rft_algos.losses.value import clipped_value_loss, squared_value_loss
 from rft_algos.objectives import (
     AdvantageOutput,
@@ -80,15 +88,17 @@ from rft_algos.objectives.named_losses import (
 )
 from rft_algos.packed.importance_ratio import log_ratio, ratio
 from rft_algos.packed.padded_rows import PaddedRows
-from rft_algos.packed.token_selection import high_entropy_tokens
+from rft_algos.packed.token_selection import high_entropy_tokens, second_moment_tokens
 from rft_algos.surrogates import (
     cispo,
     clip_cov,
     cpgd,
     decoupled_ppo,
     dppo_kl,
+    dppo_top_k,
     dppo_tv,
     dro,
+    dro_sequence,
     dual_clip,
     gmpo,
     gspo,
@@ -98,7 +108,10 @@ from rft_algos.surrogates import (
     ppo_clip,
     reinforce,
     sapo,
+    top_k_divergence,
+    topr,
     two_sided,
+    vespo,
 )
 
 # advantages
@@ -113,6 +126,8 @@ seq_tis = truncate_sequences
 mis = icepop = mask_tokens
 seq_mis = mask_sequences
 geo_mis = mask_sequences_geometric
+geo_tis = truncate_geometric
+m2po = second_moment_tokens
 # likelihoods
 selective_log_softmax = logprobs_from_logits
 
@@ -135,6 +150,7 @@ __all__ = [
     "absolute",
     "batch_std",
     "best_of_group",
+    "bootstrap_truncated",
     "bradley_terry",
     "by_name",
     "cispo",
@@ -149,10 +165,12 @@ __all__ = [
     "discounted_returns",
     "dpo",
     "dppo_kl",
+    "dppo_top_k",
     "dppo_tv",
     "dr_grpo",
     "dr_grpo_loss",
     "dro",
+    "dro_sequence",
     "dual_clip",
     "entropy_from_logits",
     "fixed_length",
@@ -160,6 +178,7 @@ __all__ = [
     "gae",
     "gdpo",
     "geo_mis",
+    "geo_tis",
     "gmpo",
     "gmpo_loss",
     "gpg",
@@ -173,6 +192,7 @@ __all__ = [
     "high_entropy_tokens",
     "icepop",
     "importance_weighted",
+    "interpolated_logprobs",
     "ipo",
     "jensen_shannon",
     "k1",
@@ -185,7 +205,9 @@ __all__ = [
     "lite_ppo",
     "log_ratio",
     "logprobs_from_logits",
+    "m2po",
     "mask_sequences",
+    "mask_sequences_divergence",
     "mask_sequences_geometric",
     "mask_tokens",
     "max_rl",
@@ -193,6 +215,7 @@ __all__ = [
     "mis",
     "off_policy_sequence_mask",
     "opo",
+    "optimal_token_baseline",
     "orpo",
     "padded_loss",
     "pass_at_k",
@@ -208,7 +231,9 @@ __all__ = [
     "rloo",
     "sapo",
     "sapo_loss",
+    "second_moment_tokens",
     "selective_log_softmax",
+    "self_normalised",
     "seq_mis",
     "seq_tis",
     "sequence_mean_token_mean",
@@ -219,12 +244,16 @@ __all__ = [
     "supervised_loss",
     "tis",
     "token_mean",
+    "top_k_divergence",
     "top_k_forward_kl",
+    "topr",
+    "truncate_geometric",
     "truncate_sequences",
     "truncate_tokens",
     "turn_level",
     "two_sided",
     "unbiased_k3",
+    "vespo",
     "veto_outliers",
     "weighted_sum",
     "whiten",

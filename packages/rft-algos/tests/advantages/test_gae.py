@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rft_algos.advantages import decoupled_gae, discounted_returns, gae, length_adaptive_lambda
+from rft_algos.advantages import bootstrap_truncated, decoupled_gae, discounted_returns, gae, length_adaptive_lambda
 from rft_algos.input_checks import InputError
 from rft_algos.packed.segments import segment_lengths
 
@@ -239,3 +239,22 @@ def test_length_adaptive_lambda_goes_with_the_lengths_of_sequences():
     of_one = [part[of_longest] for part in (rewards, values, mask, ids)]
     alone = gae(*of_one, lambd=1 - 20 / int(mask[of_longest].sum()))
     assert torch.allclose(advantages[of_longest], alone[0], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("gamma", "lambd"), [(1.0, 0.95), (0.9, 0.5), (1.0, 0.0)])
+def test_a_bootstrap_is_a_temporal_difference_to_the_next_value(gamma: float, lambd: float) -> None:
+    double = torch.float64
+    mask, ids = torch.tensor([True, True, False, True, True]), torch.tensor([0, 0, 0, 1, 1])
+    rewards = torch.tensor([0.1, 0.2, math.nan, 0.3, 0.4], dtype=double)
+    values = torch.tensor([0.5, -0.5, math.nan, 0.25, 0.75], dtype=double)
+    truncated, following = torch.tensor([True, False]), torch.tensor([2.0, math.nan], dtype=double)
+    rewards_T = bootstrap_truncated(rewards, following, truncated, mask, ids, gamma=gamma)
+    assert rewards_T[[0, 3, 4]].tolist() == [0.1, 0.3, 0.4]
+    assert rewards_T[1].item() == pytest.approx(0.2 + gamma * 2.0)
+    found, _ = gae(rewards_T, values, mask, ids, gamma=gamma, lambd=lambd)
+    last = 0.2 + gamma * 2.0 + 0.5
+    first = 0.1 + gamma * -0.5 - 0.5 + gamma * lambd * last
+    assert found[:2].tolist() == pytest.approx([first, last])
+    # nothing is truncated: the rewards as they are
+    unchanged = bootstrap_truncated(rewards, following, torch.tensor([False, False]), mask, ids)
+    assert unchanged[mask].tolist() == rewards[mask].tolist()

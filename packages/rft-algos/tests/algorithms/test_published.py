@@ -64,7 +64,12 @@ SETTINGS = {
         "sequence_mean_token_mean",
     ),
     "gpg": ("Gpg()", "Reinforce()", "none", "token_mean"),
-    "dppo": ("GroupNorm(epsilon=1e-06)", "Dppo(divergence='tv', low=0.2, high=0.2)", "none", "token_mean"),
+    "dppo": (
+        "GroupNorm(epsilon=1e-06)",
+        "Dppo(divergence='tv', low=0.2, high=0.2, max_ratio=20.0)",
+        "none",
+        "token_mean",
+    ),
     "clip_cov": (
         "GroupNorm(epsilon=1e-06)",
         "ClipCov(low=0.2, high=0.2, covariance_low=1.0, covariance_high=5.0, fraction=0.0002)",
@@ -99,7 +104,7 @@ def test_defaults_are_the_published_setting(name: str):
     assert record.dynamic_sampling == (name == "dapo")
     assert record.overlong_buffer_share == (0.2 if name == "dapo" else 0.0)
     assert record.drift_coef == (0.01 if name == "cpgd" else 0.0)
-    assert repr(record.correction) == ("TokenTis(cap=5.0)" if name == "decoupled_ppo" else "NoCorrection()")
+    assert repr(record.correction) == ("TokenTis(cap=5.0, floor=0.0)" if name == "decoupled_ppo" else "NoCorrection()")
     assert (record.entropy_coef, record.high_entropy_fraction, record.advantage_clip) == (0.0, 1.0, 0.0)
     assert record.off_policy_delta is None
 

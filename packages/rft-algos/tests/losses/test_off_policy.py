@@ -147,8 +147,8 @@ def test_the_bounds_are_those_of_the_sources_by_default():
         parameters = inspect.signature(function).parameters.values()
         return [p.default for p in parameters if p.default is not inspect.Parameter.empty]
 
-    assert defaults(truncate_tokens) == [2.0]
-    assert defaults(truncate_sequences) == [2.0]
+    assert defaults(truncate_tokens) == [2.0, 0.0]
+    assert defaults(truncate_sequences) == [2.0, 0.0]
     assert defaults(mask_tokens) == [0.5, 5.0]
     assert defaults(veto_outliers) == [1e-4, math.inf]
 

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from rft_algos.input_checks import InputError
-from rft_algos.packed.token_selection import high_entropy_tokens, high_entropy_tokens_per_sequence, largest, share
+from rft_algos.packed.token_selection import (
+    high_entropy_tokens,
+    high_entropy_tokens_per_sequence,
+    largest,
+    second_moment_tokens,
+    share,
+)
 
 NAN = math.nan
 FRACTIONS = (1e-6, 0.1, 0.2, 0.29, 0.5, 0.7, 1.0)
@@ -143,3 +149,17 @@ def test_inputs_that_do_not_fit_are_refused():
         high_entropy_tokens(x[:1], mask, fraction=0.5)
     with pytest.raises(InputError, match=r"torch.Size\(\[1\]\) scores for torch.Size\(\[2\]\) mask"):
         high_entropy_tokens_per_sequence(x[:1], mask, ids, fraction=0.5)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("limit", [1e-6, 0.04, 0.5, 10.0])
+def test_the_second_moment_is_held_by_leaving_out_the_largest(seed: int, limit: float) -> None:
+    numbers = random.Random(seed)
+    mask = [numbers.random() < 0.8 for _ in range(20)]
+    log_ratios = [numbers.gauss(0, 0.4) if kept else math.nan for kept in mask]
+    # one after another, as the algorithm is written
+    kept = [t for t in range(20) if mask[t]]
+    while kept and sum(log_ratios[t] ** 2 for t in kept) / len(kept) > limit:
+        kept.remove(max(kept, key=lambda t: log_ratios[t] ** 2))
+    found = second_moment_tokens(torch.tensor(log_ratios, dtype=torch.float64), torch.tensor(mask), limit=limit)
+    assert found.nonzero()[:, 0].tolist() == kept

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rft_algos import surrogates
 from rft_algos.algorithms.published import PUBLISHED, PolicyAlgorithm
-from rft_algos.losses import aggregation, off_policy
+from rft_algos.losses import aggregation, off_policy, sequence_corrections
 from rft_algos.objectives import policy_loss
 from rft_algos.packed.tracing import is_traced
 
@@ -42,6 +42,11 @@ FUNCTIONS: dict[str, Loss] = {
     "gspo": lambda x: reduced(surrogates.gspo(x - OLD, ADVANTAGES, MASK, IDS, 0.2, 0.2)),
     "gspo_token": lambda x: reduced(surrogates.gspo_token(x - OLD, ADVANTAGES, MASK, IDS, 0.2, 0.2)),
     "gmpo": lambda x: reduced(surrogates.gmpo(x - OLD, ADVANTAGES, MASK, IDS)),
+    "dro_sequence": lambda x: reduced(surrogates.dro_sequence(x, x - OLD, ADVANTAGES, MASK, IDS, 0.3)),
+    "vespo": lambda x: reduced(surrogates.vespo(x, x - OLD, ADVANTAGES, MASK, IDS)),
+    "topr": lambda x: reduced(surrogates.topr(x, x - OLD, ADVANTAGES, MASK, IDS)),
+    "geo-tis": corrected(sequence_corrections.truncate_geometric, 1.1),
+    "divergence": corrected(sequence_corrections.mask_sequences_divergence, 0.01),
     "seq-tis": corrected(off_policy.truncate_sequences, 1.2),
     "seq-mis": corrected(off_policy.mask_sequences, 0.5, 1.2),
     "geo-mis": corrected(off_policy.mask_sequences_geometric, 0.9, 1.1),

@@ -32,9 +32,13 @@ LOSSES: dict[str, Loss] = {
     "clip_cov": lambda lp, old, a, m, s: surrogates.clip_cov(lp - old, a, NONE, 0.2, 0.2),
     "kl_cov": lambda lp, old, a, m, s: surrogates.kl_cov(lp - old, a, ~NONE),
     "dro": lambda lp, old, a, m, s: surrogates.dro(lp, lp - old, a, 0.3),
+    "dro_sequence": lambda lp, old, a, m, s: surrogates.dro_sequence(lp, lp - old, a, m, s, 0.3),
+    "vespo": lambda lp, old, a, m, s: surrogates.vespo(lp, lp - old, a, m, s),
+    "topr": lambda lp, old, a, m, s: surrogates.topr(lp, lp - old, a, m, s),
+    "dppo_top_k": lambda lp, old, a, m, s: surrogates.dppo_top_k(lp, old, a, (lp.exp() - old.exp()).abs(), 0.1, 0.1),
     "decoupled_ppo": lambda lp, old, a, m, s: surrogates.decoupled_ppo(lp - old, a, torch.ones_like(a), 0.2, 0.2),
 }
-PENALISED = {"kl_cov", "dro"}
+PENALISED = {"kl_cov", "dro", "dro_sequence"}
 every_loss = pytest.mark.parametrize("name", LOSSES)
 
 

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
+from typing import Literal
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos.surrogates import dppo_kl, dppo_kl_kept, dppo_tv, dppo_tv_kept, reinforce
+from rft_algos.algorithms.components import Dppo
+from rft_algos.input_checks import InputError
+from rft_algos.surrogates import dppo_kl, dppo_kl_kept, dppo_top_k, dppo_tv, dppo_tv_kept, reinforce, top_k_divergence
 from rft_algos.surrogates.dppo import _binary_kl
+from rft_core.errors import OptionsError
 
 TOKENS = st.lists(st.tuples(st.floats(-9, -0.01), st.floats(-9, -0.01), st.floats(-3, 3)), min_size=1, max_size=20)
 
@@ -156,3 +161,52 @@ def test_no_gradient_reaches_the_old_policy(loss):  # type: ignore[no-untyped-de
     loss(logprobs, old, torch.ones(2, dtype=torch.float64), 0.5, 0.5).sum().backward()
     assert old.grad is None
     assert logprobs.grad is not None
+
+
+def rows(seed: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    old, new = torch.randn(2, 7, 9, dtype=torch.float64, generator=generator) * 2
+    return old.log_softmax(1)[:, :k], new.log_softmax(1)[:, :k]
+
+
+def test_one_token_is_the_binary_divergence() -> None:
+    old, new = rows(0, 1)
+    torch.testing.assert_close(top_k_divergence(old, new), (old.exp() - new.exp()).abs()[:, 0])
+    expected = _binary_kl(old[:, 0], new[:, 0])
+    torch.testing.assert_close(top_k_divergence(old, new, divergence="kl"), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("divergence", ["tv", "kl"])
+def test_divergences_grow_with_the_tokens_that_are_told_apart(divergence: Literal["tv", "kl"]) -> None:
+    values = [top_k_divergence(*rows(1, k), divergence=divergence) for k in range(1, 10)]
+    for fewer, more in itertools.pairwise(values):
+        assert bool((more >= fewer - 1e-6).all())  # the binary KL has an epsilon
+    old, new = rows(1, 9)
+    p, q = old.exp(), new.exp()
+    whole = (p - q).abs().sum(1) / 2 if divergence == "tv" else (p * (old - new)).sum(1)
+    torch.testing.assert_close(values[-1], whole, rtol=1e-6, atol=1e-9)
+
+
+def test_a_token_is_left_out_where_it_left_the_region_and_would_go_on() -> None:
+    logprobs = torch.tensor([-0.5, -0.5, -1.5, -1.5, -0.5], dtype=torch.float64).requires_grad_()
+    old, far = torch.full((5,), -1.0, dtype=torch.float64), torch.tensor([1.0, 1.0, 1.0, 1.0, 0.1], dtype=torch.float64)
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
+    dppo_top_k(logprobs, old, advantages, far, 0.5, 0.5, max_ratio=1.2).sum().backward()
+    assert logprobs.grad is not None
+    low = math.exp(-0.5)
+    assert logprobs.grad.tolist() == pytest.approx([0.0, 1.2, -low, 0.0, -1.2])
+
+
+def test_shapes_and_words_are_checked() -> None:
+    old, new = rows(0, 2)
+    with pytest.raises(InputError, match=r"\[T, K\]"):
+        top_k_divergence(old, new[:, :1])
+    with pytest.raises(InputError, match="one of tv, kl"):
+        top_k_divergence(old, new, divergence="js")  # type: ignore[arg-type]
+
+
+def test_a_record_sets_the_cap_of_the_ratio() -> None:
+    assert Dppo().max_ratio == inspect.signature(dppo_tv).parameters["max_ratio"].default
+    assert Dppo(max_ratio=math.inf).max_ratio == math.inf
+    with pytest.raises(OptionsError, match="max_ratio"):
+        Dppo(max_ratio=0.5)

@@ -15,12 +15,14 @@ from torch import Tensor
 from rft_algos.input_checks import check_positive, check_unit, refuse
 from rft_algos.packed.reverse_scan import (
     gather_loss_tokens,
+    last_positions,
     loss_positions,
     reverse_scan,
     reverse_scan_,
     same_sequence,
     scatter_loss_tokens,
 )
+from rft_algos.packed.tensor_checks import check_mask
 
 
 def gae(
@@ -67,6 +69,42 @@ def gae(
     advantages_L = reverse_scan_(steps.deltas_L, steps.discounts_L.mul_(lambd))
     returns_L = steps.values_L.add_(advantages_L)
     return _place(steps, advantages_L, loss_mask_T), _place(steps, returns_L, loss_mask_T)
+
+
+def bootstrap_truncated(
+    token_rewards_T: Tensor,
+    next_values_N: Tensor,
+    truncated_N: Tensor,
+    loss_mask_T: Tensor,
+    segment_ids_T: Tensor,
+    *,
+    gamma: float = 1.0,
+) -> Tensor:
+    """Add to the last reward of a truncated sequence what its continuation would have earned.
+
+    r_t += gamma V(next state) at the last loss token of each truncated sequence. A response that was cut off by a limit
+    has not ended: with V = 0 beyond it, `gae` and `discounted_returns` would count all that was to come as lost. Given
+    these rewards, the last temporal difference is r + gamma V(next) - V_t.
+
+    Source: Pardo et al. 2018, "Time limits in reinforcement learning" (arXiv 1712.00378).
+
+    Args:
+        token_rewards_T: [T] rewards of tokens.
+        next_values_N: [N] the critic's value after the last token of each sequence; ignored, NaN included, where it is
+            not truncated.
+        truncated_N: [N] bool, true where a limit cut the sequence off.
+        loss_mask_T: [T] bool, true at tokens that the policy sampled.
+        segment_ids_T: [T] int64 in 0..N-1, the sequence of each token; the tokens of one are contiguous.
+        gamma: discount from one loss token to the next, in [0, 1].
+
+    Returns:
+        [T] float64 rewards, no gradient.
+    """
+    check_unit(gamma=gamma)
+    check_mask(truncated_N=truncated_N)
+    ends_I = last_positions(segment_ids_T, loss_positions(loss_mask_T))
+    extra_N = torch.where(truncated_N, gamma * next_values_N.detach().to(torch.float64), 0.0)
+    return token_rewards_T.detach().to(torch.float64).index_add(0, ends_I, extra_N[segment_ids_T[ends_I]])
 
 
 def decoupled_gae(

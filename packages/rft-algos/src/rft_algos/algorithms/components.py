@@ -7,6 +7,7 @@ looks at it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -308,11 +309,16 @@ class Dppo(Surrogate):
     flags: ClassVar[Flags] = {"dppo_tv": {}, "dppo_kl": {"divergence": "kl"}}
     divergence: Literal["tv", "kl"] = "tv"
     low: float = 0.2
+    """Largest fall: a probability with "tv", nats with "kl". The authors' scripts have 0.15 for tv and 0.05 for kl."""
     high: float = 0.2
+    """Largest rise, likewise."""
+    max_ratio: float = 20.0
+    """Largest importance weight; infinity for none, as in the authors' scripts."""
 
     def __post_init__(self) -> None:
         check_choice("divergence", self.divergence, ("tv", "kl"))
         check_positive(low=self.low, high=self.high)
+        check_range("max_ratio", self.max_ratio, self.max_ratio >= 1, "1 or more", "max_ratio=20.0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,13 +355,42 @@ class KlCov(Surrogate):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dro(Surrogate):
-    """-A log pi with a squared log-ratio (arXiv 2501.12599, 2405.19107)."""
+    """-A log pi with the squared log-ratio of every token; of whole responses, as published, it is `DroSequence`."""
 
     flags: ClassVar[Flags] = {"kimi": {}}
     tau: float = 0.1
 
     def __post_init__(self) -> None:
         check_positive(tau=self.tau)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroSequence(Dro):
+    """-A log pi with the squared log-ratio of whole responses, as published (arXiv 2501.12599, 2405.19107)."""
+
+    by_sequence: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vespo(Surrogate):
+    """A soft window on the ratio of whole sequences (arXiv 2602.10693)."""
+
+    by_sequence: ClassVar[bool] = True
+    k_positive: float = 2.0
+    lambda_positive: float = 3.0
+    k_negative: float = 3.0
+    lambda_negative: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_positive(k_positive=self.k_positive, lambda_positive=self.lambda_positive)
+        check_positive(k_negative=self.k_negative, lambda_negative=self.lambda_negative)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topr(Surrogate):
+    """Good responses as in supervised training, bad ones weighed by their ratio up to 1 (arXiv 2503.14286)."""
+
+    by_sequence: ClassVar[bool] = True
 
 
 # corrections of the distance between the engine's policy and the trainer's
@@ -381,9 +416,12 @@ class NoCorrection(Correction):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Capped(Correction):
     cap: float = 2.0
+    floor: float = 0.0
+    """Smallest weight; 0 for no lower bound, as published."""
 
     def __post_init__(self) -> None:
         check_range("cap", self.cap, self.cap >= 1, "1 or more", "cap=2.0")
+        check_range("floor", self.floor, 0 <= self.floor <= 1, "from 0 to 1", "floor=0.0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,6 +436,11 @@ class SequenceTis(_Capped):
     """min(product of rho over the sequence, cap)."""
 
     flags: ClassVar[Flags] = {"seq-tis": {}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeometricTis(_Capped):
+    """min(geometric mean of rho over the sequence, cap)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -433,3 +476,21 @@ class GeometricMis(_Bounded):
     flags: ClassVar[Flags] = {"geo-mis": {}}
     low: float = 0.999
     high: float = 1.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Veto(_Bounded):
+    """1 where rho is in [low, high] at every token of the sequence, else 0."""
+
+    low: float = 1e-4
+    high: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product(Correction):
+    """Several corrections at once: their weights multiply, such as a veto, a mask of sequences and TIS."""
+
+    parts: tuple[Correction, ...]
+
+    def __post_init__(self) -> None:
+        check_range("parts", len(self.parts), len(self.parts) > 0, "one or more corrections", "parts=(TokenTis(),)")

@@ -30,10 +30,10 @@ from rft_algos.packed.importance_ratio import log_ratio, ratio
 from rft_algos.packed.segments import broadcast_to_tokens, segment_counts, segment_index, segment_means, segment_sums
 
 
-def truncate_tokens(log_rho_T: Tensor, cap: float = 2.0) -> Tensor:
-    """Truncated importance sampling per token (TIS).
+def truncate_tokens(log_rho_T: Tensor, cap: float = 2.0, floor: float = 0.0) -> Tensor:
+    """Truncated importance sampling per token (TIS), on request with a lower bound too.
 
-    w_t = min(rho_t, cap).
+    w_t = max(min(rho_t, cap), floor).
 
     Source: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training";
     truncation: Ionides 2008, "Truncated importance sampling".
@@ -41,18 +41,22 @@ def truncate_tokens(log_rho_T: Tensor, cap: float = 2.0) -> Tensor:
     Args:
         log_rho_T: [T] log pi_old - log pi_behaviour, in nats.
         cap: largest weight, positive.
+        floor: smallest weight, at most `cap`; 0 for no lower bound, as published.
 
     Returns:
         [T] weights.
     """
     check_positive(cap=cap)
-    return ratio(log_rho_T.detach()).clamp(max=cap)
+    check_bounds(floor, cap)
+    return ratio(log_rho_T.detach()).clamp(floor, cap)
 
 
-def truncate_sequences(log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor, cap: float = 2.0) -> Tensor:
+def truncate_sequences(
+    log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor, cap: float = 2.0, floor: float = 0.0
+) -> Tensor:
     """Truncated importance sampling per sequence.
 
-    w_i = min(product of rho_t over the loss tokens of sequence i, cap), at each of them.
+    w_i = max(min(product of rho_t over the loss tokens of sequence i, cap), floor), at each of them.
 
     The product is the exact weight of the whole sequence, with a variance that grows with its
     length: at 4,000 tokens a mean log-ratio of 0.0003 already makes it 3.
@@ -62,13 +66,15 @@ def truncate_sequences(log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Te
         loss_mask_T: [T] bool; what stands at masked tokens, NaN included, reaches nothing.
         segment_ids_T: [T] int64 in 0..T-1; negative at padding.
         cap: largest weight, positive.
+        floor: smallest weight, at most `cap`; 0 for no lower bound.
 
     Returns:
         [T] weights, equal within a sequence.
     """
     check_positive(cap=cap)
+    check_bounds(floor, cap)
     places = segment_index(loss_mask_T, segment_ids_T)
-    return broadcast_to_tokens(ratio(segment_sums(log_rho_T.detach(), places)).clamp(max=cap), places)
+    return broadcast_to_tokens(ratio(segment_sums(log_rho_T.detach(), places)).clamp(floor, cap), places)
 
 
 def mask_tokens(log_rho_T: Tensor, low: float = 0.5, high: float = 5.0) -> Tensor:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from rft_algos import advantages
 from rft_algos.algorithms import components
-from rft_algos.algorithms.registry import register_equation
+from rft_algos.algorithms.registry import equation_of, register_equation
 from rft_algos.input_checks import refuse
-from rft_algos.losses import off_policy
+from rft_algos.losses import off_policy, sequence_corrections
 from rft_core.errors import OptionsError
 
 if TYPE_CHECKING:
@@ -110,14 +110,14 @@ def _remax(choice: components.ReMax, batch: RolloutBatch) -> Tensor:
 def _truncate_tokens(
     choice: components.TokenTis, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor
 ) -> Tensor:
-    return off_policy.truncate_tokens(log_rho_T, choice.cap)
+    return off_policy.truncate_tokens(log_rho_T, choice.cap, choice.floor)
 
 
 @register_equation(components.SequenceTis)
 def _truncate_sequences(
     choice: components.SequenceTis, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor
 ) -> Tensor:
-    return off_policy.truncate_sequences(log_rho_T, loss_mask_T, segment_ids_T, choice.cap)
+    return off_policy.truncate_sequences(log_rho_T, loss_mask_T, segment_ids_T, choice.cap, choice.floor)
 
 
 @register_equation(components.TokenMis)
@@ -137,3 +137,23 @@ def _mask_geometric(
     choice: components.GeometricMis, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor
 ) -> Tensor:
     return off_policy.mask_sequences_geometric(log_rho_T, loss_mask_T, segment_ids_T, choice.low, choice.high)
+
+
+@register_equation(components.GeometricTis)
+def _truncate_geometric(
+    choice: components.GeometricTis, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor
+) -> Tensor:
+    return sequence_corrections.truncate_geometric(log_rho_T, loss_mask_T, segment_ids_T, choice.cap, choice.floor)
+
+
+@register_equation(components.Veto)
+def _veto(choice: components.Veto, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor) -> Tensor:
+    return off_policy.veto_outliers(log_rho_T, loss_mask_T, segment_ids_T, choice.low, choice.high)
+
+
+@register_equation(components.Product)
+def _product(choice: components.Product, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor) -> Tensor:
+    weights_T = torch.ones_like(log_rho_T)
+    for part in choice.parts:
+        weights_T = weights_T * equation_of(part)(part, log_rho_T, loss_mask_T, segment_ids_T)
+    return weights_T

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rft_algos.input_checks import refuse
+from rft_algos.input_checks import check_positive, refuse
 from rft_algos.packed.segments import segment_counts, segment_index
 from rft_algos.packed.tensor_checks import check_mask, check_vectors
 
@@ -19,7 +19,8 @@ def high_entropy_tokens(entropy_T: Tensor, loss_mask_T: Tensor, *, fraction: flo
     """The tokens at which the policy was least certain, over the whole batch.
 
     Keeps the max(1, floor(fraction * n)) of the n loss tokens that have the highest entropy; of
-    equals, the earlier. No loss tokens, none kept.
+    equals, the earlier. No loss tokens, none kept. TRL keeps the tokens at or above an interpolated quantile, which is
+    at most one token more or less.
 
     Source: Wang et al. 2025, "Beyond the 80/20 Rule" (arXiv 2506.01939), which keeps a fraction of 0.2.
 
@@ -32,6 +33,34 @@ def high_entropy_tokens(entropy_T: Tensor, loss_mask_T: Tensor, *, fraction: flo
         [T] bool, a part of `loss_mask_T`.
     """
     return largest(entropy_T, loss_mask_T, share(loss_mask_T, fraction))
+
+
+def second_moment_tokens(log_ratio_T: Tensor, loss_mask_T: Tensor, *, limit: float = 0.04) -> Tensor:
+    """The most tokens whose second moment of the log-ratio is within a limit, over the whole batch (M2PO).
+
+    Leaves out the tokens of the largest (log_ratio_t)^2, one after another, until the mean of the squares over those
+    that are kept is at most `limit`. Unlike a clip it lets single tokens go far as long as the batch does not.
+
+    Source: Zheng et al. 2025, "Prosperity before collapse" (M2PO, arXiv 2510.01161), whose limit is 0.04. AReaL applies
+    it to the ratio of the step's start over the policy that sampled.
+
+    Args:
+        log_ratio_T: [T] log pi - log pi of the policy that sampled, in nats.
+        loss_mask_T: [T] bool; what stands at masked tokens, NaN included, is ignored.
+        limit: largest mean square, positive.
+
+    Returns:
+        [T] bool, a part of `loss_mask_T`.
+    """
+    check_positive(limit=limit)
+    check_mask(loss_mask_T=loss_mask_T)
+    check_vectors(log_ratio_T=log_ratio_T, loss_mask_T=loss_mask_T)
+    squares_T = torch.where(loss_mask_T, log_ratio_T.detach().to(torch.float64).square(), torch.inf)
+    rising_T, order_T = squares_T.sort(stable=True)
+    numbers_T = torch.arange(1, squares_T.shape[0] + 1, device=squares_T.device)
+    # the mean of the n smallest squares never falls with n, so those within the limit are a beginning
+    kept_T = rising_T.cumsum(0) <= limit * numbers_T
+    return torch.zeros_like(loss_mask_T).scatter(0, order_T, kept_T) & loss_mask_T
 
 
 def high_entropy_tokens_per_sequence(

@@ -25,13 +25,14 @@ from rft_algos.surrogates.clip_cov import (
     token_covariances,
 )
 from rft_algos.surrogates.cpgd import cpgd, cpgd_clipped, policy_drift
-from rft_algos.surrogates.dppo import dppo_kl, dppo_kl_kept, dppo_tv, dppo_tv_kept
+from rft_algos.surrogates.dppo import dppo_kl, dppo_kl_kept, dppo_top_k, dppo_tv, dppo_tv_kept, top_k_divergence
 from rft_algos.surrogates.gmpo import gmpo, gmpo_clipped
 from rft_algos.surrogates.gspo import gspo, gspo_clipped, gspo_token, gspo_token_clipped
 from rft_algos.surrogates.ppo import dual_clip, dual_clipped, ppo_clip, ppo_clipped, two_sided, two_sided_clipped
-from rft_algos.surrogates.proximal import decoupled_ppo, dro, squared_log_ratio
+from rft_algos.surrogates.proximal import decoupled_ppo, dro, dro_sequence, squared_log_ratio
 from rft_algos.surrogates.reinforce import importance_weighted, reinforce
 from rft_algos.surrogates.sapo import sapo
+from rft_algos.surrogates.vespo import topr, vespo
 
 __all__ = [
     "LOG_RATIO_LIMIT",
@@ -44,9 +45,11 @@ __all__ = [
     "decoupled_ppo",
     "dppo_kl",
     "dppo_kl_kept",
+    "dppo_top_k",
     "dppo_tv",
     "dppo_tv_kept",
     "dro",
+    "dro_sequence",
     "dual_clip",
     "dual_clipped",
     "gmpo",
@@ -68,8 +71,11 @@ __all__ = [
     "select_kl_cov",
     "squared_log_ratio",
     "token_covariances",
+    "top_k_divergence",
+    "topr",
     "two_sided",
     "two_sided_clipped",
+    "vespo",
 ]
 
 for _module in pkgutil.iter_modules(__path__):

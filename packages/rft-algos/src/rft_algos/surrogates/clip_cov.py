@@ -51,7 +51,9 @@ def select_clip_cov(
     Draws max(1, floor(fraction * n)) of the n loss tokens, or as many as there are, from those with
     low <= cov_t <= high.
 
-    A token's draw depends on the key and on its position in the batch alone.
+    A token's draw depends on the key and on its position in the batch alone. verl draws within each micro-batch, and
+    leaves out tokens that PPO clips there: the gradient is the same, since such a token has none, and the value of the
+    loss differs. Here the draw is at the start of the step, where no ratio has left its bounds.
 
     Source: arXiv 2505.22617; defaults from its experiments.
 

@@ -8,6 +8,7 @@ from rft_algos.algorithms import components
 from rft_algos.algorithms.registry import register_equation
 from rft_algos.input_checks import check_not_negative
 from rft_algos.packed.loss_tokens import Tokens
+from rft_algos.packed.segments import broadcast_to_tokens, segment_counts, segment_index, segment_sums
 from rft_algos.surrogates.ppo import ppo_clip
 
 
@@ -34,7 +35,9 @@ def dro(logprobs_T: Tensor, log_ratio_T: Tensor, advantages_T: Tensor, tau: floa
 
     l_t = -A_t log pi_t + tau (log pi_t - log pi_old,t)^2 / 2.
 
-    Both papers minimise the square of A - tau log(pi / pi_old), which has this gradient times tau.
+    Both papers minimise the square of A - tau log(pi / pi_old) of whole responses, which has the gradient of
+    `dro_sequence` times tau. This one squares the log-ratio of every token, as trainers do that reduce over tokens:
+    its pull does not grow with the length of a response, and differs from the papers' by the products of tokens.
 
     Sources: Richemond et al. 2024, "Offline Regularised Reinforcement Learning for Large Language
     Models Alignment" (arXiv 2405.19107); Kimi Team 2025, "Kimi k1.5" (arXiv 2501.12599).
@@ -50,6 +53,42 @@ def dro(logprobs_T: Tensor, log_ratio_T: Tensor, advantages_T: Tensor, tau: floa
     """
     check_not_negative(tau=tau)
     return (tau / 2) * log_ratio_T.square() - advantages_T * logprobs_T
+
+
+def dro_sequence(
+    logprobs_T: Tensor,
+    log_ratio_T: Tensor,
+    advantages_T: Tensor,
+    loss_mask_T: Tensor,
+    segment_ids_T: Tensor,
+    tau: float,
+) -> Tensor:
+    """Policy gradient with the squared log-ratio of whole responses, as a loss: DRO and Kimi k1.5 as published.
+
+    l_t = -A_t log pi_t + tau / (2 L_i) (sum over the loss tokens s of sequence i of log_ratio_s)^2.
+
+    The sum over the L_i loss tokens of a sequence is the published loss of the response, so that
+    `aggregation.sequence_mean_token_sum` gives the objective; the mean over tokens divides it by the length.
+
+    Sources: Richemond et al. 2024 (arXiv 2405.19107); Kimi Team 2025, "Kimi k1.5" (arXiv 2501.12599), section 2.3.
+
+    Args:
+        logprobs_T: [T] log pi of the sampled tokens, in nats; the gradient flows through it.
+        log_ratio_T: [T] log pi - log pi_old, in nats; the gradient flows through it.
+        advantages_T: [T] advantages, no gradient.
+        loss_mask_T: [T] bool; what stands at masked tokens, NaN included, reaches no other token.
+        segment_ids_T: [T] int64 in 0..T-1; negative at padding.
+        tau: strength of the penalty, in advantage per nat.
+
+    Returns:
+        [T] loss per token. At the old policy its gradient is -A_t.
+    """
+    check_not_negative(tau=tau)
+    places = segment_index(loss_mask_T, segment_ids_T)
+    sums_S = segment_sums(log_ratio_T, places)
+    lengths_S = segment_counts(places, dtype=sums_S.dtype).clamp(min=1)
+    penalty_T = broadcast_to_tokens((tau / 2) * sums_S.square() / lengths_S, places)
+    return penalty_T - advantages_T * logprobs_T
 
 
 def decoupled_ppo(
@@ -76,6 +115,13 @@ def decoupled_ppo(
         [T] loss per token.
     """
     return behaviour_weights_T.detach() * ppo_clip(log_ratio_prox_T, advantages_T, clip_low, clip_high)
+
+
+@register_equation(components.DroSequence)
+def _dro_sequence(choice: components.DroSequence, tokens: Tokens) -> Tensor:
+    return dro_sequence(
+        tokens.logprobs, tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.tau
+    )
 
 
 @register_equation(components.Dro)
