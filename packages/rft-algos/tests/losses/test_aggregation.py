@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from rft_algos.input_checks import InputError
 from rft_algos.losses.aggregation import (
     fixed_length,
+    prompt_mean_token_mean,
     sequence_mean_token_mean,
     sequence_mean_token_sum,
     token_mean,
+    token_sum,
     weighted_sum,
 )
 
@@ -170,3 +172,18 @@ def test_a_mask_that_is_not_bool_is_refused():
 def test_weights_and_values_of_different_lengths_are_refused():
     with pytest.raises(InputError, match="against values"):
         weighted_sum(torch.ones(3), torch.ones(1))
+
+
+def test_every_prompt_counts_the_same_however_its_responses_are_cut():
+    mask = torch.tensor([True, True, False, True, True, True, True])
+    prompts = torch.tensor([0, 0, 0, 1, 0, 1, 1])  # a prompt's responses need not lie together
+    lengths = torch.stack([(mask & (prompts == p)).sum() for p in prompts])
+    weights = prompt_mean_token_mean(mask, lengths, 2, dtype=torch.float64)
+    assert weights.tolist() == pytest.approx([1 / 6, 1 / 6, 0, 1 / 6, 1 / 6, 1 / 6, 1 / 6])
+    lengths[0] += 2  # two more tokens on another rank
+    first = prompt_mean_token_mean(mask[:1], lengths[:1], 2, dtype=torch.float64)
+    assert first.tolist() == [1 / 10]
+
+
+def test_the_plain_sum_weighs_loss_tokens_by_1():
+    assert token_sum(torch.tensor([True, False, True])).tolist() == [1.0, 0.0, 1.0]

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_algos.input_checks import InputError
-from rft_algos.losses.distillation import forward_kl, jensen_shannon, reverse_kl, reverse_kl_reward, top_k_forward_kl
+from rft_algos.losses.distillation import (
+    adaptive_kl,
+    forward_kl,
+    jensen_shannon,
+    reverse_kl,
+    reverse_kl_reward,
+    skew_forward_kl,
+    skew_reverse_kl,
+    top_k_forward_kl,
+)
 
 Row = list[float]
 Divergence = Callable[..., torch.Tensor]
@@ -331,3 +340,55 @@ def test_as_advantage_of_its_token_it_has_the_gradient_of_reverse_kl():
     other = student.clone().requires_grad_()
     (expected,) = torch.autograd.grad(reverse_kl(other[None], teacher[None]).sum(), other)
     torch.testing.assert_close(grad, expected, rtol=1e-11, atol=1e-15)
+
+
+def distributions(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    student, teacher = torch.randn(2, 4, 6, dtype=torch.float64, generator=generator) * 2
+    return student.requires_grad_(), teacher
+
+
+def plain_adaptive(p: list[float], q: list[float], head: float) -> float:
+    total, gaps = 0.0, [0.0, 0.0]
+    for v in sorted(range(len(p)), key=lambda v: -p[v]):
+        gaps[total >= head] += abs(p[v] - q[v])
+        total += p[v]
+    return (gaps[0] * plain_kl(p, q) + gaps[1] * plain_kl(q, p)) / sum(gaps)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_skewed_and_adaptive_divergences_are_those_of_loops(seed: int) -> None:
+    student, teacher = distributions(seed)
+    tau, alpha = 1.5, 0.2
+    p_rows, q_rows = (teacher / tau).softmax(1).tolist(), (student / tau).softmax(1).tolist()
+    plain: dict[str, list[float]] = {"forward": [], "reverse": [], "adaptive": []}
+    for p, q in zip(p_rows, q_rows, strict=True):
+        plain["forward"].append(plain_kl(p, [alpha * a + (1 - alpha) * b for a, b in zip(p, q, strict=True)]))
+        plain["reverse"].append(plain_kl(q, [(1 - alpha) * a + alpha * b for a, b in zip(p, q, strict=True)]))
+        plain["adaptive"].append(plain_adaptive(p, q, 0.5))
+    found = {
+        "forward": skew_forward_kl(student, teacher, alpha=alpha, temperature=tau),
+        "reverse": skew_reverse_kl(student, teacher, alpha=alpha, temperature=tau),
+        "adaptive": adaptive_kl(student, teacher, temperature=tau),
+    }
+    for name, losses in found.items():
+        assert losses.tolist() == pytest.approx([tau**2 * x for x in plain[name]], rel=1e-9), name
+    assert torch.autograd.gradcheck(lambda x: skew_forward_kl(x, teacher, alpha=alpha), (student,))
+    assert torch.autograd.gradcheck(lambda x: skew_reverse_kl(x, teacher, alpha=alpha), (student,))
+
+
+def test_a_skewed_divergence_is_bounded_where_the_student_forbids_and_equal_ones_give_0() -> None:
+    student, teacher = torch.tensor([[0.0, -math.inf, 0.0]]).requires_grad_(), torch.tensor([[0.0, 9.0, -math.inf]])
+    loss = skew_forward_kl(student, teacher, alpha=0.1)
+    loss.sum().backward()
+    assert 0 < float(loss.detach()) <= math.log(10)
+    assert student.grad is not None
+    assert not bool(student.grad.isnan().any())
+    same = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)
+    for function in (skew_forward_kl, skew_reverse_kl, adaptive_kl):
+        assert function(same, same).tolist() == pytest.approx([0.0], abs=1e-12)
+    for refused in (0.0, 1.0):
+        with pytest.raises(InputError):
+            skew_forward_kl(same, same, alpha=refused)
+        with pytest.raises(InputError):
+            adaptive_kl(same, same, head=refused)

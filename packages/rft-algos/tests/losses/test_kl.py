@@ -170,3 +170,16 @@ def test_k3_is_constant_beyond_its_limit_and_exact_on_the_other_side():
 
 def test_exactly_at_the_limit_nothing_is_clamped():
     assert kl.is_clamped(doubles(-20.0, -20.0 - 1e-12, 20.0, 99.0)).tolist() == [False, True, False, False]
+
+
+def test_importance_weighted_k1_has_the_expected_value_and_gradient_of_the_divergence():
+    logits = torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.float64).requires_grad_()
+    log_pi = logits.log_softmax(0)
+    log_old = torch.tensor([0.5, 0.1, -0.4, 0.2], dtype=torch.float64).log_softmax(0)
+    log_ref = torch.tensor([-0.2, 0.4, 0.3, -0.9], dtype=torch.float64).log_softmax(0)
+    # the expectation over tokens of the old policy, exactly
+    expected = (log_old.exp() * kl.importance_weighted_k1(log_pi - log_ref, log_pi - log_old)).sum()
+    exact = (log_pi.exp() * (log_pi - log_ref)).sum()
+    torch.testing.assert_close(expected, exact)
+    found = torch.autograd.grad(expected, logits, retain_graph=True)[0]
+    torch.testing.assert_close(found, torch.autograd.grad(exact, logits)[0])

@@ -8,7 +8,13 @@ import torch
 
 from rft_algos.input_checks import InputError
 from rft_algos.losses.aggregation import token_mean, weighted_sum
-from rft_algos.losses.supervised import cross_entropy, log_normaliser, negative_log_likelihood, z_loss
+from rft_algos.losses.supervised import (
+    cross_entropy,
+    log_normaliser,
+    negative_log_likelihood,
+    positive_likelihood,
+    z_loss,
+)
 
 
 def doubles(*values: object) -> torch.Tensor:
@@ -210,3 +216,12 @@ def test_a_shift_of_all_logits_changes_the_z_loss_and_not_the_cross_entropy():
         cross_entropy(logits + 3.0, targets, mask), cross_entropy(logits, targets, mask), rtol=1e-12, atol=1e-13
     )
     torch.testing.assert_close(log_normaliser(logits + 3.0, mask), log_normaliser(logits, mask) + 3.0)
+
+
+def test_only_right_sequences_are_learned_by_likelihood():
+    logprobs = torch.tensor([-1.0, -2.0, -3.0, math.nan]).requires_grad_()
+    found = positive_likelihood(logprobs, torch.tensor([True, False]), torch.tensor([0, 0, 1, -1]))
+    assert found.tolist() == [1.0, 2.0, 0.0, 0.0]
+    found.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [-1.0, -1.0, 0.0, 0.0]

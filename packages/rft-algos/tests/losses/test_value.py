@@ -16,6 +16,7 @@ from rft_algos.losses.value import (
     ValueMoments,
     clipped_value_loss,
     explained_variance,
+    huber_value_loss,
     squared_value_loss,
     value_clipped,
     value_moments,
@@ -266,3 +267,17 @@ def test_wrong_shapes_and_masks_are_refused():
         value_moments(x, x[:1], mask)
     with pytest.raises(InputError, match="one shape"):
         value_moments(x[:1], x, mask)
+
+
+@pytest.mark.parametrize("delta", [0.5, 1.0, 10.0])
+def test_huber_is_the_square_within_and_its_tangent_beyond(delta: float):
+    values = torch.linspace(-3, 3, 41, dtype=torch.float64).requires_grad_()
+    returns = torch.zeros(41, dtype=torch.float64)
+    found = huber_value_loss(values, returns, delta)
+    plain = [e * e / 2 if abs(e) <= delta else delta * (abs(e) - delta / 2) for e in values.tolist()]
+    assert found.tolist() == pytest.approx(plain)
+    found.sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == pytest.approx([max(-delta, min(delta, e)) for e in values.tolist()])
+    with pytest.raises(InputError, match="delta must be positive"):
+        huber_value_loss(values, returns, 0.0)

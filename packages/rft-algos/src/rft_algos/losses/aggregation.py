@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rft_algos.input_checks import check_positive, refuse
 from rft_algos.packed.segments import all_true_on_cpu, broadcast_to_tokens, segment_counts, segment_index
-from rft_algos.packed.tensor_checks import check_mask
+from rft_algos.packed.tensor_checks import check_mask, check_vectors
 from rft_algos.packed.tracing import is_traced
 
 Count = int | float | Tensor
@@ -88,6 +88,47 @@ def sequence_mean_token_sum(
         [T] weights; they add up to the mean number of loss tokens of a sequence.
     """
     return _where_masked(loss_mask_T, _one(loss_mask_T, dtype) / num_sequences_global)
+
+
+def token_sum(loss_mask_T: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The plain sum over tokens: w_t = m_t.
+
+    The gradient grows with the number of tokens of the step, so that a learning rate belongs to one batch size.
+
+    Args:
+        loss_mask_T: [T] bool.
+        dtype: of the weights.
+
+    Returns:
+        [T] weights of 0 and 1.
+    """
+    return _where_masked(loss_mask_T, _one(loss_mask_T, dtype))
+
+
+def prompt_mean_token_mean(
+    loss_mask_T: Tensor, prompt_lengths_T: Tensor, num_prompts_global: Count, *, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Every prompt counts the same, and within it every token: w_t = m_t / (L_g * number of prompts).
+
+    L_g is the number of loss tokens of all responses to the token's prompt, in the whole step; so the responses to one
+    prompt may lie in several micro-batches and on several ranks.
+
+    Source: Khatri et al. 2025, "The art of scaling reinforcement learning compute for LLMs" (ScaleRL, arXiv
+    2510.13786), prompt-level loss aggregation.
+
+    Args:
+        loss_mask_T: [T] bool.
+        prompt_lengths_T: [T] L_g at each token; ignored where masked.
+        num_prompts_global: prompts of the whole step that have a loss token.
+        dtype: of the weights.
+
+    Returns:
+        [T] weights; those of one prompt add up to 1 / num_prompts_global.
+    """
+    check_mask(loss_mask_T=loss_mask_T)
+    check_vectors(loss_mask_T=loss_mask_T, prompt_lengths_T=prompt_lengths_T)
+    lengths_T = prompt_lengths_T.to(dtype).clamp(min=1)
+    return torch.where(loss_mask_T, _one(loss_mask_T, dtype) / (lengths_T * num_prompts_global), 0.0)
 
 
 def fixed_length(

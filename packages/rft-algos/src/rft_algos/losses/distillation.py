@@ -93,6 +93,91 @@ def jensen_shannon(
     return temperature**2 * (beta * _kl(log_p_TV, log_m_TV) + (1 - beta) * _kl(log_q_TV, log_m_TV))
 
 
+def skew_forward_kl(
+    student_logits_TV: Tensor, teacher_logits_TV: Tensor, *, alpha: float = 0.1, temperature: float = 1.0
+) -> Tensor:
+    """Forward KL to a mixture that holds some of the teacher.
+
+    l_t = temperature^2 KL(p_t || alpha p_t + (1 - alpha) q_t).
+
+    Bounded by temperature^2 log(1 / alpha), also where the student forbids what the teacher may say.
+
+    Source: Ko et al. 2024, "DistiLLM" (arXiv 2402.03898), skew KL, whose alpha is 0.1.
+
+    Args:
+        student_logits_TV: [T, V] logits, any floating type; the gradient flows through them.
+        teacher_logits_TV: [T, V] logits over the same vocabulary, no gradient.
+        alpha: share of the teacher in the mixture, in (0, 1).
+        temperature: positive, divides the logits of both.
+
+    Returns:
+        [T] nats, 0 or more.
+    """
+    log_p_TV, log_q_TV = _both(student_logits_TV, teacher_logits_TV, temperature)
+    return temperature**2 * _kl(log_p_TV, _mixture(log_p_TV, log_q_TV, alpha))
+
+
+def skew_reverse_kl(
+    student_logits_TV: Tensor, teacher_logits_TV: Tensor, *, alpha: float = 0.1, temperature: float = 1.0
+) -> Tensor:
+    """Reverse KL to a mixture that holds some of the student.
+
+    l_t = temperature^2 KL(q_t || (1 - alpha) p_t + alpha q_t).
+
+    Source: Ko et al. 2024, "DistiLLM" (arXiv 2402.03898), skew reverse KL, whose alpha is 0.1.
+
+    Args:
+        student_logits_TV: [T, V] logits, any floating type; the gradient flows through them.
+        teacher_logits_TV: [T, V] logits over the same vocabulary, no gradient.
+        alpha: share of the student in the mixture, in (0, 1).
+        temperature: positive, divides the logits of both.
+
+    Returns:
+        [T] nats, 0 or more.
+    """
+    log_p_TV, log_q_TV = _both(student_logits_TV, teacher_logits_TV, temperature)
+    return temperature**2 * _kl(log_q_TV, _mixture(log_q_TV, log_p_TV, alpha))
+
+
+def adaptive_kl(
+    student_logits_TV: Tensor, teacher_logits_TV: Tensor, *, head: float = 0.5, temperature: float = 1.0
+) -> Tensor:
+    """Forward and reverse KL, blended by where the student differs from the teacher.
+
+    l_t = g_head / (g_head + g_tail) forward KL + g_tail / (g_head + g_tail) reverse KL, each with its temperature^2,
+
+    g the sum of |p_t(v) - q_t(v)| over the tokens of head or tail, without gradient. The head is the teacher's
+    likeliest tokens whose probabilities add up to less than `head`, and the one that reaches it. Equal distributions
+    give 0.
+
+    Source: Wu et al. 2024, "Rethinking Kullback-Leibler divergence in knowledge distillation for large language models"
+    (arXiv 2404.02657), with a head of 0.5.
+
+    Args:
+        student_logits_TV: [T, V] logits, any floating type; the gradient flows through them.
+        teacher_logits_TV: [T, V] logits over the same vocabulary, no gradient.
+        head: probability that the head holds, in (0, 1).
+        temperature: positive, divides the logits of both.
+
+    Returns:
+        [T] nats, 0 or more.
+    """
+    if not 0 < head < 1:
+        refuse(f"head must be in (0, 1), it is {head}")
+    log_p_TV, log_q_TV = _both(student_logits_TV, teacher_logits_TV, temperature)
+    p_TV = log_p_TV.exp()
+    order_TV = torch.argsort(p_TV, dim=1, descending=True, stable=True)
+    sorted_TV = p_TV.gather(1, order_TV)
+    # what stands before a token does not reach the head's share yet
+    is_early_TV = sorted_TV.cumsum(1) - sorted_TV < head
+    is_head_TV = torch.zeros_like(is_early_TV).scatter(1, order_TV, is_early_TV)
+    gaps_TV = (p_TV - log_q_TV.detach().exp()).abs()
+    head_T, all_T = torch.where(is_head_TV, gaps_TV, 0.0).sum(1), gaps_TV.sum(1)
+    share_T = torch.where(all_T > 0, head_T / all_T, 0.5)
+    blended_T = share_T * _kl(log_p_TV, log_q_TV) + (1 - share_T) * _kl(log_q_TV, log_p_TV)
+    return temperature**2 * blended_T
+
+
 def top_k_forward_kl(
     student_logits_TV: Tensor, teacher_logprobs_TK: Tensor, teacher_ids_TK: Tensor, *, temperature: float = 1.0
 ) -> Tensor:
@@ -155,6 +240,15 @@ def _both(student_logits_TV: Tensor, teacher_logits_TV: Tensor, temperature: flo
         refuse(f"student {shapes[0]} and teacher {shapes[1]} need one vocabulary and one length")
     log_p_TV = temperature_scaled_logprobs(teacher_logits_TV.detach(), temperature)
     return log_p_TV, temperature_scaled_logprobs(student_logits_TV, temperature)
+
+
+def _mixture(log_first_TV: Tensor, log_second_TV: Tensor, alpha: float) -> Tensor:
+    """log(alpha first + (1 - alpha) second)."""
+    if not 0 < alpha < 1:
+        refuse(f"alpha must be in (0, 1), it is {alpha}")
+    # where both forbid a token, the slope would be NaN at -inf
+    log_first_TV = log_first_TV.clamp(min=torch.finfo(log_first_TV.dtype).min)
+    return torch.logaddexp(log_first_TV + math.log(alpha), log_second_TV + math.log1p(-alpha))
 
 
 def _check_rows(**tensors: Tensor) -> None:

@@ -10,6 +10,7 @@ token, unreduced. What their average estimates, as a value and, taken as a loss,
     k3                  KL(pi || pi_ref)           gradient of KL(pi_ref || pi)
     straight_through    that of its value          that of its second argument: with k2, of KL(pi || pi_ref)
     unbiased_k3         KL(pi || pi_ref)           gradient of KL(pi || pi_ref), tokens sampled from pi_old
+    importance_weighted_k1    the same             the same
 
 So in the reward k1 or k3 belong, and in the loss k2, `straight_through(k1 or k3, k2)` or
 `unbiased_k3`. All but the last take tokens of the current policy; after the first optimizer step
@@ -130,6 +131,24 @@ def unbiased_k3(log_ratio_reference_T: Tensor, log_ratio_old_T: Tensor) -> Tenso
     """
     ratio_T = ratio(log_ratio_old_T.detach())
     return straight_through(ratio_T * k3(log_ratio_reference_T), ratio_T * k2(log_ratio_reference_T))
+
+
+def importance_weighted_k1(log_ratio_reference_T: Tensor, log_ratio_old_T: Tensor) -> Tensor:
+    """k1 for tokens of the old policy: r_t x_t, unbiased in value and gradient.
+
+    r_t = exp(clamp(log pi_t - log pi_old,t, -20, 20)). Its gradient with respect to log pi_t is r_t (x_t + 1), of which
+    the part r_t is 0 on average: noise that `unbiased_k3` does not have.
+
+    Source: Tang and Munos 2025, "On a few pitfalls in KL divergence gradient estimation for RL" (arXiv 2506.09477).
+
+    Args:
+        log_ratio_reference_T: [T] log pi - log pi_ref, in nats; the gradient flows through it.
+        log_ratio_old_T: [T] log pi - log pi_old, in nats; the gradient flows through it.
+
+    Returns:
+        [T] estimates, in nats.
+    """
+    return ratio(log_ratio_old_T) * log_ratio_reference_T
 
 
 def is_clamped(log_ratio_T: Tensor) -> Tensor:

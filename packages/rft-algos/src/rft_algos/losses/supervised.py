@@ -68,6 +68,26 @@ def log_normaliser(logits_TV: Tensor, loss_mask_T: Tensor) -> Tensor:
     return torch.where(loss_mask_T, torch.logsumexp(_loss_rows(logits_TV, loss_mask_T), dim=1), 0.0)
 
 
+def positive_likelihood(logprobs_T: Tensor, correct_N: Tensor, segment_ids_T: Tensor) -> Tensor:
+    """Likelihood of the responses that were right, beside a policy gradient: l_t = -log pi_t if its sequence is right.
+
+    Added with a weight of 0.1 and divided by the loss tokens of right sequences, on the tokens of the rollouts.
+
+    Source: Yue et al. 2025, "VAPO" (arXiv 2504.05118), positive-example language-model loss.
+
+    Args:
+        logprobs_T: [T] log-probs of the sampled tokens, in nats; the gradient flows through them.
+        correct_N: [N] bool, true for sequences that were right.
+        segment_ids_T: [T] int64 in 0..N-1, the sequence of each token; negative at padding, which has loss 0.
+
+    Returns:
+        [T] loss per token, 0 in other sequences.
+    """
+    check_mask(correct_N=correct_N)
+    is_right_T = (segment_ids_T >= 0) & correct_N[segment_ids_T.clamp(min=0)]
+    return torch.where(is_right_T, -logprobs_T, 0.0)
+
+
 def z_loss(log_normaliser_T: Tensor, coefficient: float = 1e-4) -> Tensor:
     """Penalty that keeps the softmax normaliser near 1: l_t = coefficient * (log Z_t)^2.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rft_algos.input_checks import refuse
+from rft_algos.input_checks import check_positive, refuse
 from rft_algos.packed.tensor_checks import check_mask
 
 
@@ -22,6 +22,30 @@ def squared_value_loss(values_T: Tensor, returns_T: Tensor) -> Tensor:
         [T] loss per token, with gradient V_t - G_t.
     """
     return (values_T - returns_T.detach()).square() / 2
+
+
+def huber_value_loss(values_T: Tensor, returns_T: Tensor, delta: float = 1.0) -> Tensor:
+    """Squared error that grows linearly beyond a distance.
+
+    l_t = e^2 / 2 where |e| <= delta, delta (|e| - delta / 2) beyond; e = V_t - G_t.
+
+    The gradient is e, held to +-delta: one return that is far off does not decide the step of the critic.
+
+    Source: Huber 1964, "Robust estimation of a location parameter".
+
+    Args:
+        values_T: [T] values of the critic, in the unit of the rewards; the gradient flows through them.
+        returns_T: [T] returns that they should have been, no gradient.
+        delta: distance at which the loss becomes linear, positive, in the unit of the rewards.
+
+    Returns:
+        [T] loss per token; `squared_value_loss` within `delta`.
+    """
+    check_positive(delta=delta)
+    errors_T = values_T - returns_T.detach()
+    held_T = errors_T.clamp(-delta, delta)
+    # the tangent beyond delta: its slope is the bound, its value that of the parabola there
+    return held_T.detach() * (errors_T - held_T) + held_T.square() / 2
 
 
 def clipped_value_loss(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, clip: float | None) -> Tensor:
