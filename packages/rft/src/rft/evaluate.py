@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rft.build.constraint import constraint_of, within
 from rft.build.engines import make_engine
 from rft.build.environment import enter_environment
 from rft.build.images import row_images, tokenizer_with_images
-from rft.build.prompt_data import as_prompts, read_held_out
+from rft.build.prompt_data import as_prompts, read_held_out, with_label_column
 from rft.build.rewards import build_reward
 from rft.build.rl_data import response_limits
 from rft.build.shared_parts import sampling_options
@@ -139,17 +140,18 @@ def _evaluate(settings: EvalSettings, machine: Machine, opened: ExitStack) -> Ev
 
 
 def _prompts(settings: EvalSettings, tokenizer: HfTokenizer) -> list[Prompt]:
-    rendered = read_held_out(
+    read = partial(
+        read_held_out,
         settings.data.eval_data,
         settings.data.eval_split,
         settings.data.max_eval_samples,
         settings.data,
         tokenizer,
-        label_key=settings.data.label_key,
         output_key=None,
         prompt_max_len=settings.sampling.prompt_max_len,
         images=row_images(settings.images, settings.output.seed),
     )
+    rendered, _ = with_label_column(lambda key: read(label_key=key), settings)
     return as_prompts(rendered)
 
 

@@ -19,16 +19,21 @@ from rft.build.prompt_data import (
     hold_out,
     read_held_out,
     read_training,
+    with_label_column,
 )
+from rft.settings import RlSettings
 from rft_core.errors import DataError, OptionsError
+from rft_models.settings import ModelSettings
 from rft_models.tiny_models.text import build_bpe_tokenizer
 from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_trainer.data.columns import MissingColumnError
 from rft_trainer.data.images import ImageColumn
 from rft_trainer.data.prompts import PromptRow, content_hash
 from rft_trainer.data.rendering import RenderedPrompt
 from rft_trainer.records.rollouts import Prompt, TrainingSample
-from rft_trainer.settings.data import EvalDataSettings, GenerateDataSettings, SftDataSettings
+from rft_trainer.settings.data import DataSettings, EvalDataSettings, GenerateDataSettings, SftDataSettings
 from rft_trainer.settings.images import GenerateImageSettings
+from rft_trainer.settings.rewards import RewardModelSettings, RlRewardSettings
 
 Write = Callable[..., str]
 
@@ -329,3 +334,35 @@ def test_a_limit_that_leaves_no_demonstration_is_refused_with_the_one_that_keeps
         demonstrations(rows, tokenizer, 5)
     problem = caught.value.problem
     assert (problem.code, problem.do) == ("data.all_too_long", f"--max_len {max(order) + extra}")
+
+
+def without_labels(path: str, **groups: Any) -> RlSettings:
+    data = DataSettings(prompt_data=path)
+    return replace(RlSettings(model=ModelSettings(pretrain="m"), data=data), **groups)
+
+
+def reader(tokenizer: HfTokenizer, settings: RlSettings) -> Callable[[str], PreparedPrompts]:
+    def of(label_key: str) -> PreparedPrompts:
+        return read_training(
+            settings.data, settings.data, tokenizer, label_key=label_key, output_key=None, prompt_max_len=50
+        )
+
+    return of
+
+
+def test_rows_without_a_label_column_are_read_where_no_reward_compares_with_it(
+    tokenizer: HfTokenizer, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"input": "x"}\n{"input": "y"}\n')
+    models = RewardModelSettings(reward_pretrain="r")
+    settings = without_labels(str(file), reward_models=models)
+    found, column = with_label_column(reader(tokenizer, settings), settings)
+    assert ([row.label for row in found.rendered], column) == ([None, None], "")
+    # a function is given the labels, and a row that lacks what others have is a mistake
+    compared = without_labels(str(file), reward_models=models, reward=RlRewardSettings(reward="exact"))
+    with pytest.raises(MissingColumnError):
+        with_label_column(reader(tokenizer, compared), compared)
+    file.write_text('{"input": "x", "label": "1"}\n{"input": "y"}\n')
+    with pytest.raises(MissingColumnError):
+        with_label_column(reader(tokenizer, settings), settings)

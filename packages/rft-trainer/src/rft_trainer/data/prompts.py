@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 from rft_core.errors import DataError
-from rft_core.nearest_names import nearest_names
+from rft_trainer.data.columns import Columns
 from rft_trainer.data.image_placeholders import check_column, check_images, check_mixture, check_no_column
 from rft_trainer.data.images import ImageColumn, RowImage, images_of
 from rft_trainer.data.message_content import Content, as_template_content, content_of
@@ -69,17 +69,19 @@ def prompts_from_rows(
 ) -> list[PromptRow]:
     """Build one prompt a row. A key may be dotted to reach into nested objects (`reward_model.ground_truth`).
 
-    Numbers become text. Raises `DataError` for a missing, null or wrongly typed field, and, with `images`, for an
-    image that is none, or whose place is not clear.
+    Numbers become text. Raises `DataError` for a missing (`MissingColumnError`), null or wrongly typed field, and, with
+    `images`, for an image that is none, or whose place is not clear.
     """
     skips = skips if skips is not None else SkipLog()
+    named = {"--input_key": input_key, "--label_key": label_key, "--output_key": output_key}
+    columns = Columns(rows, {flag: key for flag, key in named.items() if key})
     prompts: list[PromptRow] = []
     for index, row in enumerate(rows):
         try:
-            text, messages = _text_or_messages(row, input_key, with_images=images is not None)
+            text, messages = _text_or_messages(row, input_key, columns, with_images=images is not None)
             pictures = _images(row, images, text, messages, input_key)
-            label = _as_text(row, label_key, "--label_key") if label_key else None
-            output = _as_text(row, output_key, "--output_key") if output_key else None
+            label = _as_text(row, label_key, "--label_key", columns) if label_key else None
+            output = _as_text(row, output_key, "--output_key", columns) if output_key else None
         # the row is left out and keeps its number, so that the ids of later rows do not move
         except DataError as error:
             skips.take(error)
@@ -116,11 +118,13 @@ def content_hash(prompts: Sequence[PromptRow]) -> str:
     return digest.hexdigest()
 
 
-def _text_or_messages(row: Row, key: str, *, with_images: bool) -> tuple[str | None, tuple[Message, ...] | None]:
-    value = _field(row, key, "--input_key")
+def _text_or_messages(
+    row: Row, key: str, columns: Columns, *, with_images: bool
+) -> tuple[str | None, tuple[Message, ...] | None]:
+    value = columns.field(row, key, "--input_key")
     if isinstance(value, list | tuple):
         return None, _messages(value, row, key, with_images)
-    text = _as_text(row, key, "--input_key")
+    text = _as_text(row, key, "--input_key", columns)
     if not text.strip():
         raise wrong_type(row, key, "an empty text", "a prompt must have text")
     return text, None
@@ -143,35 +147,11 @@ def _messages(value: Sequence[Any], row: Row, key: str, with_images: bool) -> tu
     return tuple(messages)
 
 
-def _as_text(row: Row, key: str, flag: str) -> str:
-    value = _field(row, key, flag)
+def _as_text(row: Row, key: str, flag: str, columns: Columns) -> str:
+    value = columns.field(row, key, flag)
     if isinstance(value, str):
         return value
     # True is an int in Python, and as a label it is more likely a mistake
     if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
         return str(value)
     raise wrong_type(row, key, f"{type(value).__name__} {shown(value)}", "the field must be text or a number")
-
-
-def _field(row: Row, key: str, flag: str) -> Any:
-    if key in row.fields:
-        return row.fields[key]
-    value: Any = row.fields
-    for part in key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            raise _missing(row, key, flag)
-        value = value[part]
-    return value
-
-
-def _missing(row: Row, key: str, flag: str) -> DataError:
-    keys = list(row.fields)
-    near = nearest_names(key, keys, count=1, cutoff=0.4)
-    hint = f"; nearest {near[0]}" if near else ""
-    return DataError(
-        code="data.missing_field",
-        what=f"no field {shown(key)}; the row has {', '.join(keys)}{hint}",
-        where=row.where(key),
-        why=f"every row must have the field that {flag} names",
-        do=f"{flag} {near[0] if near else (keys[0] if keys else key)}",
-    )

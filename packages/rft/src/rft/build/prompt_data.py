@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from rft.build.images import ImageReading, given_images, row_images
+from rft.reward_names import function_name
+from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import derive_key, permutation
 from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_trainer.data.columns import MissingColumnError
 from rft_trainer.data.media_cache import MediaProcessor, MediaStore
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.prefetch import Prefetcher
@@ -21,6 +25,8 @@ from rft_trainer.data.task_rows import is_task
 from rft_trainer.records.rollouts import Prompt, TrainingSample
 from rft_trainer.settings.data import GenerateDataSettings, PromptTextSettings, TrainRowsSettings
 from rft_trainer.settings.images import GenerateImageSettings
+
+Rows = TypeVar("Rows")
 
 _CHUNK = 256
 _NO_IMAGES = ImageReading()
@@ -113,6 +119,24 @@ def read_training(
     mixture = Mixture(source_sizes(used, specs), known if len(known) == len(specs) else None)
     # the hash is of the rows in use: a ledger counts in them, and continues with no others
     return PreparedPrompts(tuple(kept), tuple(left_out), prompt_max_len, loaded, mixture, content_hash(used))
+
+
+def with_label_column(read: Callable[[str], Rows], settings: RlSettings | EvalSettings) -> tuple[Rows, str]:
+    """Return what `read` gives for the label column, and that column; "" where there is none and none is needed.
+
+    A reward function compares with a label. Reward models, servers and judges score without one, and then rows
+    that all lack the column are read without labels.
+
+    Raises:
+        MissingColumnError: a reward function compares with the column, or some of the rows have it.
+    """
+    label_key = settings.data.label_key
+    try:
+        return read(label_key), label_key
+    except MissingColumnError as error:
+        if function_name(settings) or error.flag != "--label_key" or not error.in_no_row:
+            raise
+    return read(""), ""
 
 
 def _first(prompts: Sequence[PromptRow], limit: int) -> list[PromptRow]:

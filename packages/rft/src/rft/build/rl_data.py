@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from rft.build.algorithm import algorithm_record
 from rft.build.images import refuse_beside_images, row_images
-from rft.build.prompt_data import PreparedPrompts, as_prompts, read_held_out, read_training
+from rft.build.prompt_data import PreparedPrompts, as_prompts, read_held_out, read_training, with_label_column
 from rft.settings import EvalSettings, RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_core.errors import OptionsError
@@ -68,15 +69,16 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
     critic = settings.critic.critic_pretrain if advantage.needs_values else ""
     refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer, critic=critic)
     images = row_images(settings.images, settings.run.seed)
-    training = read_training(
+    read = partial(
+        read_training,
         data,
         data,
         tokenizer,
-        label_key=data.label_key,
         output_key=None,
         prompt_max_len=settings.sampling.prompt_max_len,
         images=images,
     )
+    training, label_key = with_label_column(lambda key: read(label_key=key), settings)
     held_out: list[Prompt] = []
     if data.eval_data:
         rendered = read_held_out(
@@ -85,7 +87,7 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
             data.max_eval_samples,
             data,
             tokenizer,
-            label_key=data.label_key,
+            label_key=label_key,
             output_key=None,
             prompt_max_len=settings.sampling.prompt_max_len,
             images=images,
