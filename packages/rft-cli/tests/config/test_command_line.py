@@ -32,7 +32,7 @@ WITH_EXAMPLES = """--actor_learning_rate 1e-6|--adam_offload|--advantage_estimat
 --train_batch_size 512|--use_mp_opt|--use_wandb PROJECT|--wandb_org ORG|--wandb_run_name NAME|--zero_stage 3"""
 """The 47 flags of the guides, each with the value that the guides show."""
 
-REFUSED_HERE = {"engine_mem_util", "engine_tp_size"}
+REFUSED_HERE: set[str] = set()
 
 
 def problems_of(*argv: str, command: str = "rl", pretrain: bool = True) -> tuple[Problem, ...]:

@@ -95,7 +95,7 @@ _NO_RESERVE = EngineLimit(
     settings=("engine_mem_util", "engine_type"),
     applies=lambda values: values.get("engine_mem_util") is not None,
     why="this engine reserves no memory: its size follows from its rows and lengths; vllm and sglang take a share",
-    remedy="--engine_max_rows {engine_max_rows} (and leave engine_mem_util out)",
+    remedy="leave engine_mem_util out",
 )
 _NO_FP8 = EngineLimit(
     code="engine.native_no_fp8",
@@ -148,6 +148,9 @@ _SGLANG = (  # the full list, with the places in its source: `rft_engine.sglang.
     ),
 )
 _COPY_SUMMARY = "in its own process, its copy of the weights verified after every update"
+
+AUTO = "auto"
+"""The engine is chosen by what is installed and by the device."""
 
 REFERENCE_ENGINE = "native"
 """The engine that runs everywhere, and whose tokens those of the others are compared with."""
@@ -225,10 +228,18 @@ def require_constraint(name: str) -> None:
 
 
 def limits_met(values: Values) -> list[EngineLimit]:
-    """Return the limits of the chosen engine that the values of a command are beyond; none without an engine."""
+    """Return the limits of the chosen engine that the values of a command are beyond; none without an engine.
+
+    Of `auto`, those that the values are beyond whichever engine it becomes: which one that is follows from the device.
+    """
     if "engine_type" not in values:
         return []
-    return limits_of(values["engine_type"], values)
+    if values["engine_type"] != AUTO:
+        return limits_of(values["engine_type"], values)
+    preferred = [kind.name for kind in ENGINES.values() if kind.is_preferred_on_gpu]
+    if not all(limits_of(name, values) for name in preferred):
+        return []
+    return limits_of(REFERENCE_ENGINE, values)
 
 
 def limits_of(name: str, values: Values) -> list[EngineLimit]:

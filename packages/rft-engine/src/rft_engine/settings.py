@@ -9,10 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from rft_engine.registry import ENGINES
-
-AUTO = "auto"
-"""The engine is chosen by what is installed and by the device."""
+from rft_engine.registry import AUTO, ENGINES
 
 if TYPE_CHECKING:
     EngineType = str

@@ -138,7 +138,8 @@ def test_tensorboard_gets_scalars_and_hides_steps_that_a_resume_repeats(
     assert len(calls.of("close")) == 1
     assert [name for name, _, _ in calls.made if name != "add_scalar"] == ["writer", "flush", "flush", "close"]
     play(TensorboardSink(tmp_path / "own"), tmp_path)
-    assert calls.of("writer")[1][1]["log_dir"] == str(tmp_path / "own")
+    # a folder of its own for each run: files of two runs in one are drawn as one curve
+    assert calls.of("writer")[1][1]["log_dir"] == str(tmp_path / "own" / "arith-2025-01-01-fox")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,11 @@ def test_a_missing_extra_is_one_error_with_the_command_that_installs_it(
     with pytest.raises(PreflightError) as caught:
         make()
     problem = caught.value.problem
-    assert (problem.code, problem.where, problem.do) == (f"extra.{name}", f"--use_{name}", f"uv sync --extra {name}")
+    assert (problem.code, problem.where, problem.do) == (
+        f"extra.{name}",
+        f"--use_{name}",
+        f"uv sync --no-dev --inexact --extra {name}",
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -59,4 +60,16 @@ def test_what_the_settings_say_is_what_the_trackers_are_opened_with(
     names = ("project", "entity", "group", "name")
     assert [first[name] for name in names] == ["ours", "us", "sweep", "first"]
     assert [second[name] for name in names] == ["ours", None, None, "fox"]
-    assert (events["log_dir"], trackio["project"]) == ("events", "mine")
+    assert (events["log_dir"], trackio["project"]) == ("events/fox", "mine")
+
+
+def test_tensorboard_alone_writes_into_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    for name in ("tensorboard", "torch.utils.tensorboard"):
+        module = ModuleType(name)
+        vars(module).update({"SummaryWriter": lambda log_dir, **_: opened.append(log_dir)})
+        monkeypatch.setitem(sys.modules, name, module)
+    bare = next(field for field in fields(RunSettings) if field.name == "use_tensorboard").metadata["bare"]
+    for sink in requested_trackers(RunSettings(use_tensorboard=bare), OptionalFiles()):
+        sink.start(RunInfo("fox", tmp_path / "fox"))
+    assert opened == [str(tmp_path / "fox" / "tensorboard")]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rft.build import engines
-from rft_core.errors import PreflightError
+from rft_core.errors import OptionsError, PreflightError
 from rft_engine.build_request import EngineBuildRequest
 from rft_engine.registry import ENGINES
 from rft_engine.settings import DecodingEngineSettings
@@ -73,6 +73,18 @@ def test_an_engine_that_cannot_run_here_is_refused(place: Path, name: str, devic
         engines.choose_engine(asked(name), device)
     assert caught.value.problem.code == code
     assert extra in caught.value.problem.do
+
+
+@pytest.mark.parametrize("given", [{"engine_mem_util": 0.5}, {"engine_tp_size": 2}, {"engine_fp8": True}])
+def test_what_the_native_engine_refuses_is_refused_where_auto_becomes_it(place: Path, given: dict[str, Any]) -> None:
+    (name,) = given
+    for device, remedy in (("cpu", f"leave {name} out"), ("cuda", f"--extra vllm, or leave {name} out")):
+        with pytest.raises(OptionsError) as caught:
+            engines.choose_engine(asked("auto", **given), device)
+        assert caught.value.problem.do.endswith(remedy)
+    (place / "vllm").mkdir()
+    (place / "vllm" / "__init__.py").touch()
+    assert engines.choose_engine(asked("auto", **given), "cuda").name == "vllm"
 
 
 class Made:

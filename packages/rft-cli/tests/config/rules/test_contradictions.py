@@ -21,8 +21,7 @@ from rft_core.errors import OptionsError
         (["--n_samples_per_prompt", "1"], "batch.group_of_one"),
         (["--temperature", "0"], "sampling.greedy"),
         (["--use_kl_loss", "--init_kl_coef", "0"], "kl.no_weight"),
-        (["--engine_tp_size", "2"], "engine.native_one_device"),
-        (["--engine_mem_util", "0.5"], "engine.native_no_reserve"),
+        (["--engine_tp_size", "2", "--engine_type", "native"], "engine.native_one_device"),
         (["--max_len", "512"], "length.no_room"),
         (["--system_prompt", "add"], "prompt.system_without_chat"),
         (["--zpg", "2", "--zero_stage", "2"], "strategy.zpg_stage"),
@@ -36,8 +35,15 @@ def test_a_combination_that_cannot_run_is_refused_with_values_and_origins(argv: 
     assert problem.code == code
     assert argv[0].removeprefix("--") in problem.what
     assert "command line" in problem.where
-    fixed = [word for word in problem.do.split("(")[0].split() if word]
-    resolve("rl", ["--pretrain", "m", *([] if code == "engine.native_no_reserve" else argv), *fixed])
+    resolve("rl", ["--pretrain", "m", *argv, *problem.do.split()])
+
+
+@pytest.mark.parametrize("words", ["--engine_mem_util 0.5", "--engine_tp_size 2", "--engine_fp8"])
+def test_a_setting_of_vllm_is_refused_only_where_auto_cannot_become_vllm(words: str) -> None:
+    # which engine auto is depends on the machine, which is asked later
+    resolve("rl", ["--pretrain", "m", *words.split()])
+    with pytest.raises(SettingsError):
+        resolve("rl", ["--pretrain", "m", "--engine_type", "native", *words.split()])
 
 
 @pytest.mark.parametrize("command", ["rl", "sft", "eval", "generate"])

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from rft_core.errors import PreflightError
+from rft_core.extras import install_command
 from rft_engine.sglang.pinned_api import version
 from rft_engine.sglang.settings import set_environment
 
@@ -102,5 +103,5 @@ def _unusable(code: str, what: str, why: str) -> PreflightError:
         where="--engine_type sglang",
         why=why,
         state="nothing was started",
-        do="uv sync --all-packages --extra sglang, or --engine_type vllm or native",
+        do=f"{install_command('sglang')}, or --engine_type native",
     )

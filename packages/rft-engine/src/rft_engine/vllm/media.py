@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from rft_core.errors import PreflightError, ServiceError
+from rft_core.extras import install_command
 from rft_engine.process.settings import ExternalEngineSettings
 from rft_engine.protocols import PromptMedia
 
@@ -88,6 +89,6 @@ def _decoded(file: str) -> Any:
             what="pillow is not installed",
             where="vLLM engine, prompt with images",
             why="vLLM takes images as PIL images",
-            do="uv sync --extra vision --extra vllm",
+            do=install_command("vision"),
         ) from error
     return Image.open(io.BytesIO(base64.b64decode(file))).convert("RGB")

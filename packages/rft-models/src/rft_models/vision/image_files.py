@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 from rft_core.errors import DataError, OptionsError
+from rft_core.extras import install_command
 
 ImageSource: TypeAlias = Any
 """A path (str or Path), the bytes of a file, a "data:image/...;base64,..." text, or a PIL image."""
@@ -112,7 +113,7 @@ def missing_extra(package: str) -> OptionsError:
         what=f"{package} is not installed",
         where="vision-language models",
         why="images are decoded by pillow and prepared by transformers' processors, which need torchvision",
-        do="uv sync --all-packages --extra vision, or uv run --extra vision rft-train ...",
+        do=install_command("vision"),
     )
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+TENSORBOARD_IN_RUN = "run"
+"""The value of `use_tensorboard` that stands for a folder of the run's own directory."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SeedSettings:
@@ -57,8 +60,9 @@ class RunSettings(SeedSettings):
     wandb_run_name: str = ""
     """Name of the run at Weights & Biases; empty = the run's own."""
 
-    use_tensorboard: str = field(default="", metadata={"bare": "tensorboard"})
-    """Directory of TensorBoard event files; bare = tensorboard; empty = none."""
+    use_tensorboard: str = field(default="", metadata={"bare": TENSORBOARD_IN_RUN})
+    """Directory of TensorBoard event files, a folder for each run; bare or `run` = tensorboard in the run's directory;
+    empty = none."""
 
     use_trackio: str = field(default="", metadata={"bare": "rft"})
     """Project of trackio to report to; bare = rft; empty = none."""

@@ -6,6 +6,7 @@ import importlib
 from types import ModuleType
 
 from rft_core.errors import PreflightError
+from rft_core.extras import install_command
 
 
 def import_extra(module: str, *, extra: str, flag: str) -> ModuleType:
@@ -20,5 +21,5 @@ def import_extra(module: str, *, extra: str, flag: str) -> ModuleType:
             what=f"{extra} cannot be imported{broken}: {error}",
             where=flag,
             why=f"{flag} sends the records of the run to {extra}, an optional dependency",
-            do=f"uv sync --extra {extra}",
+            do=install_command(extra),
         ) from error

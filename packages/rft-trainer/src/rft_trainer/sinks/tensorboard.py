@@ -11,7 +11,10 @@ from rft_trainer.sinks.extras import import_extra
 
 
 class TensorboardSink:
-    """Sink of scalars to event files under `directory`, by default `<run>/tensorboard`."""
+    """Sink of scalars to event files in `<directory>/<name of the run>`, by default in `tensorboard` of the run itself.
+
+    Files of several runs in one folder would be drawn as one curve.
+    """
 
     def __init__(self, directory: str | Path | None = None) -> None:
         import_extra("tensorboard", extra="tensorboard", flag="--use_tensorboard")
@@ -22,7 +25,7 @@ class TensorboardSink:
     def start(self, info: RunInfo) -> None:
         """Open the event file; records of an earlier attempt beyond the resumed step are hidden."""
         purge = None if info.resumed_from_step is None else info.resumed_from_step + 1
-        directory = self._directory or info.directory / "tensorboard"
+        directory = Path(self._directory) / info.name if self._directory else info.directory / "tensorboard"
         self._writer = self._writers.SummaryWriter(log_dir=str(directory), purge_step=purge)
 
     def step(self, record: Mapping[str, Any]) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rft_trainer.metrics.sink import Sink
 from rft_trainer.runs.optional_files import OptionalFiles
-from rft_trainer.settings.run import RunSettings
+from rft_trainer.settings.run import TENSORBOARD_IN_RUN, RunSettings
 from rft_trainer.sinks.optional import OptionalSink
 from rft_trainer.sinks.tensorboard import TensorboardSink
 from rft_trainer.sinks.trackio import TrackioSink
@@ -29,7 +27,9 @@ def requested_trackers(run: RunSettings, files: OptionalFiles) -> list[Sink]:
             run_name=run.wandb_run_name or None,
         )
     if run.use_tensorboard:
-        trackers["TensorBoard"] = TensorboardSink(Path(run.use_tensorboard))
+        trackers["TensorBoard"] = TensorboardSink(
+            None if run.use_tensorboard == TENSORBOARD_IN_RUN else run.use_tensorboard
+        )
     if run.use_trackio:
         trackers["Trackio"] = TrackioSink(project=run.use_trackio)
     return [OptionalSink(sink, name, files) for name, sink in trackers.items()]

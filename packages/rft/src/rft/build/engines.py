@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from rft.process.machine import Machine
-from rft_core.errors import PreflightError
+from rft_core.errors import OptionsError, PreflightError
+from rft_core.extras import install_command
 from rft_engine.build_request import EngineBuildRequest, build_engine
 from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.native.copy_check import check_copy
 from rft_engine.protocols import DecodableModel, WeightCopy, WholeGenerator
-from rft_engine.registry import ENGINES, REFERENCE_ENGINE, EngineCapabilities, EngineKind
+from rft_engine.registry import AUTO, ENGINES, REFERENCE_ENGINE, EngineCapabilities, EngineKind, EngineLimit, limits_of
 from rft_engine.replicas.engine import ReplicaEngine
-from rft_engine.settings import AUTO, DecodingEngineSettings
+from rft_engine.settings import DecodingEngineSettings
 from rft_engine.weight_sync.collective_provider import CollectiveLoadEngine, CollectiveWeightProvider
 from rft_engine.weight_sync.fingerprints import WeightProvider
 from rft_models.decode.fast_decoder import decoder_for
@@ -64,10 +65,14 @@ def choose_engine(settings: DecodingEngineSettings, device: torch.device | str) 
 
     Raises:
         PreflightError: the engine that was asked for is not installed, or not for this device.
+        OptionsError: the engine that `auto` becomes on this device does not carry out one of the settings.
     """
     on_gpu = torch.device(device).type == "cuda"
     if settings.engine_type == AUTO:
-        return _automatic(on_gpu)
+        choice = _automatic(on_gpu)
+        for limit in limits_of(choice.name, vars(settings)):
+            raise _beyond_automatic(limit, choice, settings, on_gpu)
+        return choice
     kind = ENGINES[settings.engine_type]
     if kind.needs_gpu and not on_gpu:
         raise _needs_gpu(kind)
@@ -87,6 +92,22 @@ def _automatic(on_gpu: bool) -> EngineChoice:
     return EngineChoice(REFERENCE_ENGINE, f"auto: {why}")
 
 
+def _beyond_automatic(
+    limit: EngineLimit, choice: EngineChoice, settings: DecodingEngineSettings, on_gpu: bool
+) -> OptionsError:
+    name = limit.settings[0]
+    absent = [kind.package for kind in ENGINES.values() if kind.is_preferred_on_gpu]
+    leave = f"leave {name} out"
+    return OptionsError(
+        code=limit.code,
+        what=f"{name} = {getattr(settings, name)}, engine_type = {AUTO}, which becomes {choice.name} here "
+        f"({choice.why.removeprefix(f'{AUTO}: ')})",
+        where=f"{name}, engine_type",
+        why=limit.why,
+        do=f"{install_command(absent[0])}, or {leave}" if on_gpu else leave,
+    )
+
+
 def _is_installed(package: str) -> bool:
     """Return True when the package can be imported; a folder of that name cannot."""
     spec = importlib.util.find_spec(package)
@@ -99,7 +120,7 @@ def _not_installed(kind: EngineKind, extra: str) -> PreflightError:
         what=f"engine_type = {kind.name}, and {kind.package} is not installed in this environment",
         where="--engine_type",
         why="it is an optional extra: its pinned version of torch would bind every installation",
-        do=f"uv sync --all-packages --extra {extra}, or --engine_type {REFERENCE_ENGINE}",
+        do=f"{install_command(extra)}, or --engine_type {REFERENCE_ENGINE}",
     )
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rft_core.errors import OptionsError, PreflightError
+from rft_core.extras import install_command
 from rft_dist.launch.single_process import init_single_process_group
 
 _BUCKET_NUMEL = 2**24
@@ -49,7 +50,7 @@ def load_deepspeed(device: torch.device) -> Any:
             what="the package deepspeed is not installed",
             where="--zero_stage",
             why="DeepSpeed implements ZeRO 1 to 3",
-            do="uv sync --all-packages --extra deepspeed",
+            do=install_command("deepspeed"),
         )
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -62,7 +63,7 @@ def load_deepspeed(device: torch.device) -> Any:
             what=f"deepspeed {deepspeed.__version__}, at least 0.19.8 is needed",
             where="--zero_stage",
             why="older versions end a step at every micro-batch",
-            do="uv sync --all-packages --extra deepspeed --upgrade-package deepspeed",
+            do=f"{install_command('deepspeed')} --upgrade-package deepspeed",
         )
     # Or else, on a CPU, it runs a C++ compiler at start for an all-reduce that only its inference uses.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
