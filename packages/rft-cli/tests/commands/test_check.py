@@ -13,9 +13,12 @@ import pytest
 from rft import check as check_of_a_run
 from rft.check import TokenizedExample
 from rft.process import machine as machines
+from rft.process.machine import Machine
 from rft_cli.commands import check
 from rft_cli.pages import run_plan
-from rft_core.errors import OptionsError
+from rft_core.errors import OptionsError, PreflightError
+from rft_dist.collectives import SingleProcess
+from rft_dist.launch.environment import RankInfo
 
 
 class Looked:
@@ -23,12 +26,15 @@ class Looked:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.request: Any = None
         self.is_first = True
 
     @contextmanager
-    def open_machine(self, device: str) -> Iterator[Any]:
+    def open_machine(self, device: str, request: Any = None) -> Iterator[Any]:
         self.calls.append(("machine", device))
-        yield SimpleNamespace(is_first=self.is_first, ranks=SimpleNamespace(world_size=3))
+        self.request = request
+        ranks = RankInfo(0 if self.is_first else 1, 3, 0, 0, "host", 1, {})
+        yield Machine(device, ranks, SingleProcess())
 
     def rl(self, settings: Any, world_size: int) -> Any:
         self.calls.append(("rl", settings.model.pretrain, world_size))
@@ -71,6 +77,32 @@ def test_a_run_is_read_planned_and_its_reward_is_tried(
     assert "pretrain: m" in shown
     assert "1+1=<response>\n" in shown
     assert "learned): 001\n" in shown
+
+
+def test_the_ranks_are_checked_as_at_the_start(looked: Looked, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.run(["--pretrain", "m", "--device", "cpu", "--tp_size", "2"]) == 0
+    assert looked.request.tp_size.value == 2
+    # of ranks that --nproc would start, which this process is none of
+    assert check.run(["--pretrain", "m", "--device", "cpu", "--tp_size", "2", "--nproc", "4"]) == 0
+    assert looked.request is None
+    assert looked.calls[-3:-1] == [("rl", "m", 4), ("plan", "rft.check:check_rl", "prompts")]
+    with pytest.raises(PreflightError) as caught:
+        check.run(["--pretrain", "m", "--device", "cpu", "--tp_size", "2", "--nproc", "3"])
+    assert caught.value.problem.do == "--nproc 2"
+
+
+def test_settings_that_are_not_defaults_are_shown_and_the_others_are_counted(
+    looked: Looked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check.run(["--pretrain", "m", "--device", "cpu", "--temperature", "0.5"]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines() if line.endswith("# command line")] == [
+        "pretrain:",
+        "device:",
+        "temperature:",
+    ]
+    assert "# default\n" not in shown
+    assert "--print_config" in shown
 
 
 def test_supervised_training_is_read_and_planned(looked: Looked, capsys: pytest.CaptureFixture[str]) -> None:

@@ -159,6 +159,13 @@ def test_the_nearest_grid_is_offered_as_the_launcher_takes_it(launcher: Any, com
     assert caught.value.problem.why.count(" ranks") == 1 + 3, "three grids at most"
 
 
+def test_one_process_is_told_how_to_start_the_ranks_that_it_needs() -> None:
+    alone = SourcedNumber(1, "default")
+    with pytest.raises(PreflightError) as caught:
+        resolve_grid(RequestedDims(ranks=alone, tp_size=SourcedNumber(2, "tp_size: command line")))
+    assert (caught.value.problem.do, caught.value.problem.where) == ("--nproc 2", "tp_size: command line")
+
+
 def test_no_grid_is_offered_where_a_tensor_group_fits_on_no_machine() -> None:
     with pytest.raises(PreflightError) as caught:
         resolve_grid(wanted(ranks=8, devices=4, tp_size=8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,13 @@ from rft_core.terminal_text import visible
 if TYPE_CHECKING:  # its module imports torch, and `check eval` needs none
     from rft.check import TokenizedExample
     from rft.process.machine import Machine
+    from rft_dist.planning.parallel_dims import ParallelDims
 
 USAGE = """usage: rft-train check [COMMAND] [OPTIONS]
 
-Resolve COMMAND with these options and start nothing: every setting with where its value came from. Of a command that
-trains also the files, the batch arithmetic, one row as the model will see it, and which of its tokens are learned.
+Resolve COMMAND with these options and start nothing: the settings that are not defaults, with where each value came
+from. Of a command that trains also its ranks, the files, the batch arithmetic, one row as the model will see it, and
+which of its tokens are learned.
 """
 
 
@@ -43,19 +46,44 @@ def run(argv: list[str]) -> int:
             do=f"rft-train check {(nearest_names(command, known) or [default_command()])[0]}",
         )
     resolved = resolve(command, words)
-    print(visible(resolved.config_yaml))
+    print(visible(_chosen_settings(resolved, " ".join([command, *words]))))
     training = find_command(command).training
     if training is None:
         for note in resolved.notes:
             print(visible(f"note: {note}"))
     else:
+        from rft.process.launching import requested_run, unstarted_grid
         from rft.process.machine import open_machine
 
-        with open_machine(resolved.settings.model.device) as machine:
+        request = requested_run(resolved)
+        grid = unstarted_grid(request)
+        # the checks of the start: of the ranks that --nproc would start, as far as one process can make them
+        with open_machine(resolved.settings.model.device, request if grid is None else None) as machine:
             if machine.is_first:
-                _check_training(training, resolved, machine)
+                _check_training(training, resolved, machine if grid is None else _as_first_of(machine, grid))
     print(f"rft-train {command} would start with these settings; nothing was started")
     return 0
+
+
+def _chosen_settings(resolved: Resolved[Any], words: str) -> str:
+    """YAML of the settings that are not defaults, with their origins, and the command that shows them all."""
+    lines: list[str] = []
+    for line in resolved.config_yaml.splitlines():
+        if line.startswith("# ") and not line.endswith("required, not given"):
+            continue  # the title of a group
+        if not line.endswith("# default"):
+            lines.append(line)
+    count = sum(origin.kind == "default" for origin in resolved.origins.values())
+    others = f"# {count} others have their defaults; --print_config instead of `check` shows them"
+    return "\n".join([f"# rft-train {words.partition(' ')[0]}", *filter(None, lines), others, ""])
+
+
+def _as_first_of(machine: Machine, grid: ParallelDims) -> Machine:
+    """The first of the ranks that are not started yet, as the pages show it."""
+    from rft_dist.preflight.run_preflight import PreflightReport
+
+    ranks = replace(machine.ranks, world_size=grid.world_size)
+    return replace(machine, ranks=ranks, preflight=PreflightReport(grid, None, ""))
 
 
 def _check_training(training: Training, resolved: Resolved[Any], machine: Machine) -> None:

@@ -210,11 +210,24 @@ def _refusal(requested: RequestedDims, code: str, message: str) -> PreflightErro
     return PreflightError(
         code=code,
         what=f"{message}: {_numbers(requested)}",
-        where=", ".join(dict.fromkeys(_origins(requested).values())) or "command line",
+        where=_where(requested),
         why="ranks = nodes x ranks a node, each on a GPU of its own where there are GPUs"
         + (f"; with the same global batch: {near}" if near else ""),
-        do=_command(requested.launcher, offered[0]) if offered else "make the parallel sizes smaller",
+        do=_command(_launcher(requested, offered[0]), offered[0]) if offered else "make the parallel sizes smaller",
     )
+
+
+def _where(requested: RequestedDims) -> str:
+    """The origins of what was asked for; that of one process, which nobody asks for, stands for nothing else."""
+    sizes = [size.origin for size in (requested.sp_size, requested.tp_size) if size.value > 1]
+    written = [origin for origin in dict.fromkeys([*sizes, *_origins(requested).values()]) if origin != "default"]
+    return ", ".join(written) or "command line"
+
+
+def _launcher(requested: RequestedDims, grid: tuple[int, int]) -> Launcher:
+    """Who is to start the ranks: of one process that nobody started as a rank, the command itself can."""
+    is_alone = requested.launcher == "by hand" and requested.ranks is not None and requested.ranks.value == 1
+    return "--nproc" if is_alone and grid[0] == 1 else requested.launcher
 
 
 def _numbers(requested: RequestedDims) -> str:

@@ -27,9 +27,8 @@ def requested_trackers(run: RunSettings, files: OptionalFiles) -> list[Sink]:
             run_name=run.wandb_run_name or None,
         )
     if run.use_tensorboard:
-        trackers["TensorBoard"] = TensorboardSink(
-            None if run.use_tensorboard == TENSORBOARD_IN_RUN else run.use_tensorboard
-        )
+        is_own = run.use_tensorboard == TENSORBOARD_IN_RUN
+        trackers["TensorBoard"] = TensorboardSink(None if is_own else run.use_tensorboard)
     if run.use_trackio:
         trackers["Trackio"] = TrackioSink(project=run.use_trackio)
     return [OptionalSink(sink, name, files) for name, sink in trackers.items()]

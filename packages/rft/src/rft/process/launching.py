@@ -16,7 +16,7 @@ from rft.reward_names import named_models
 from rft_core.errors import OptionsError
 from rft_dist.launch.environment import SPAWNED, ranks_from_environment
 from rft_dist.launch.spawn import last_lines, spawn_ranks
-from rft_dist.planning.parallel_dims import BatchShare, SourcedNumber
+from rft_dist.planning.parallel_dims import BatchShare, ParallelDims, RequestedDims, SourcedNumber, resolve_grid
 from rft_dist.preflight.run_preflight import RequestedRun
 from rft_dist.strategies.registry import choose_strategy, strategy_settings
 from rft_trainer.runs.names import RUNS, refuse_file
@@ -109,6 +109,28 @@ def requested_run(resolved: Resolved[Any], run: Path | None = None) -> Requested
         values=values,
         models=partial(models_of, values),
         files=files_of(values),
+    )
+
+
+def unstarted_grid(request: RequestedRun) -> ParallelDims | None:
+    """Return the grid of the ranks that `--nproc` would start; None where this process is one of the run's own.
+
+    Raises:
+        PreflightError: its ranks cannot be divided as the settings ask.
+    """
+    if request.nproc.value < 2 or ranks_from_environment().world_size > 1:
+        return None
+    return resolve_grid(
+        RequestedDims(
+            ranks=request.nproc,
+            nodes=None,
+            per_node=None,
+            devices=None,
+            share=request.share,
+            sp_size=request.sp_size,
+            tp_size=request.tp_size,
+            launcher="--nproc",
+        )
     )
 
 
