@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rft_core.nearest_names import nearest_names
+from rft_core.nearest_names import nearest_names, similarity
 
 KNOWN = ["rollout_batch_size", "train_batch_size", "max_steps"]
 
@@ -12,6 +12,12 @@ KNOWN = ["rollout_batch_size", "train_batch_size", "max_steps"]
 @pytest.mark.parametrize("wrong", ["max_step", "max_setps", "mx_steps", "MAX-STEPS", "max__steps"])
 def test_a_slip_of_the_fingers_finds_the_name(wrong: str) -> None:
     assert nearest_names(wrong, KNOWN)[0] == "max_steps"
+
+
+def test_two_letters_that_changed_places_are_one_slip() -> None:
+    assert nearest_names("gpro", ["gdpo", "gspo", "grpo", "gpg"])[0] == "grpo"
+    assert similarity("gpro", "grpo") > similarity("gpro", "gspo")
+    assert nearest_names("kto", ["kl_cov", "pass_at_k"]) == []
 
 
 def test_words_that_are_cut_short_find_the_whole_name() -> None:

@@ -12,6 +12,7 @@ from rft.build.algorithm import algorithm_record
 from rft.settings import RlSettings
 from rft_cli.config.command_line import ALIASES, OPPOSITES
 from rft_cli.config.errors import SettingsError
+from rft_cli.config.other_names import OTHER_NAMES
 from rft_cli.config.refused_flags import REFUSED_FLAGS
 from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import schema
@@ -75,7 +76,7 @@ def test_every_flag_of_lightrft_is_known(name: str) -> None:
 
 
 def test_a_refused_name_does_not_point_to_a_flag_that_is_refused_too() -> None:
-    accepted = {row for command in with_settings() for row in schema(command)}
+    accepted = {row for command in with_settings() for row in schema(command)} | {"config"}
     for refusal in REFUSED_FLAGS.values():
         if not refusal.do.startswith(("torchrun", "python ")):
             flags = [word.lstrip("-") for word in refusal.do.split() if word.startswith("--")]
@@ -104,6 +105,50 @@ def test_every_algorithm_of_the_guides_is_selected_by_its_name(name: str) -> Non
     settings = resolve("rl", ["--pretrain", "model", "--advantage_estimator", name]).settings
     assert isinstance(settings, RlSettings)
     assert algorithm_record(settings).name == {"group_norm": "grpo"}.get(name, name)
+
+
+@pytest.mark.parametrize(
+    ("words", "do"),
+    [
+        # names of other trainers lead to the setting of the same meaning
+        ("--lr 1e-6", "--actor_learning_rate 1e-6"),
+        ("--epsilon 0.2", "--eps_clip 0.2"),
+        ("--num_train_epochs 3", "--num_episodes 3"),
+        ("--weight_decay 0.1", "--l2 0.1"),
+        ("--group_size 8", "--n_samples_per_prompt 8"),
+        ("--num_gpus 2", "--nproc 2"),
+        ("--reward_model r", "--reward_pretrain r"),
+        ("--algorithm grpo", "--advantage_estimator grpo"),
+        ("--loss_type dr_grpo", "--advantage_estimator dr_grpo"),
+        ("--model_name_or_path m2", "--pretrain m2"),
+        ("--torch_dtype bfloat16", "--bf16"),
+        ("--report_to wandb", "--use_wandb"),
+        ("algorithm.adv_estimator=rloo", "--advantage_estimator rloo"),
+        ("data.train_batch_size=64", "--rollout_batch_size 64"),
+        ("+trainer.total_epochs=2", "--num_episodes 2"),
+        ("max_steps=5", "--max_steps 5"),
+    ],
+)
+def test_a_name_of_another_trainer_leads_to_a_flag_that_is_accepted(words: str, do: str) -> None:
+    (problem,) = problems_of(*words.split())
+    assert problem.do == do
+    resolve("rl", ["--pretrain", "m", *problem.do.split()])
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--eval_temperature 0.7", "--eval_n 4", "--log_level debug", "--ckpt x", "--generation_batch_size 8", "a.b=3"],
+)
+def test_a_guess_is_not_given_as_the_thing_to_do(words: str) -> None:
+    (problem,) = problems_of(*words.split())
+    assert problem.do == "rft-train rl --help"
+
+
+def test_every_name_elsewhere_stands_for_a_setting_and_is_none_itself() -> None:
+    settings = {row for command in with_settings() for row in schema(command)}
+    assert {target for targets in OTHER_NAMES.values() for target in targets} <= settings
+    assert not (OTHER_NAMES.keys() & REFUSED_FLAGS.keys())
+    assert not OTHER_NAMES.keys() & schema("rl").keys() - {"actor_learning_rate"}
 
 
 def test_an_algorithm_that_nobody_knows_is_refused_with_the_nearest() -> None:

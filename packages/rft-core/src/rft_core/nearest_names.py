@@ -7,6 +7,8 @@ from difflib import SequenceMatcher
 
 _SAME_WORDS, _EACH_MORE, _ABBREVIATED = 0.92, 0.03, 0.85
 """Similarities of names that share their words, however long the names are."""
+_SWAPPED = 0.9
+"""Similarity of names in which two neighbouring letters have changed places."""
 
 
 def nearest_names(name: str, known: Iterable[str], *, count: int = 3, cutoff: float = 0.6) -> list[str]:
@@ -15,7 +17,7 @@ def nearest_names(name: str, known: Iterable[str], *, count: int = 3, cutoff: fl
     The similarity is difflib's ratio: twice the letters in matching blocks over the letters of both, from 0 to 1; upper
     and lower case are alike, and - and _. Names whose words contain all the other's words are similar whatever their
     length: `learning_rate` finds `actor_learning_rate`. So are words that begin the other's: `roll_batch` finds
-    `rollout_batch_size`.
+    `rollout_batch_size`. A swap of two neighbouring letters counts as one slip: `gpro` finds `grpo`.
     """
     matcher = SequenceMatcher(autojunk=False)
     # difflib keeps its tables of the second sequence: they are made once for all options
@@ -23,10 +25,31 @@ def nearest_names(name: str, known: Iterable[str], *, count: int = 3, cutoff: fl
     ranked: list[tuple[float, int, str]] = []
     for option in known:
         matcher.set_seq1(_plain(option))
-        similarity = max(matcher.ratio(), _similarity_of_words(_plain(name).split("_"), _plain(option).split("_")))
-        if similarity >= cutoff:
-            ranked.append((-similarity, -_common_beginning(_plain(name), _plain(option)), option))
+        likeness = _likeness(matcher, _plain(name), _plain(option))
+        if likeness >= cutoff:
+            ranked.append((-likeness, -_common_beginning(_plain(name), _plain(option)), option))
     return [option for _, _, option in sorted(ranked)[:count]]
+
+
+def similarity(left: str, right: str) -> float:
+    """Return the similarity of two names, as `nearest_names` ranks by it."""
+    matcher = SequenceMatcher(autojunk=False)
+    matcher.set_seq2(_plain(left))
+    matcher.set_seq1(_plain(right))
+    return _likeness(matcher, _plain(left), _plain(right))
+
+
+def _likeness(matcher: SequenceMatcher[str], name: str, option: str) -> float:
+    swapped = _SWAPPED if _is_swapped(name, option) else 0.0
+    return max(matcher.ratio(), swapped, _similarity_of_words(name.split("_"), option.split("_")))
+
+
+def _is_swapped(left: str, right: str) -> bool:
+    """Return True when two neighbouring letters have changed places: one slip, and not two wrong letters."""
+    places = [place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b]
+    if len(left) != len(right) or len(places) != 2 or places[1] != places[0] + 1:
+        return False
+    return left[places[0]] == right[places[1]] and left[places[1]] == right[places[0]]
 
 
 def _plain(name: str) -> str:

@@ -276,3 +276,20 @@ def test_a_comparison_within_a_group_needs_two() -> None:
 def test_only_a_critic_has_a_head() -> None:
     assert value_head(settings("gae")) == "score.weight"
     assert value_head(settings("rloo")) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "do"),
+    [
+        ("gpro", "--advantage_estimator grpo"),
+        ("ppo2", "--advantage_estimator ppo"),
+        ("sft", "rft-train sft"),
+        ("dpo", ""),
+        ("kto", ""),
+        ("qwertz", ""),
+    ],
+)
+def test_an_unknown_algorithm_is_answered_with_what_is_near_or_meant_or_with_nothing(name: str, do: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        algorithm_type(name)
+    assert (caught.value.problem.code, caught.value.problem.do) == ("algorithm.unknown", do)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from rft.resolved import Origin
 from rft_cli.config import option_problems
+from rft_cli.config.command_line import CONFIG
 from rft_cli.config.origins import GivenSetting
+from rft_cli.config.other_names import assignment, named_elsewhere
 from rft_cli.config.refused_flags import REFUSED_FLAGS, Refusal
 from rft_cli.config.schema import REQUIRED, Setting, commands_with, schema
-from rft_cli.config.values import allowed, as_text, example
+from rft_cli.config.values import NotAllowed, allowed, as_text, convert, example
 from rft_core.errors import OptionsError, Problem
-from rft_core.nearest_names import nearest_names
+from rft_core.nearest_names import nearest_names, similarity
 from rft_core.secrets import HIDDEN, looks_like_key
+
+_SLIP = 0.85
+"""Similarity from which on another name is taken for the one that was meant."""
+_PLACEHOLDER = re.compile(r"--(\w+) (?:N|NAME|PATH|DIR|TEXT|PROJECT|FILE)")
 
 
 class SettingsError(OptionsError):
@@ -51,17 +57,52 @@ def _summary(problems: Sequence[Problem]) -> Problem:
 
 def unknown_option(command: str, option: GivenSetting) -> Problem:
     """Return the problem of a name that no command has, or only another command."""
+    table = schema(command)
     elsewhere = commands_with(option.name)
-    options = nearest_names(option.name.rpartition(".")[2], schema(command))
+    meant = next((name for name in named_elsewhere(option.name) if name in table), "")
+    options = [meant] if meant else nearest_names(option.name.rpartition(".")[2], table)
+    listed = ", ".join(_like(option, name) for name in options)
     if elsewhere:
         why = f"it is a setting of {' and '.join(f'rft-train {name}' for name in elsewhere)}"
-        why += f"; nearest here: {', '.join(_like(option, name) for name in options)}" if options else ""
+        why += f"; nearest here: {listed}" if options else ""
+    elif meant:
+        why = f"it is called {listed} here"
     else:
-        near = [_like(option, name) for name in options] or _refused_neighbours(option)
-        why = f"nearest: {', '.join(near)}" if near else f"no setting of rft-train {command} has a name like it"
-    do = _assignment(option, options[0], _value(schema(command)[options[0]], option)) if options else ""
-    do = do or f"rft-train {command} --help"
-    return option_problems.unknown_option(option.written, why, do, str(option.origin))
+        near = listed or ", ".join(_refused_neighbours(option))
+        why = f"nearest: {near}" if near else f"no setting of rft-train {command} has a name like it"
+    do = _following(option, table, meant or _mistyped(option.name, table))
+    return option_problems.unknown_option(option.written, why, do or f"rft-train {command} --help", str(option.origin))
+
+
+def _mistyped(name: str, table: Mapping[str, Setting]) -> str:
+    """The one setting that a slip of the fingers may have made of; else "", since a guess would be followed."""
+    written = name.rpartition(".")[2]
+    near = nearest_names(written, table, count=2, cutoff=_SLIP)
+    # a word more is meant to say something else: --eval_temperature is not --temperature
+    if not near or set(_words(near[0])) < set(_words(written)):
+        return ""
+    alone = len(near) == 1 or similarity(written, near[0]) > similarity(written, near[1])
+    return near[0] if alone else ""
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[_-]+", name.lower())
+
+
+def _following(option: GivenSetting, table: Mapping[str, Setting], name: str) -> str:
+    """The assignment of the given value to another setting; "" where there is none or it does not take the value."""
+    if not name:
+        return ""
+    setting = table.get(name)  # none of --config, which takes any text
+    if setting is not None and option.texts and not looks_like_key(" ".join(option.texts)):
+        try:
+            convert(setting, option.texts)
+        except NotAllowed:
+            return ""
+    stands_alone = setting is not None and (setting.is_switch or "bare" in setting.metadata)
+    text = " ".join(option.texts)
+    value = "VALUE" if looks_like_key(text) or not (text or stands_alone) else text
+    return _assignment(option, name, value)
 
 
 def _refused_neighbours(option: GivenSetting) -> list[str]:
@@ -71,24 +112,32 @@ def _refused_neighbours(option: GivenSetting) -> list[str]:
     ]
 
 
-def refused_option(option: GivenSetting, refusal: Refusal) -> Problem:
-    """Return the problem of a name or value of the guides that this version does not have."""
+def refused_option(option: GivenSetting, refusal: Refusal, command: str = "") -> Problem:
+    """Return the problem of a name or value of the guides that this version does not have.
+
+    Where the refusal names another setting of the command with a placeholder, the given value takes its place.
+    """
+    table = schema(command) if command else {}
+    match = _PLACEHOLDER.fullmatch(refusal.do)
+    do = _following(option, table, match[1]) if match and match[1] in (*table, CONFIG) and option.texts else ""
     return Problem(
         code="option.refused",
         what=f"{_like(option, option.name)} cannot be used: {refusal.reason}",
         where=str(option.origin),
         why="a setting has an effect or is refused; none is ignored",
-        do=refusal.do,
+        do=do or refusal.do,
     )
 
 
 def bad_value(setting: Setting, option: GivenSetting) -> Problem:
     """Return the problem of a value of the wrong kind or out of bounds."""
     text = option.texts[0] if option.texts else ""
-    near = nearest_names(text, setting.choices) or list(setting.choices[:1])
-    legal = near[0] if near else "true" if setting.is_switch else example(setting, option.texts)
+    near = nearest_names(text, setting.choices)
+    # where nothing is like it, a value that is allowed and changes nothing
+    unchanged = str(setting.default) if setting.default in setting.choices else "".join(setting.choices[:1])
+    legal = near[0] if near else unchanged or ("true" if setting.is_switch else example(setting, option.texts))
     what = f"{_shown(option)} is not allowed: it takes {allowed(setting)}"
-    why = f"nearest: {', '.join(near)}" if setting.choices else f"the default is {_default(setting)}"
+    why = f"nearest: {', '.join(near)}" if near else f"the default is {_default(setting)}"
     return option_problems.not_a_value(what, why, _assignment(option, setting.name, legal), str(option.origin))
 
 
@@ -127,13 +176,26 @@ def missing_setting(command: str, setting: Setting) -> Problem:
     )
 
 
-def unexpected_argument(text: str, recipes: Sequence[str]) -> Problem:
+def unexpected_argument(text: str, recipes: Sequence[str], command: str = "") -> Problem:
     """Return the problem of a word that belongs to no flag."""
     shown = HIDDEN if looks_like_key(text) else text
+    assigned = assignment(text)
+    if assigned and command and shown == text:
+        return _assigned(*assigned, command)
     near = nearest_names(text, recipes, count=1)
     do = f"--config {near[0]}" if near else "remove it, or put its flag in front"
     why = "every value follows its flag: --flag VALUE"
     return option_problems.stray_word(f"unexpected argument {shown!r}", why, do)
+
+
+def _assigned(name: str, value: str, command: str) -> Problem:
+    """The problem of `name=value`, the form of other programs."""
+    table = schema(command)
+    option = GivenSetting(f"{name}={value}", name, (value,), Origin("command line"))
+    meant = next((other for other in named_elsewhere(name) if other in table), "")
+    do = _following(option, table, meant or _mistyped(name, table))
+    why = "every value follows its flag: --flag VALUE" + (f"; {name} is --{meant} here" if meant else "")
+    return option_problems.stray_word(f"unexpected argument {name}={value}", why, do or f"rft-train {command} --help")
 
 
 def given_twice(first: GivenSetting, second: GivenSetting) -> Problem:
@@ -180,13 +242,6 @@ def _literal(text: str) -> str:
     if text.lower() in ("true", "false", "none"):
         return text.capitalize()
     return text if re.fullmatch(r"[+-]?\d[\d.]*(?:e[+-]?\d+)?", text) else repr(text)
-
-
-def _value(setting: Setting, option: GivenSetting) -> str:
-    if setting.is_switch and not option.texts:
-        return ""
-    text = " ".join(option.texts)
-    return "VALUE" if not text or looks_like_key(text) else text
 
 
 def _default(setting: Setting) -> str:

@@ -6,6 +6,7 @@ the settings of a command is never looked up here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _NOT_YET = "not in this version"
@@ -27,6 +28,13 @@ _OUT = "leave it out"
 
 REFUSED_FLAGS: dict[str, Refusal] = {
     # memory and ranks
+    **_rows("DeepSpeed is configured by the stage alone", "--zero_stage N", "deepspeed", "deepspeed_config"),
+    **_rows("weights are float32, or bfloat16", "--bf16 (for float32 leave it out)", "dtype", "torch_dtype"),
+    **_rows("float32 is what weights are without --bf16", _OUT, "fp32"),
+    **_rows("the attention kernel is chosen by what can run", "--flash_attn (or leave it out)", "attn_implementation"),
+    **_rows("the output head has a fused path of its own", "--fused_linear_logprob", "use_liger_kernel"),
+    **_rows("adapters are trained where they have a rank", "--lora_rank N", "use_peft", "use_lora", "peft"),
+    **_rows("AdamW is the optimizer", _OUT, "optim", "optimizer"),
     **_rows("it has another name here", "--shard_size N", "initial_model_shard_size"),
     **_rows("the vision tower is laid out over ranks as the rest of the model is", _OUT, "no_shard_vit"),
     **_rows("gradients are summed in float32 in any case", _OUT, "grad_accum_dtype"),
@@ -91,12 +99,10 @@ REFUSED_FLAGS: dict[str, Refusal] = {
         "probing_layer",
         "heads_types",
     ),
-    **_rows(
-        "it belongs to the test of a reward model",
-        "python examples/test_reward_model.py --model DIR",
-        "model",
-    ),
+    **_rows("the reference is the policy before its first step", _OUT, "ref_model", "ref_pretrain", "reference_model"),
     # data
+    **_rows("the tokenizer is that of the model's directory", _OUT, "tokenizer", "tokenizer_path", "tokenizer_name"),
+    **_rows("the template is that of the model's directory", "--apply_chat_template", "chat_template"),
     **_rows("rewards compare with one column", "--label_key NAME", "reference_key"),
     **_rows("training data has one name in all commands", "--prompt_data PATH", "train_data"),
     **_rows(f"{_NOT_YET}: one system prompt for all rows", "--system_prompt TEXT", "system_prompt_path"),
@@ -111,6 +117,13 @@ REFUSED_FLAGS: dict[str, Refusal] = {
         f"{_NOT_YET}: evaluation reads any file of prompts and answers", "--eval_data PATH", "benchmarks", "benchmark"
     ),
     # saving and reporting
+    **_rows("a tracker has a flag of its own", "--use_wandb or --use_tensorboard or --use_trackio", "report_to"),
+    **_rows("nothing is uploaded", "rft-train export RUN DIR", "push_to_hub", "hub_model_id"),
+    **_rows("a run's directory is never overwritten", "--save_path DIR", "overwrite_output_dir"),
+    **_rows("a run is continued by a command", "rft-train resume RUN", "resume", "resume_from_checkpoint"),
+    **_rows("a command is looked over by another one", "rft-train check rl ...", "dry_run"),
+    **_rows("saves and evaluations come every so many steps", "--save_steps N", "save_strategy"),
+    **_rows("saves and evaluations come every so many steps", "--eval_steps N", "eval_strategy", "evaluation_strategy"),
     **_rows("every checkpoint holds a complete Hugging Face directory", _OUT, "save_hf_ckpt", "disable_ds_ckpt"),
     **_rows("checkpoints are written where they stay", "--save_path DIR", "ckpt_path_local"),
     **_rows("figures go to the run's directory", "--save_path DIR", "log_dir"),
@@ -129,13 +142,14 @@ REFUSED_FLAGS: dict[str, Refusal] = {
         "model_type",
         "exclude_frozen",
     ),
+    **_rows("settings are read from a file by another flag", "--config FILE", "config_file"),
     # names of the guides' tools and of other trainers
     **_rows(
         "which tokens are new is said by the id of the first; their rows alone are then trained, under every strategy",
         "--train_only_tokens_from N",
         "freeze_LLM",
     ),
-    **_rows("the model has one name in all commands", "--pretrain PATH", "model_path", "model_name_or_path"),
+    **_rows("the model has one name in all commands", "--pretrain PATH", "model_path", "model_name_or_path", "model"),
     **_rows(
         "the length of a response has one name in all commands", "--generate_max_len N", "max_tokens", "max_new_tokens"
     ),
@@ -149,3 +163,23 @@ REFUSED_FLAGS: dict[str, Refusal] = {
         "it follows from two others", "--train_batch_size N --micro_train_batch_size N", "gradient_accumulation_steps"
     ),
 }
+
+_TYPES = {"bfloat16": "--bf16", "bf16": "--bf16", "float32": _OUT, "fp32": _OUT}
+_BY_VALUE = {
+    **{(name, value): do for name in ("dtype", "torch_dtype") for value, do in _TYPES.items()},
+    **{("report_to", tracker): f"--use_{tracker}" for tracker in ("wandb", "tensorboard", "trackio")},
+    ("report_to", "none"): _OUT,
+}
+"""What to do instead of a refused name with this value."""
+_OTHERS_LOSSES = ("grpo", "dr_grpo", "dapo", "cispo", "sapo", "gspo")
+
+
+def refusal_of(name: str, texts: Sequence[str] = ()) -> Refusal | None:
+    """Return why a name, with the value given to it, cannot be used; None for a name that is not known."""
+    refusal, value = REFUSED_FLAGS.get(name), texts[0].lower() if texts else ""
+    # in TRL it chooses the algorithm's loss; in LightRFT it is a setting of reward models
+    if name == "loss_type" and value in _OTHERS_LOSSES:
+        return Refusal("the algorithm is chosen as a whole", f"--advantage_estimator {value}")
+    if refusal and (name, value) in _BY_VALUE:
+        return Refusal(refusal.reason, _BY_VALUE[name, value])
+    return refusal

@@ -14,7 +14,7 @@ from rft.resolved import Origin, Resolved
 from rft_cli.config import command_line, errors, recipes, yaml_file
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.origins import DEFAULT, GivenSetting
-from rft_cli.config.refused_flags import REFUSED_FLAGS
+from rft_cli.config.refused_flags import refusal_of
 from rft_cli.config.render import config_yaml
 from rft_cli.config.rules import contradictions
 from rft_cli.config.schema import REQUIRED, Setting, build, schema
@@ -100,7 +100,7 @@ def merge(command: str, argv: Sequence[str], keywords: Sequence[GivenSetting] = 
         else:
             merged.problems.append(errors.missing_value(table[option.name], option))
     merged.problems += [errors.negated_with_value(option) for option in words.negated_with_value]
-    merged.problems += [errors.unexpected_argument(text, recipes.names()) for text in words.strays]
+    merged.problems += [errors.unexpected_argument(text, recipes.names(), command) for text in words.strays]
     return merged
 
 
@@ -127,9 +127,11 @@ def _read_config(merged: MergedSources, reference: str) -> None:
 def _apply(merged: MergedSources, option: GivenSetting) -> None:
     setting = merged.schema.get(option.name)
     if setting is None:
-        refusal = REFUSED_FLAGS.get(option.name)
-        problem = errors.refused_option(option, refusal) if refusal else errors.unknown_option(merged.command, option)
-        merged.problems.append(problem)
+        refusal = refusal_of(option.name, option.texts)
+        if refusal:
+            merged.problems.append(errors.refused_option(option, refusal, merged.command))
+        else:
+            merged.problems.append(errors.unknown_option(merged.command, option))
         return
     if option.name in _TRACKERS and any(looks_like_key(text) for text in option.texts):
         merged.problems.append(errors.key_as_project(option))

@@ -32,6 +32,13 @@ AGGREGATIONS: dict[str, Aggregation] = {
 SHORTCUTS = {"use_gspo": "gspo", "use_gmpo": "gmpo", "use_cpg_loss": "cpgd"}
 """Switches that stand for a `policy_loss`."""
 
+_PREFERENCES = ("it learns from pairs of answers, and no command of this version trains on pairs", "")
+_OTHER_METHODS = dict.fromkeys(("dpo", "ipo", "kto", "orpo", "simpo", "cdpo"), _PREFERENCES) | {
+    "sft": ("it is a command of its own", "rft-train sft"),
+    "rm": ("reward models are not trained in this version", ""),
+}
+"""Methods that are no algorithms of reinforcement learning: why, and what to do."""
+
 
 def algorithm_type(name: str) -> type[PolicyAlgorithm]:
     """The record type of a name, or of `file.py:Class`.
@@ -43,13 +50,14 @@ def algorithm_type(name: str) -> type[PolicyAlgorithm]:
         return _own(name)
     known = sorted([record.name for record in PUBLISHED] + list(ALIASES))
     if name.lower() not in known:
-        nearest = nearest_names(name.lower(), known, count=1, cutoff=0.0)[0]
+        near = nearest_names(name.lower(), known, count=1)
+        other = _OTHER_METHODS.get(name.lower())
         raise OptionsError(
             code="algorithm.unknown",
             what=f"advantage_estimator = {name!r}",
             where="--advantage_estimator",
-            why=f"it is one of {', '.join(known)}, or file.py:Class",
-            do=f"--advantage_estimator {nearest}",
+            why=f"{other[0] + '; here ' if other else ''}it is one of {', '.join(known)}, or file.py:Class",
+            do=other[1] if other else f"--advantage_estimator {near[0]}" if near else "",
         )
     return by_name(name.lower())
 
