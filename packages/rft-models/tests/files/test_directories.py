@@ -54,9 +54,9 @@ def test_a_model_is_a_directory_with_a_configuration_and_weights(model: Path, mo
     ("name", "do"),
     [
         ("lama", "use {root}/llama"),
-        ("qqqq", "put the model's directory at {root}/qqqq"),
+        ("qqqq", "ls {root}"),
         ("lama/deeper/still", "use {root}/llama"),
-        ("llama/config.json", "put the model's directory at {root}/llama/config.json"),
+        ("llama/config.json", "use {root}/llama"),
     ],
 )
 def test_a_path_that_is_no_directory_is_answered_with_the_nearest_one(name: str, do: str, model: Path) -> None:

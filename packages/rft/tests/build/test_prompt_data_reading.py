@@ -223,6 +223,23 @@ def test_held_out_rows_are_the_first_ones(tokenizer: HfTokenizer, write: Write) 
     assert texts(held_out(tokenizer, str(folder), split="test")) == ["y"]
 
 
+def test_held_out_data_that_cannot_be_read_are_told_by_their_own_settings(
+    tokenizer: HfTokenizer, write: Write, tmp_path: Path
+) -> None:
+    write("sets/train.jsonl", ["x"])
+    write("sets/dev.jsonl", ["x"])
+    settings = EvalDataSettings(eval_data="e")
+    for path, split, do in (
+        (tmp_path / "sets" / "trian.jsonl", "", f"--eval_data {tmp_path}/sets/train.jsonl"),
+        (tmp_path / "sets", "test", "--eval_split dev"),
+    ):
+        with pytest.raises((DataError, OptionsError)) as caught:
+            read_held_out(
+                str(path), split, 0, settings, tokenizer, label_key="label", output_key=None, prompt_max_len=9
+            )
+        assert caught.value.problem.do == do
+
+
 def test_a_held_out_row_that_does_not_fit_is_an_error_and_not_left_out(tokenizer: HfTokenizer, write: Write) -> None:
     path = write("a.jsonl", ["x", "y" * 9, "z" * 30, "w" * 20])
     lengths = [len(row.token_ids) for row in held_out(tokenizer, path)]

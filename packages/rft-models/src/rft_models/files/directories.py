@@ -38,13 +38,15 @@ def existing_directory(directory: str | Path) -> Path:
     names = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
     missing = path.absolute().relative_to(parent).parts[0]
     near = nearest_names(missing, names, count=1, cutoff=0.5)
+    # a file of a model, such as its weights
+    is_inside = path.is_file() and (path.parent / "config.json").is_file()
     listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     raise DataError(
         code="models.no_directory",
         what=f"{path} is {kind_of(path)}; {parent} holds {listed or 'no directories'}",
         where=str(path),
         why="a model is a local Hugging Face directory; nothing is downloaded",
-        do=f"use {parent / near[0]}" if near else f"put the model's directory at {path}",
+        do=f"use {path.parent}" if is_inside else f"use {parent / near[0]}" if near else f"ls {parent}",
     )
 
 

@@ -96,7 +96,7 @@ class PromptRenderer:
                 what="apply_chat_template is set, but the tokenizer has no chat template",
                 where="--apply_chat_template",
                 why="the text of a conversation is defined by the tokenizer's own template",
-                do="--input_template 'Question: {input} Answer:'",
+                do="leave --apply_chat_template out",
             )
 
     def render(self, prompt: PromptRow) -> RenderedPrompt:
@@ -176,6 +176,14 @@ class PromptRenderer:
         return (Message("system", self.system_prompt), *others)
 
     def _check_messages_allowed(self, prompt: PromptRow) -> None:
+        if not self.tokenizer.has_chat_template:
+            raise OptionsError(
+                code="prompt.no_chat_template",
+                what=f"{prompt.prompt_id} is a list of messages, and the tokenizer has no chat template",
+                where=_where(prompt),
+                why="only the chat template turns messages into text",
+                do="give prompts as plain text, or put chat_template.jinja into the model's directory",
+            )
         if not self.apply_chat_template:
             raise OptionsError(
                 code="prompt.messages_without_chat",

@@ -28,6 +28,18 @@ def test_records_keep_text_and_the_line_on_which_they_start(tmp_path: Path) -> N
     assert {row.file for row in rows} == {str(file)}
 
 
+@pytest.mark.parametrize("symbol", [",", ";", "\t"])
+def test_the_header_says_what_separates_the_fields(tmp_path: Path, symbol: str) -> None:
+    file = write(tmp_path, f'\nQ{symbol}A\n1+1{symbol}"2{symbol}5"\n')
+    assert [row.fields for row in read_csv(file, SkipLog())] == [{"Q": "1+1", "A": f"2{symbol}5"}]
+
+
+def test_commas_in_a_header_separate_whatever_else_it_holds(tmp_path: Path) -> None:
+    file = write(tmp_path, "a;b,c\n1,2\n")
+    assert read_csv(file, SkipLog())[0].fields == {"a;b": "1", "c": "2"}
+    assert read_csv(file, SkipLog(), delimiter="\t")[0].fields == {"a;b,c": "1,2"}
+
+
 def test_a_record_of_another_length_is_passed_over_up_to_the_limit(tmp_path: Path) -> None:
     file = write(tmp_path, "a,b,c\n1,2\n1,2,3\n1,2,3,4\n")
     skips = SkipLog(limit=2)

@@ -354,3 +354,18 @@ def test_the_beginning_of_a_file_tells_its_encoding_and_the_way_to_convert_it(
     assert problem.code == "data.not_utf8"
     assert problem.why.startswith(why)
     assert problem.do.startswith(do)
+
+
+def test_a_file_of_tabs_is_read(tmp_path: Path) -> None:
+    assert fields(write(tmp_path / "a.tsv", "question\tanswer\n1,5?\t2\n")) == [{"question": "1,5?", "answer": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "do"), [("trian.jsonl", "--prompt_data {}/train.jsonl"), ("teh_data.jsonl", "ls {}")]
+)
+def test_only_a_file_of_a_like_name_is_taken_for_one_that_is_not_there(tmp_path: Path, wanted: str, do: str) -> None:
+    for name in ("train.jsonl", "test.jsonl", "train.py"):
+        write(tmp_path / name, "{}")
+    with pytest.raises(DataError) as caught:
+        read_rows(tmp_path / wanted)
+    assert caught.value.problem.do == do.format(tmp_path)

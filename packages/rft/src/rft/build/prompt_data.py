@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -147,6 +148,21 @@ def _first(prompts: Sequence[PromptRow], limit: int) -> list[PromptRow]:
     return [prompts[i] for i in sorted(indices[:limit])]
 
 
+@contextmanager
+def _held_out_settings() -> Iterator[None]:
+    """Let errors of reading, which name the settings of training data, name those of held-out data."""
+    try:
+        yield
+    except (DataError, OptionsError) as error:
+        fields = {
+            name: text.replace("--prompt_data", "--eval_data").replace("--prompt_split", "--eval_split")
+            for name, text in asdict(error.problem).items()
+        }
+        if fields == asdict(error.problem):
+            raise  # as it is, with what it knows beside its text
+        raise type(error)(**fields) from error
+
+
 def read_held_out(
     path: str,
     split: str,
@@ -160,15 +176,15 @@ def read_held_out(
     images: ImageReading = _NO_IMAGES,
 ) -> tuple[RenderedPrompt, ...]:
     """The first `limit` held-out rows (0 = all); one that does not fit is an error, since it would change the score."""
-    specs = parse_sources(path)
-    loaded = load_prompts(
-        specs,
-        split=split or None,
-        input_key=text.input_key,
-        label_key=label_key,
-        output_key=output_key,
-        images=images.column,
-    )
+    with _held_out_settings():
+        loaded = load_prompts(
+            parse_sources(path),
+            split=split or None,
+            input_key=text.input_key,
+            label_key=label_key,
+            output_key=output_key,
+            images=images.column,
+        )
     chosen = images.arranged(loaded.prompts[:limit] if limit else loaded.prompts)
     kept, left_out = _render(chosen, renderer_for(text, tokenizer), prompt_max_len, 0, 1, "--prompt_max_len")
     if left_out:

@@ -1,4 +1,4 @@
-"""Rows of CSV files: a header, then records of exactly as many fields; every value is text."""
+"""Rows of CSV and TSV files: a header, then records of exactly as many fields; every value is text."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from rft_trainer.data.readers.rows import Row, SkipLog, shown
 _MAX_FIELD_CHARACTERS = 64 * 1024 * 1024
 
 
-def read_csv(file: Path, skips: SkipLog) -> list[Row]:
-    """Read comma-separated records with a header; quoted fields may hold line ends (RFC 4180)."""
+def read_csv(file: Path, skips: SkipLog, *, delimiter: str = "") -> list[Row]:
+    """Read records with a header; quoted fields may hold line ends (RFC 4180).
+
+    Fields are separated by `delimiter`; where none is given, by commas, or by what the header has in their place:
+    semicolons or tabs, as spreadsheets write them.
+    """
     with open_data_file(file) as stream:
         raw = stream.read()
     text = decode_text(raw.removeprefix(BYTE_ORDER_MARK), file)
     # The limit is a setting of the whole process; it is put back for who else reads CSV.
     previous = csv.field_size_limit(_MAX_FIELD_CHARACTERS)
     try:
-        rows = _records(text, file, skips)
+        rows = _records(text, file, skips, delimiter or _delimiter_of(text))
     finally:
         csv.field_size_limit(previous)
     if not rows:
@@ -29,8 +33,14 @@ def read_csv(file: Path, skips: SkipLog) -> list[Row]:
     return rows
 
 
-def _records(text: str, file: Path, skips: SkipLog) -> list[Row]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+def _delimiter_of(text: str) -> str:
+    """What separates the names of the first line that has any."""
+    header = next((line for line in io.StringIO(text) if line.strip()), "")
+    return next((symbol for symbol in ",;\t" if symbol in header), ",")
+
+
+def _records(text: str, file: Path, skips: SkipLog, delimiter: str) -> list[Row]:
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows: list[Row] = []
     header: list[str] | None = None
     while True:

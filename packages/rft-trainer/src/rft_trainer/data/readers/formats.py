@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rft_core.errors import DataError
@@ -22,9 +23,12 @@ _READERS: dict[str, Callable[[Path, SkipLog], list[Row]]] = {
     ".jsonl": read_jsonl,
     ".json": read_json,
     ".csv": read_csv,
+    ".tsv": partial(read_csv, delimiter="\t"),
     ".parquet": lambda file, _: read_parquet(file),
 }
 _COMPRESSED = {".gz": "gunzip -k", ".bz2": "bunzip2 -k", ".xz": "unxz -k", ".zst": "unzstd -k", ".zip": "unzip"}
+_ALIKE = 0.75
+"""Similarity of names from which on a file is taken for the one that was meant."""
 _SHARD = re.compile(r"[-_.]\d+(-of-\d+)?$")
 
 
@@ -88,7 +92,8 @@ def _checked_suffix(file: Path) -> Path:
         what=f"{file} has the suffix {suffix or '(none)'}; those that are read: {', '.join(_READERS)}{hint}",
         where=str(file),
         why="the suffix of a data file determines its format",
-        do=f"mv {file} {file.with_suffix(near[0] if near else '.jsonl')}",
+        # a file of another format is not made one of these by its name
+        do=f"mv {file} {file.with_suffix(near[0])}" if near else f"head -c 300 {file}",
     )
 
 
@@ -114,8 +119,17 @@ def _files_of_directory(directory: Path, split: str | None) -> list[Path]:
 
 
 def _not_found(path: str | Path, target: Path) -> DataError:
-    siblings = [entry.name for entry in target.parent.iterdir()] if target.parent.is_dir() else []
-    near = nearest_names(target.name, siblings, count=1)
+    # by their stems: files that share a suffix alone are not alike
+    siblings = (
+        {
+            entry.stem: entry.name
+            for entry in target.parent.iterdir()
+            if entry.is_dir() or entry.suffix.lower() in _READERS
+        }
+        if target.parent.is_dir()
+        else {}
+    )
+    near = [siblings[stem] for stem in nearest_names(target.stem, siblings, count=1, cutoff=_ALIKE)]
     hub = re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) is not None and not target.suffix
     if near:
         do = f"--prompt_data {target.parent / near[0]}"
