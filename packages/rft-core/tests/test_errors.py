@@ -69,3 +69,15 @@ def test_an_error_is_rebuilt_from_its_reduction_as_another_process_does(kind: ty
     assert type(again) is kind
     assert again.problem == error.problem
     assert str(again) == str(error)
+
+
+@pytest.mark.parametrize("kind", all_errors())
+def test_the_state_is_told_where_the_error_says_nothing_of_it(kind: type[RftError]):
+    silent = {name: text for name, text in FIELDS.items() if name != "state"}
+    error = kind(**silent)
+    error.tell_state("step 3 is saved")
+    assert error.problem == Problem(**(silent | {"state": "step 3 is saved"})) == error.problems[0]
+    assert "step 3 is saved" in str(error)
+    spoken = kind(**FIELDS)
+    spoken.tell_state("step 3 is saved")
+    assert spoken.problem == Problem(**FIELDS)

@@ -13,6 +13,12 @@ from rft_trainer.loops.sft import SftLoop
 from rft_trainer.runs.rollback import RollbackRequested
 
 
+@pytest.fixture(autouse=True)
+def no_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows here are no texts, of which anything could be noted."""
+    monkeypatch.setattr(sft, "data_notes", lambda *_: ())
+
+
 @pytest.fixture
 def read(calls: Any) -> Any:
     """Reading and rendering as doubles: six training samples and two held-out ones."""

@@ -87,6 +87,16 @@ def test_a_setting_that_cannot_be_used_is_not_shown(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == ""
 
 
+def test_the_command_of_a_copy_names_what_the_recipe_names_and_is_not_there(
+    installed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (installed / "own.yaml").write_text("pretrain: here\nprompt_data: a.jsonl\neval_data: b.jsonl\n")
+    for place in ("here", "a.jsonl"):
+        Path(place).touch()
+    assert command.run(["copy", "own", "o.yaml"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("rft-train rl --config o.yaml --eval_data EVAL_DATA")
+
+
 def test_a_recipe_is_copied_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.run(["copy", "addition"]) == 0
     assert command.run(["copy", "bare", "mine.yaml"]) == 0
@@ -94,8 +104,8 @@ def test_a_recipe_is_copied_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("mine.yaml").read_text() == "seed: 3\n"
     shown = capsys.readouterr().out.splitlines()
     assert [line.rpartition("rft-train ")[2] for line in shown] == [
-        "rl --config addition.yaml",
-        "rl --config mine.yaml",
+        "rl --config addition.yaml --pretrain PRETRAIN --prompt_data PROMPT_DATA",
+        "rl --config mine.yaml --pretrain PRETRAIN --prompt_data PROMPT_DATA",
     ]
     Path("mine.yaml").write_text("precious")
     with pytest.raises(RftError) as caught:

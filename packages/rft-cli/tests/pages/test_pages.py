@@ -341,3 +341,11 @@ def test_an_unknown_recipe_names_the_nearest(recipes: Path, capsys: pytest.Captu
     assert "rft-train recipes show addition" in capsys.readouterr().err
     assert main(["recipes", "shwo"]) == 2
     assert "rft-train recipes show" in capsys.readouterr().err
+
+
+def test_a_rounding_error_is_shown_as_0_and_what_matters_beside_it() -> None:
+    record = {"step": 3, "num_steps": 9, "policy/kl": 1.4e-14, "reward/groups_with_signal": 0.25, "kl/reference": 2e-6}
+    line = plain_line(record)
+    assert "kl=0.0000" in line
+    assert "signal=0.25" in line
+    assert "ref_kl=2.0e-06" in line

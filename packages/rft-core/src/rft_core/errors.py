@@ -34,6 +34,10 @@ class ExitCode(IntEnum):
     NO_PROGRESS = 93
 
 
+NOTHING_DONE = "nothing was started and nothing was changed"
+"""The state of an error that comes before anything begins, which is what an error has where it names none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """The seven fields of a failure.
@@ -58,7 +62,7 @@ class Problem:
     """Rank, step, setting with its origin, or file:line:field."""
     why: str
     """The rule that was broken."""
-    state: str = "nothing was started and nothing was changed"
+    state: str = NOTHING_DONE
     """The last good checkpoint and what is lost."""
     do: str = ""
     """One flag or command, computed from this run."""
@@ -96,7 +100,7 @@ class RftError(Exception):
         what: str,
         where: str,
         why: str,
-        state: str = "nothing was started and nothing was changed",
+        state: str = NOTHING_DONE,
         do: str = "",
         bundle: str = "",
     ) -> None:
@@ -114,6 +118,13 @@ class RftError(Exception):
     def with_bundle(self, path: str) -> RftError:
         """The same error, naming the diagnostics file that was written for it."""
         return type(self)(**asdict(replace(self.problem, bundle=path)))
+
+    def tell_state(self, state: str) -> None:
+        """Let the error say this of the last good checkpoint and of what is lost, where it says nothing itself."""
+        if self.problem.state == NOTHING_DONE:
+            self.problem = replace(self.problem, state=state)
+            self.problems = tuple(replace(problem, state=state) for problem in self.problems)
+            self.args = (self.problem.as_text(),)
 
     def as_json(self) -> str:
         """Return one JSON line with the fields of the problem and the exit code."""

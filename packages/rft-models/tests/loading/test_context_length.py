@@ -39,6 +39,17 @@ def test_facts_are_those_of_the_configuration(config: dict[str, Any], facts: Mod
     assert model_facts(directory(tmp_path, config)) == facts
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8"])
+def test_quantized_weights_are_refused_before_they_are_loaded(tmp_path: Path, method: str) -> None:
+    config = {"model_type": "llama", "quantization_config": {"quant_method": method}}
+    with pytest.raises(DataError) as caught:
+        model_facts(directory(tmp_path, config))
+    assert caught.value.problem.code == "models.quantized"
+    assert method in caught.value.problem.what
+    (tmp_path / "plain").mkdir()
+    assert model_facts(directory(tmp_path / "plain", config | {"quantization_config": None})).model_type == "llama"
+
+
 def test_a_model_of_another_kind_has_no_facts(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         model_facts(directory(tmp_path, {"model_type": "bert", "architectures": ["BertModel"]}))

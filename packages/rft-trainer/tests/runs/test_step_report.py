@@ -175,9 +175,17 @@ def test_an_evaluation_is_a_row_with_its_lists(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "every", "rank", "written"), [(4, 2, 0, True), (3, 2, 0, False), (4, 0, 0, False), (4, 2, 1, False)]
+    ("step", "every", "rank", "written"),
+    [
+        (4, 2, 0, True),
+        (3, 2, 0, False),
+        (1, 9, 0, True),
+        (1, 0, 0, False),
+        (4, 0, 0, False),
+        (4, 2, 1, False),
+    ],
 )
-def test_rollouts_are_written_by_the_first_rank_every_so_many_steps(
+def test_rollouts_are_written_by_the_first_rank_at_the_first_step_and_every_so_many_steps(
     tmp_path: Path, step: int, every: int, rank: int, written: bool
 ) -> None:
     report, _, directory = reporter(tmp_path, [0.0], rank=rank, rollout_every=every, rollouts_kept=3)

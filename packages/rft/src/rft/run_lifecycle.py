@@ -25,7 +25,7 @@ from rft.process.detached import run_has_begun
 from rft.process.machine import Machine
 from rft.process.rollbacks import going_back
 from rft.resolved import Resolved
-from rft_core.errors import CheckpointError, OutageError
+from rft_core.errors import CheckpointError, OutageError, RftError
 from rft_dist.checkpoint_format.layout import published
 from rft_dist.checkpoint_format.manifest import ManifestFault
 from rft_dist.checkpoints.locate import resolve_checkpoint
@@ -433,6 +433,10 @@ def running(training: Training, started: RunStart) -> Generator[None]:
                         episode=training.ledger.epoch,
                         resume_command=started.resume_command,
                     )
+                except RftError as error:
+                    step = training.progress.step + 1
+                    error.tell_state(f"the run in {directory.path} stopped in step {step}; its checkpoints stay")
+                    raise
             outcome = "finished" if training.finished else outcome
         except RollbackRequested:
             outcome = "rolled back"

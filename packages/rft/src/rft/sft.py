@@ -9,7 +9,7 @@ from pathlib import Path
 from rft.build.images import refuse_beside_images, row_images, tokenizer_with_images
 from rft.build.lora import adapt, counting, weights_directory
 from rft.build.models import refuse_unknown_parts
-from rft.build.prompt_data import PreparedPrompts, demonstrations, hold_out, read_held_out, read_training
+from rft.build.prompt_data import PreparedPrompts, data_notes, demonstrations, hold_out, read_held_out, read_training
 from rft.build.shared_parts import (
     balanced_forward,
     learning_rate_schedule,
@@ -39,6 +39,7 @@ from rft_models.loading.context_length import model_facts
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.mixture import Mixture
+from rft_trainer.data.rendering import RenderedPrompt
 from rft_trainer.loops.early_stop import EarlyStop
 from rft_trainer.loops.sft import SftLoop, TokenLikelihood
 from rft_trainer.records.rollouts import TrainingSample
@@ -62,6 +63,8 @@ class SftData:
     held_out: list[TrainingSample]
     num_steps: int
     mixture: Mixture
+    notes: tuple[str, ...] = ()
+    """What a person should know of the data before training on them."""
 
 
 def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) -> SftData:
@@ -75,6 +78,7 @@ def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) 
     )
     samples, left_out = demonstrations(training.rendered, tokenizer, max_len)
     held_out: list[TrainingSample] = []
+    rendered: Sequence[RenderedPrompt] = ()
     if data.eval_data:
         rendered = read_held_out(
             data.eval_data,
@@ -95,7 +99,8 @@ def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) 
         num_steps = min(num_steps, chosen.max_steps)
     # counted anew: rows that are too long or held out have left their sources
     mixture = training.mixture_of([sample.sample_id for sample in samples])
-    return SftData(training, samples, left_out, held_out, num_steps, mixture)
+    notes = data_notes(data, tokenizer, training.rendered, rendered)
+    return SftData(training, samples, left_out, held_out, num_steps, mixture, notes)
 
 
 def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, data: SftData) -> SftLoop:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from rft.build.images import ImageReading
 from rft.build.prompt_data import (
     PreparedPrompts,
     as_prompts,
+    data_notes,
     demonstrations,
     given_prompts,
     hold_out,
@@ -383,3 +385,20 @@ def test_rows_without_a_label_column_are_read_where_no_reward_compares_with_it(
     file.write_text('{"input": "x", "label": "1"}\n{"input": "y"}\n')
     with pytest.raises(MissingColumnError):
         with_label_column(reader(tokenizer, settings), settings)
+
+
+def test_notes_tell_of_template_end_token_and_rows_in_both_sets(tokenizer: HfTokenizer, write: Write) -> None:
+    training = read(tokenizer, write("a.jsonl", ["x", "y", "z"])).rendered
+    plain, chat = SftDataSettings(), SftDataSettings(apply_chat_template=True)
+    assert data_notes(chat, tokenizer, training) == ()
+    (note,) = data_notes(plain, tokenizer, training)
+    assert "--apply_chat_template" in note
+    held_out = read(tokenizer, write("b.jsonl", ["y", "q", "z"])).rendered
+    (note,) = data_notes(chat, tokenizer, training, held_out)
+    assert note.startswith("2 of 3 held-out prompts")
+    # the same text asks about another picture
+    pictured = [replace(row, media=object()) for row in held_out]  # pyright: ignore[reportArgumentType]
+    assert data_notes(chat, tokenizer, training, pictured) == ()
+    endless = SimpleNamespace(has_chat_template=False, eos_ids=())
+    (note,) = data_notes(plain, endless, training)  # pyright: ignore[reportArgumentType]
+    assert "no end token" in note

@@ -129,4 +129,17 @@ def _copy(recipe: Recipe, target: Path) -> None:
             state="nothing was changed",
             do=f"rft-train recipes copy {recipe.name} my-{target.name}",
         ) from error
-    print(f"{target} written; run it with: rft-train {recipe.command or default_command()} --config {target}")
+    command = recipe.command or default_command()
+    print(f"{target} written; run it with: rft-train {command} --config {target}{_absent(command, target)}")
+
+
+def _absent(command: str, file: Path) -> str:
+    """Flags for the model and the data, where those that the recipe names are not there."""
+    values = merge(command, ["--config", str(file)]).values
+    places = {name: str(values.get(name) or "") for name in ("pretrain", "prompt_data", "eval_data") if name in values}
+    needed = {"pretrain", "prompt_data"}
+    return "".join(
+        f" --{name} {name.upper()}"
+        for name, place in places.items()
+        if ((place or name in needed) and not Path(place).expanduser().exists()) or (name in needed and not place)
+    )

@@ -60,7 +60,8 @@ RL = Command(
         next_commands="rft_cli.pages.advice:after_rl",
         measure=Measure(name="reward/mean", label="reward"),
         held_out=Measure(name="accuracy", is_share=True),
-        curves="reward/mean policy/kl policy/entropy completion/length_mean policy/gradient_norm",
+        curves="reward/mean reward/groups_with_signal kl/reference policy/entropy completion/length_mean "
+        "policy/gradient_norm",
     ),
     stage_result="run",
 )

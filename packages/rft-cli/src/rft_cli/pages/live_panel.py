@@ -36,10 +36,14 @@ PHASES = {
 }
 """The phases of a step (seconds under time/<name>) with their colours."""
 
+_ROUNDING = 1e-9
+"""Values below are rounding errors: the divergence within a step of one update is one."""
 _LINE = {
     "reward": ("reward/mean", 3),
     "loss": ("sft/loss", 4),
+    "signal": ("reward/groups_with_signal", 2),
     "kl": ("policy/kl", 4),
+    "ref_kl": ("kl/reference", 4),
     "clip": ("policy/clip_fraction", 3),
     "entropy": ("policy/entropy", 3),
     "norm": ("policy/gradient_norm", 3),
@@ -230,7 +234,8 @@ def plain_line(record: Record) -> str:
 
 
 def _plain(value: float, digits: int) -> str:
-    """A number that programs read too: no separators."""
+    """A number that programs read too: no separators. What rounding alone leaves is 0."""
+    value = 0.0 if abs(value) < _ROUNDING else value
     return f"{value:.{digits}f}" if value == 0 or abs(value) >= 10**-digits else f"{value:.1e}"
 
 

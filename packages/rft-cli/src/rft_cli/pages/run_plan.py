@@ -36,7 +36,14 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
         steps += " (max_steps ends the run before its episodes do)"
     cut = _cut_line(batch.micro_train_batch_size, batch.max_tokens_per_micro_batch, batch.packing_samples)
     return [
-        ("data", [*_training_lines(data.training), f"held out: {len(data.held_out):,} prompts"]),
+        (
+            "data",
+            [
+                *_training_lines(data.training),
+                f"held out: {len(data.held_out):,} prompts",
+                *_notes(resolved, data),
+            ],
+        ),
         ("preparation", [_preparation(settings)]),
         ("batches", [*data.plan.derivation(), steps, cut]),
         (
@@ -92,6 +99,11 @@ def _image_lines(training: PreparedPrompts) -> list[str]:
     ]
 
 
+def _notes(resolved: Resolved[Any], data: RlData | SftData) -> list[str]:
+    """Notes on the data; who wrote a recipe has decided about them."""
+    return [] if resolved.recipe_name else [f"note: {note}" for note in data.notes]
+
+
 def _counted(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
@@ -143,7 +155,10 @@ def sft_lines(resolved: Resolved[SftSettings], data: SftData) -> list[tuple[str,
     left_out = [f"left out, too long: {len(data.left_out):,} demonstrations"] if data.left_out else []
     size = min(chosen.train_batch_size, len(data.samples))
     return [
-        ("data", [*_training_lines(data.training), *left_out, _held_out_line(settings, data)]),
+        (
+            "data",
+            [*_training_lines(data.training), *left_out, _held_out_line(settings, data), *_notes(resolved, data)],
+        ),
         ("preparation", [_preparation(settings)]),
         (
             "batches",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from rft_core.errors import DataError
 from rft_models.families.vision import text_type
 from rft_models.files.directories import checked_model_directory
 from rft_models.loading.transformers_loading import refuse_other_kinds
@@ -31,10 +34,25 @@ def model_facts(directory: str | Path) -> ModelFacts:
     """
     path, config = checked_model_directory(directory)
     refuse_other_kinds(path, config, takes_images=True)
+    _refuse_quantized(path, config)
     text = config.get("text_config") or config
     lengths = [int(text[key]) for key in _LENGTH_KEYS if text.get(key)]
     return ModelFacts(
         model_type=str(config["model_type"]),
         max_positions=min(lengths, default=2**31 - 1),
         text_type=text_type(config),
+    )
+
+
+def _refuse_quantized(path: Path, config: Mapping[str, Any]) -> None:
+    """Raise for weights that were rounded when they were saved (GPTQ, AWQ, FP8, bitsandbytes)."""
+    chosen = config.get("quantization_config")
+    if not chosen:
+        return
+    raise DataError(
+        code="models.quantized",
+        what=f"the weights of {path} are quantized ({chosen.get('quant_method', 'quantization_config')})",
+        where=f"{path / 'config.json'}: quantization_config",
+        why="a policy is trained on weights as they were before they were rounded",
+        do="give the directory of the model that was quantized; --load_in_4bit rounds it as it is loaded",
     )

@@ -107,8 +107,12 @@ class Reporter:
             sink.step(record)
 
     def rollouts(self, groups: Sequence[RolloutGroup], progress: Progress) -> None:
-        """Write some complete groups of the step as readable rows; a run goes on without them."""
-        if self._writes and self._rollout_every and progress.step % self._rollout_every == 0:
+        """Write some complete groups of the step as readable rows; a run goes on without them.
+
+        Those of the first step too, so that a mistake in prompts or reward is seen at once, and in a short run at all.
+        """
+        is_due = self._rollout_every and (progress.step == 1 or progress.step % self._rollout_every == 0)
+        if self._writes and is_due:
             rows = rollout_rows(groups, self._rollouts_kept)
             prompts, folder = [group.prompt for group in groups], self._directory.rollouts_directory
             with self._directory.optional.tried("rollouts/", len(rows)):

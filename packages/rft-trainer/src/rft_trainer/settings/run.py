@@ -79,7 +79,7 @@ class RlRunSettings(RunSettings):
     """Number of responses written per file (with `save_trajectories`)."""
 
     rollout_log_interval: int = field(default=10, metadata={"minimum": 1})
-    """Steps between two of these files (with `save_trajectories`)."""
+    """Steps between two of these files, beside that of the first step (with `save_trajectories`)."""
 
     max_unscored_share: float = field(default=0.1, metadata={"minimum": 0.0, "maximum": 1.0})
     """Fraction of a step's rewards that may fail before the run stops."""

@@ -88,7 +88,7 @@ def _automatic(on_gpu: bool) -> EngineChoice:
         if _is_installed(kind.package):
             return EngineChoice(kind.name, f"auto: {kind.title} is installed and there is a GPU")
     absent = " or ".join(f"{kind.title} is not installed" for kind in preferred)
-    why = absent if on_gpu else "on a CPU it is the fastest, and shares the weights being trained"
+    why = absent if on_gpu else "on a CPU it is the fastest"
     return EngineChoice(REFERENCE_ENGINE, f"auto: {why}")
 
 

@@ -319,3 +319,23 @@ def demonstrations(
             do=f"--max_len {longest}",
         )
     return samples, left_out
+
+
+def data_notes(
+    text: PromptTextSettings,
+    tokenizer: HfTokenizer,
+    training: Sequence[RenderedPrompt],
+    held_out: Sequence[RenderedPrompt] = (),
+) -> tuple[str, ...]:
+    """Return what a person should know of prompts, tokenizer and held-out rows before training on them."""
+    notes: list[str] = []
+    if tokenizer.has_chat_template and not text.apply_chat_template:
+        notes.append("the model has a chat template, and prompts are given without it; --apply_chat_template uses it")
+    if not tokenizer.eos_ids:
+        notes.append("the model has no end token: every response goes on to the limit")
+    # rows with images are not compared: the same text asks about another picture
+    known = {row.text for row in training if row.media is None}
+    shared = sum(row.media is None and row.text in known for row in held_out)
+    if shared:
+        notes.append(f"{shared:,} of {len(held_out):,} held-out prompts are among the training prompts too")
+    return tuple(notes)

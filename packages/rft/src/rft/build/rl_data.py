@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from rft.build.algorithm import algorithm_record
 from rft.build.images import refuse_beside_images, row_images
-from rft.build.prompt_data import PreparedPrompts, as_prompts, read_held_out, read_training, with_label_column
+from rft.build.prompt_data import (
+    PreparedPrompts,
+    as_prompts,
+    data_notes,
+    read_held_out,
+    read_training,
+    with_label_column,
+)
 from rft.settings import EvalSettings, RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_core.errors import OptionsError
@@ -15,6 +23,7 @@ from rft_dist.strategies.registry import run_dims
 from rft_models.loading.context_length import model_facts
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.batch_plan import BatchPlan, BatchSizes, plan_batches
+from rft_trainer.data.rendering import RenderedPrompt
 from rft_trainer.evaluation.task_metrics import TaskMetrics
 from rft_trainer.loops.rl import StepConfig
 from rft_trainer.records.rollouts import Prompt
@@ -58,8 +67,10 @@ class RlData:
     num_steps: int
     num_updates: int
     longest_prompt: int
-    metrics: TaskMetrics | None
+    metrics: TaskMetrics | None = None
     """What every evaluation has beside accuracy and reward."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of the data before training on them."""
 
 
 def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> RlData:
@@ -80,6 +91,7 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
     )
     training, label_key = with_label_column(lambda key: read(label_key=key), settings)
     held_out: list[Prompt] = []
+    rendered: Sequence[RenderedPrompt] = ()
     if data.eval_data:
         rendered = read_held_out(
             data.eval_data,
@@ -116,7 +128,8 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
     # held-out prompts too: one engine serves training and evaluation
     longest = max(len(prompt.token_ids) for prompt in (*prompts, *held_out))
     metrics = TaskMetrics.of(data.eval_metrics)
-    return RlData(training, prompts, held_out, plan, num_steps, num_updates, longest, metrics)
+    notes = data_notes(data, tokenizer, training.rendered, rendered)
+    return RlData(training, prompts, held_out, plan, num_steps, num_updates, longest, metrics, notes)
 
 
 def step_rules(settings: RlSettings, data: RlData, record: PolicyAlgorithm) -> StepConfig:
