@@ -185,7 +185,12 @@ def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
     command(monkeypatch, run)
     assert main(["try"]) == 130
-    assert "Traceback" not in capsys.readouterr().err
+    assert capsys.readouterr().err == "interrupted\n"
+    # where a run was under way, what is lost of it and how it goes on
+    Path("a run").mkdir()
+    monkeypatch.setattr(bundle._Context, "run_directory", Path("a run"))
+    assert main(["try"]) == 130
+    assert capsys.readouterr().err.endswith("rft-train resume 'a run'\n")
 
 
 def test_a_failure_inside_a_run_leaves_a_bundle_with_the_run(

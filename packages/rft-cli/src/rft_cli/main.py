@@ -53,7 +53,9 @@ def main(argv: list[str] | None = None) -> int:
         problems.show(_with_bundle(error, words), as_json=as_json)
         return int(error.exit_code)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        from rft_cli.diagnostics import bundle
+
+        print(f"interrupted{bundle.what_an_interrupt_leaves()}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # the interpreter flushes stdout at its exit: into the closed pipe it would raise again

@@ -40,6 +40,17 @@ def test_a_second_interrupt_stops_at_once_and_no_other_signal_does() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
+def test_the_first_interrupt_is_answered_on_the_terminal_and_no_other_signal_is(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with StopSignals():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert "Ctrl-C again" in capfd.readouterr().err
+    with StopSignals():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert capfd.readouterr().err == ""
+
+
 def test_a_vote_counts_where_any_rank_votes_for_it() -> None:
     assert agree(OneRank(), True, False) == (True, False)
     seen: list[list[float]] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import sys
 import tempfile
 import time
@@ -80,6 +81,13 @@ def write(error: BaseException, argv: list[str], problem: Problem | None = None)
 def has_run_directory() -> bool:
     """Return True when the failed command had a run directory."""
     return _Context.run_directory is not None and _Context.run_directory.is_dir()
+
+
+def what_an_interrupt_leaves() -> str:
+    """Return what a second interrupt left of a run, and how it goes on; "" where there is no run."""
+    if not has_run_directory():
+        return ""
+    return f": the steps since the last save are lost; rft-train resume {shlex.quote(str(_Context.run_directory))}"
 
 
 def contents(error: BaseException, argv: list[str], problem: Problem | None = None) -> dict[str, Any]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from contextlib import suppress
 from types import FrameType
 
 import torch
 
 from rft_trainer.protocols import Collectives
+
+_STDERR = 2
+_WAITING = b"\nstopping: this step is finished and saved first; Ctrl-C again loses it and all since the last save\n"
 
 
 class StopSignals:
@@ -38,8 +43,11 @@ class StopSignals:
         if self.received is not None and number == signal.SIGINT:
             # a second SIGTERM is not enough: schedulers may send it more than once, and the save is under way
             raise KeyboardInterrupt
-        # no more than this in a handler, which may run between any two lines of the loop
-        self.received = signal.Signals(number).name
+        is_first, self.received = self.received is None, signal.Signals(number).name
+        # no more than this in a handler, which may run between any two lines of the loop; the terminal may be gone
+        if is_first and number == signal.SIGINT:
+            with suppress(OSError):
+                os.write(_STDERR, _WAITING)
 
 
 _IN_FORCE: list[StopSignals] = []
