@@ -135,6 +135,12 @@ def test_a_name_of_another_trainer_leads_to_a_flag_that_is_accepted(words: str, 
     resolve("rl", ["--pretrain", "m", *problem.do.split()])
 
 
+@pytest.mark.parametrize("dash", ["\u2013", "\u2014", "\u2013-", "\u2212\u2212"])
+def test_a_dash_of_a_text_program_is_told_as_such(dash: str) -> None:
+    problems = problems_of(f"{dash}max_steps", "3")
+    assert [problem.do for problem in problems if "dash" in problem.why] == ["--max_steps"]
+
+
 @pytest.mark.parametrize(
     "words",
     ["--eval_temperature 0.7", "--eval_n 4", "--log_level debug", "--ckpt x", "--generation_batch_size 8", "a.b=3"],

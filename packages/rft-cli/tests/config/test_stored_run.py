@@ -11,7 +11,7 @@ from rft import evaluate
 from rft.evaluate import TrainedModel
 from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import schema
-from rft_cli.config.stored_run import as_words, names_run, read_values, with_run
+from rft_cli.config.stored_run import as_words, names_run, newest_model, read_values, with_run
 from rft_core.errors import DataError
 
 OF_TRAINING = ("temperature", "top_p", "top_k", "min_p", "prompt_data", "max_samples", "n_samples_per_prompt")
@@ -80,3 +80,22 @@ def test_a_configuration_is_its_settings_without_the_header(tmp_path: Path) -> N
     with pytest.raises(DataError) as caught:
         read_values(path)
     assert (caught.value.problem.code, caught.value.problem.where) == ("run.no_config", str(tmp_path))
+
+
+def test_a_run_as_the_model_stands_for_its_newest_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for step in ("step_000002", "step_000010", "quarantine_step_000012"):
+        (run / "checkpoints" / step / "model").mkdir(parents=True)
+    (run / "checkpoints" / "step_000020").mkdir()
+    # a directory of checkpoints alone is no run
+    assert newest_model(str(run)) == str(run)
+    (run / "config.yaml").touch()
+    newest = str(run / "checkpoints" / "step_000010" / "model")
+    assert newest_model(str(run)) == newest
+    for command in ("rl", "sft", "eval", "generate"):
+        resolved = resolve(command, ["--pretrain", str(run)])
+        assert (resolved.values["pretrain"], str(resolved.origins["pretrain"])) == (newest, "command line")
+    # a model beside a file of that name is a model
+    (run / "config.json").touch()
+    assert newest_model(str(run)) == str(run)
+    assert newest_model("") == ""

@@ -19,6 +19,7 @@ from rft_core.errors import OptionsError, Problem
 from rft_core.nearest_names import nearest_names, similarity
 from rft_core.secrets import HIDDEN, looks_like_key
 
+_DASHES = "\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}\N{HORIZONTAL BAR}"
 _SLIP = 0.85
 """Similarity from which on another name is taken for the one that was meant."""
 _PLACEHOLDER = re.compile(r"--(\w+) (?:N|NAME|PATH|DIR|TEXT|PROJECT|FILE)")
@@ -179,6 +180,10 @@ def missing_setting(command: str, setting: Setting) -> Problem:
 def unexpected_argument(text: str, recipes: Sequence[str], command: str = "") -> Problem:
     """Return the problem of a word that belongs to no flag."""
     shown = HIDDEN if looks_like_key(text) else text
+    if text[:1] in tuple(_DASHES) and shown == text:
+        flag = f"--{text.lstrip('-' + _DASHES)}"
+        why = "flags begin with two hyphens; text programs turn them into one dash when a command is copied"
+        return option_problems.stray_word(f"unexpected argument {text}, which begins with a dash", why, flag)
     assigned = assignment(text)
     if assigned and command and shown == text:
         return _assigned(*assigned, command)

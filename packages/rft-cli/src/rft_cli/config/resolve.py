@@ -18,11 +18,14 @@ from rft_cli.config.refused_flags import refusal_of
 from rft_cli.config.render import config_yaml
 from rft_cli.config.rules import contradictions
 from rft_cli.config.schema import REQUIRED, Setting, build, schema
+from rft_cli.config.stored_run import newest_model
 from rft_cli.config.values import NotAllowed, convert
 from rft_cli.records.discovery import find_command, load
 from rft_core.errors import Problem
 from rft_core.secrets import looks_like_key
 
+_MODEL = "pretrain"
+"""The setting that takes a run in the place of a model."""
 _TRACKERS = ("use_wandb", "use_tensorboard", "use_trackio")
 
 
@@ -139,7 +142,8 @@ def _apply(merged: MergedSources, option: GivenSetting) -> None:
         merged.problems.append(errors.bad_value(setting, option))
     else:
         try:
-            merged.values[option.name] = convert(setting, option.texts)
+            value = convert(setting, option.texts)
+            merged.values[option.name] = newest_model(value) if option.name == _MODEL else value
             merged.origins[option.name] = option.origin
         except NotAllowed:
             merged.problems.append(errors.bad_value(setting, option))

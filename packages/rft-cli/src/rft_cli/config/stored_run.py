@@ -23,6 +23,15 @@ def names_run(argv: Sequence[str]) -> bool:
     return bool(argv) and not argv[0].startswith("-")
 
 
+def newest_model(path: str) -> str:
+    """Return the model of the newest checkpoint where `path` is a run, else `path`."""
+    run = Path(path).expanduser()
+    if not path or not (run / "config.yaml").is_file() or (run / "config.json").is_file():
+        return path
+    models = sorted(model for model in (run / "checkpoints").glob("step_*/model") if model.is_dir())
+    return str(models[-1]) if models else path
+
+
 def with_run(argv: Sequence[str], command: str) -> list[str]:
     """Replace a run that stands first by the flags that repeat what it did, on its newest checkpoint.
 
