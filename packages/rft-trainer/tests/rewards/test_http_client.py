@@ -246,11 +246,21 @@ def test_a_body_shorter_than_stated_is_a_network_error_and_one_of_unstated_lengt
 
 
 @pytest.mark.parametrize(
-    "response", [Response(status=500), Response(status=201), Response(b"{"), Response(b"[" * 10**5)]
+    "response", [Response(status=501), Response(status=201), Response(b"{"), Response(b"[" * 10**5)]
 )
 def test_another_code_than_200_and_what_is_no_json_are_failures(world: World, response: Response) -> None:
     world.answers = [response]
     assert failure(world, 8.0, 3).status is RewardStatus.FAILED
+
+
+def test_an_error_of_the_servers_own_code_is_tried_a_few_times_and_not_waited_for(world: World) -> None:
+    world.answers = [Response(status=500), Response(status=500), Response(b"7")]
+    assert world.endpoint(8.0, 2).post({}) == 7
+    world.answers = [Response(status=500)] * 9
+    assert failure(world, 8.0, 2).status is RewardStatus.FAILED
+    assert len(world.answers) == 9 - 3
+    with pytest.raises(RequestFailure):
+        waiting(world).post({})
 
 
 def test_an_answer_may_be_as_large_as_the_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +353,7 @@ def test_a_server_that_is_away_is_asked_again_until_it_answers(world: World, awa
     assert sent(world) == [{"x": 1}] * 3
 
 
-@pytest.mark.parametrize("final", [Response(status=500), Response(status=404), Response(b"{"), ValueError("x")])
+@pytest.mark.parametrize("final", [Response(status=501), Response(status=404), Response(b"{"), ValueError("x")])
 def test_an_answer_that_will_not_change_is_not_waited_for(world: World, final: Response | BaseException) -> None:
     world.answers = [final, Response()]
     with pytest.raises(RequestFailure) as caught:

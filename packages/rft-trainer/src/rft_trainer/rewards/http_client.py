@@ -38,17 +38,24 @@ _AWAY_CODES = (408, 429, 502, 503, 504)
 class RequestFailure(Exception):
     """Error of a request without a usable answer: `status` for the responses, and what happened.
 
-    `is_away`: the same request may be answered later. `retry_after`: seconds that the server asked for.
+    `is_away`: the same request may be answered later. `may_pass`: it is worth a few tries. `retry_after`: seconds that
+    the server asked for.
     """
 
     def __init__(
-        self, status: RewardStatus, detail: str, *, is_away: bool = False, retry_after: float | None = None
+        self,
+        status: RewardStatus,
+        detail: str,
+        *,
+        is_away: bool = False,
+        may_pass: bool = False,
+        retry_after: float | None = None,
     ) -> None:
         # an answer or an error of the network may quote the request
         detail = scrub_text(detail)
         super().__init__(detail)
         self.status, self.detail = status, detail
-        self.is_away, self.retry_after = is_away, retry_after
+        self.is_away, self.may_pass, self.retry_after = is_away, may_pass, retry_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +131,21 @@ class Endpoint:
                 wait.answered()
 
     def _tried(self, body: bytes) -> Any:
-        """Send a request within its time, again after network errors."""
+        """Send a request within its time, again after errors of the network and of the server's own code."""
         deadline = time.monotonic() + self.seconds
         wait = _FIRST_WAIT
         for left in range(self.retries, -1, -1):
             try:
                 return _parsed(self._exchange(body, deadline), self.url)
-            # only what a second try may mend; an answer of the server, whatever it says, is final
+            # only what a second try may mend; any other answer of the server is final
+            except RequestFailure as failure:
+                if not failure.may_pass or not _has_time(left, wait, deadline):
+                    raise
             except _NetworkError as error:
-                # no wait that would end behind the deadline
-                if not left or time.monotonic() + wait >= deadline:
+                if not _has_time(left, wait, deadline):
                     raise RequestFailure(RewardStatus.FAILED, f"{self.url}: {error}", is_away=True) from error
-                self.sleep(wait)
-                wait *= 2
+            self.sleep(wait)
+            wait *= 2
         raise AssertionError
 
     def _exchange(self, body: bytes, deadline: float) -> bytes:
@@ -180,6 +189,11 @@ class Endpoint:
     def _late(self) -> RequestFailure:
         what = f"{self.url}: no answer within {self.seconds:g} s"
         return RequestFailure(RewardStatus.TIMEOUT, what, is_away=True)
+
+
+def _has_time(num_tries: int, wait: float, deadline: float) -> bool:
+    """Return whether another try is left whose wait does not end behind the deadline."""
+    return num_tries > 0 and time.monotonic() + wait < deadline
 
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -256,6 +270,7 @@ def _answer(connection: http.client.HTTPConnection, parts: SplitResult, body: by
             RewardStatus.FAILED,
             f"{where}: HTTP {response.status} {response.reason}" + (f": {said}" if said else ""),
             is_away=response.status in _AWAY_CODES,
+            may_pass=response.status == http.client.INTERNAL_SERVER_ERROR,
             retry_after=retry_seconds(response.headers.get("Retry-After")),
         )
     if len(content) > _LARGEST:
