@@ -1,8 +1,8 @@
 """A reward of your own: `rft-train rl --reward examples/my_reward.py:reward_fn`.
 
 The function gets all responses to one prompt at a time, in processes of its own. It returns one number a
-response; None says that a response could not be scored, which is not the same as 0. Arguments after `*`
-are filled in by name: prompts, prompt_ids, finish_reasons, num_tokens.
+response; None says that a response could not be scored, which is not the same as 0. Arguments are given by
+name: finish_reasons, prompts or any column of the rows; docs/rewards.md has them all.
 """
 
 from __future__ import annotations

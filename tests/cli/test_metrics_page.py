@@ -53,6 +53,8 @@ def general(name: str) -> str:
     """The pattern that stands for a family of names."""
     if name in ("reward/correctness", "reward/format"):
         return "reward/<part>"
+    if name.startswith("reward/unscored_"):
+        return "reward/unscored_<kind>"
     if name.startswith("reward/status_"):
         return "reward/status_<status>"
     phase = name.removeprefix("time/share_")

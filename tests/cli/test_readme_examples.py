@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from rft_trainer.records.scores import RewardItem
+from rft_trainer.rewards.in_process import FunctionReward
 
 ROOT = Path(__file__).parents[2]
 TOLD = {
@@ -35,3 +40,20 @@ def test_the_reward_of_the_examples_scores_as_it_says() -> None:
     assert callable(finished)
     assert reward(["42", "it is 42", "7"], ["42", "42", "42"]) == pytest.approx([1.0, 0.4, 0.0])
     assert finished(["42", "42"], ["42", "42"], finish_reasons=["stop", "length"]) == [1.0, None]
+
+
+def test_every_function_on_the_page_of_rewards_scores_the_row_that_it_is_about() -> None:
+    page = (ROOT / "docs" / "rewards.md").read_text()
+    (source,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    (row,) = (json.loads(text) for text in re.findall(r"With rows `(\{.*\})`", page))
+    scope: dict[str, object] = {}
+    exec(compile(source, "docs/rewards.md", "exec"), scope)
+    functions = {name: value for name, value in scope.items() if callable(value)}
+    assert set(functions) == {"reward_fn", "one_response", "trl_reward", "compute_score", "asked"}
+    item = RewardItem("rows:0", row["input"], "dcba", row["label"], "stop", 1, columns=row)
+    for name, function in functions.items():
+        reward = FunctionReward(function)
+        reward.bind_columns(dict.fromkeys(row, ""))
+        right, wrong = reward([item, replace(item, response_text="abcd")])
+        assert (right.value, wrong.value) == (3.0 if name == "one_response" else 1.0, 0.0), name
+        assert dict(right.breakdown) == ({"length": 4.0} if name == "compute_score" else {})

@@ -1,4 +1,4 @@
-"""One thread a test process, and the runs that several tests of asynchronous rollouts share importable by name."""
+"""One thread a test process, and what the tests of a room share importable by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 
 from rft_trainer.records.scores import RewardItem
 
-sys.path.insert(0, str(Path(__file__).parent / "async_rollouts"))
+for folder in ("async_rollouts", "workers"):
+    sys.path.insert(0, str(Path(__file__).parent / folder))
 torch.set_num_threads(1)
 
 MakeItem = Callable[..., RewardItem]

@@ -5,13 +5,18 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from rft import check
+from rft_core.errors import ServiceError
 from rft_trainer.records.rollouts import TrainingSample
+from rft_trainer.records.scores import RewardStatus, Score
+from rft_trainer.rewards.user_function import RewardTrial
 
 
 def test_the_tools_of_an_environment_are_there_before_prompts_are_rendered(calls: Any) -> None:
     prompts = [SimpleNamespace(prompt_id=name, label="7", token_ids=ids) for name, ids in (("p", (4, 5)), ("q", (6,)))]
-    data = SimpleNamespace(prompts=prompts)
+    data = SimpleNamespace(prompts=prompts, held_out=["held out"])
     tokenizer = calls.double("tokenizer", decode=lambda ids: f"<{ids}>")
     calls.put(
         check,
@@ -37,8 +42,10 @@ def test_the_tools_of_an_environment_are_there_before_prompts_are_rendered(calls
     example = found.first_example()
     assert example.title == "prompt p as the model sees it (2 tokens; label '7'):"
     assert (example.pieces, example.learned) == (["<[4]>", "<[5]>", "<response>"], [False, False, True])
-    found.check_reward()
-    assert calls.taken() == ["check_reward(settings)"]
+    tried = found.check_reward()
+    assert tried is not None
+    assert tried.trial == "check_reward()"
+    assert calls.taken() == [f"check_reward(settings, {[*prompts, 'held out']!r})"]
 
 
 def test_the_first_demonstration_is_shown_with_what_is_learned_of_it(calls: Any) -> None:
@@ -58,3 +65,32 @@ def test_the_first_demonstration_is_shown_with_what_is_learned_of_it(calls: Any)
     assert (example.pieces, example.learned) == (["<[4]>", "<[5]>", "<[6]>", "<[7]>"], [False, False, True, True])
     found.check_reward()
     assert calls.taken() == []
+
+
+FAILED = Score(None, RewardStatus.FAILED, detail="KeyError: 3 (own.py:7)", failure="exception")
+
+
+def tried(*scores: Score, **more: Any) -> check.TriedReward:
+    values: dict[str, Any] = {"traceback": "", "printed": "", "arguments": {"response": "dcba", "level": 2}}
+    values |= {"responses": ("dcba", "other"), "scores": scores} | more
+    return check.TriedReward(RewardTrial("def f(response, level)", "own.py:5", **values))
+
+
+def test_a_tried_reward_shows_arguments_values_and_output() -> None:
+    assert tried(Score(1.5, breakdown={"form": 0.5}), FAILED, printed="hello").lines() == [
+        "reward called on one row: def f(response, level)  (own.py:5)",
+        '  response = "dcba"',
+        "  level    = 2",
+        "  \"dcba\" -> 1.5  {'form': 0.5}",
+        '  "other" -> no score (exception): KeyError: 3 (own.py:7)',
+        "printed, which in a run is in logs/reward-0.log:",
+        "hello",
+    ]
+    assert tried(FAILED, FAILED, traceback="Traceback: own").lines()[-1] == "Traceback: own"
+
+
+def test_a_function_that_gave_no_score_at_all_is_refused() -> None:
+    tried(FAILED, Score(0.0)).require_score()
+    with pytest.raises(ServiceError) as caught:
+        tried(FAILED, FAILED).require_score()
+    assert (caught.value.problem.code, caught.value.problem.where) == ("reward.trial", "own.py:5")

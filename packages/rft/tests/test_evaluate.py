@@ -44,7 +44,7 @@ class Run:
         )
         calls.put(
             evaluate,
-            "make_engine row_images read_held_out sampling_options",
+            "make_engine row_images read_held_out sampling_options has_user_function columns_of",
             tokenizer_with_images=calls.double("tokenizer"),
             enter_environment=environment,
             as_prompts=self.prompts,
@@ -73,14 +73,17 @@ def test_an_evaluation_gives_its_settings_to_the_parts_that_they_belong_to(calls
         "tokenizer_with_images(model, settings.images)",
         "enter_environment(settings.conversation, tokenizer, stack)",
         "row_images(settings.images, settings.output.seed)",
+        "has_user_function(settings)",
         "read_held_out('e.jsonl', data.eval_split, data.max_eval_samples, data, tokenizer, images=row_images(), "
-        "label_key=data.label_key, output_key=None, prompt_max_len=settings.sampling.prompt_max_len)",
+        "label_key=data.label_key, output_key=None, prompt_max_len=settings.sampling.prompt_max_len, "
+        "whole_rows=has_user_function())",
         "as_prompts(read_held_out())",
         f"load_policy(model.pretrain, device=machine.device, dtype=torch.{'bfloat16' if bf16 else 'float32'})",
         "eval()",
         "response_limits(settings, 7)",
         "make_engine(settings.engine, machine, policy, model.pretrain, 27)",
-        "build_reward(settings, machine)",
+        f"columns_of({run.prompts!r})",
+        "build_reward(settings, machine, columns=columns_of())",
         "sampling_options(settings.sampling, 20, tokenizer.eos_ids)",
         f"Evaluator(make_engine(), tokenizer, reward, machine.collectives, {run.prompts!r}, conversations=None, "
         "metrics='metrics of data.eval_metrics', sampling=sampling_options(), seed=settings.output.seed)",

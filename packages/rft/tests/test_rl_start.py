@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +18,13 @@ def start(calls: Any) -> Any:
     calls.put(
         rl,
         requested_run="request",
-        open_machine=calls.double("machine", is_first=True),
+        open_machine=calls.double("machine", is_first=True, ranks=SimpleNamespace(rank=3, world_size=4)),
         tokenizer_with_images="tokenizer",
         enter_environment="environment",
         rl_data="rows",
-        opened_data=calls.double("data"),
-        start="started",
+        opened_data=calls.double("data", prompts=["p"], held_out=["q"]),
+        columns_of="columns",
+        start=calls.double("started", directory=SimpleNamespace(logs_directory=Path("logs"))),
         build_reward=calls.double("reward"),
         build_rl=calls.double("training"),
         ExitStack=calls.double("stack"),
@@ -43,6 +45,13 @@ def begins(reward: str, advantages: str) -> list[str]:
     return [call.replace("REWARD", reward).replace("ADVANTAGES", advantages) for call in BEGINS]
 
 
+def built(reward: str) -> list[str]:
+    """Return the calls that build the reward, with this function of a script."""
+    log = Path("logs/reward-3.log")
+    options = f"columns='columns', function={reward}, log={log!r}"
+    return ["columns_of(['p', 'q'])", f"build_reward(settings, machine, {options})"]
+
+
 BEGINS = [
     "open_machine(settings.model.device, 'request', settings.watch, command=['rft-train'], debug=settings.run.debug, "
     "show_error=front.show_error)",
@@ -51,7 +60,7 @@ BEGINS = [
     "stack begins",
     "tokenizer_with_images(settings.model, settings.images)",
     "enter_environment(settings.conversation, 'tokenizer', stack)",
-    "rl_data(settings, 'tokenizer', machine.ranks.world_size)",
+    "rl_data(settings, 'tokenizer', 4)",
     "opened_data('rows', 'environment')",
     f"rl_contents(resolved, data, {GIVEN})",
     "compared_facts(at, machine, 'contents')",
@@ -74,12 +83,12 @@ def test_a_run_is_planned_before_its_reward_and_model_are_built_and_closed_in_tu
             "requested_run(resolved, None)",
             *begins("'own reward'", "'own advantages'"),
             "start(at, ['rft-train'], machine, data.num_steps, 'facts', front=front, in_place=None, script='train.py')",
-            "build_reward(settings, machine, function='own reward')",
-            "build_rl(settings, 'started', 'tokenizer', data, reward, compute_advantages='own advantages', "
+            *built("'own reward'"),
+            "build_rl(settings, started, 'tokenizer', data, reward, compute_advantages='own advantages', "
             "environment='environment')",
         ]
         parts = (ready.machine, ready.tokenizer, ready.data, ready.started, ready.training)
-        assert parts == ("machine", "tokenizer", "data", "started", "training")
+        assert tuple(map(str, parts)) == ("machine", "tokenizer", "data", "started", "training")
     assert calls.taken() == ENDS
 
 
@@ -98,7 +107,8 @@ def test_an_error_closes_rollouts_and_then_the_reward(calls: Any, start: Any) ->
 
 
 def test_other_ranks_show_no_plan(calls: Any, start: Any) -> None:
-    calls.put(rl, open_machine=calls.double("machine", is_first=False))
+    ranks = SimpleNamespace(rank=1, world_size=2)
+    calls.put(rl, open_machine=calls.double("machine", is_first=False, ranks=ranks))
     with rl.prepared(start.resolved, [], front=start.front):
         assert not [call for call in calls.taken() if "show_plan" in call]
 
@@ -114,9 +124,9 @@ def test_a_run_is_executed_while_signals_are_watched(calls: Any, start: Any) -> 
         "requested_run(resolved, place)",
         *(call.replace(GIVEN, "{}") for call in BEGINS),
         "start(at, ['rft-train'], machine, data.num_steps, 'facts', front=front, in_place=place, script='')",
-        "build_reward(settings, machine, function=None)",
-        "build_rl(settings, 'started', 'tokenizer', data, reward, compute_advantages=None, environment='environment')",
-        "execute(training, 'started', signals, None)",
+        *built("None"),
+        "build_rl(settings, started, 'tokenizer', data, reward, compute_advantages=None, environment='environment')",
+        "execute(training, started, signals, None)",
         *ENDS,
         "signals ends",
     ]
@@ -141,8 +151,8 @@ def test_a_run_that_goes_back_is_built_again_from_its_directory_on_the_same_rank
     assert calls_made[again - 2 : again] == ENDS[:2], "the rollouts and the reward are closed, the ranks stay together"
     assert calls_made[again + 1 :] == [
         "start(at, [], machine, data.num_steps, 'facts', front=front, in_place='directory', script='')",
-        "build_reward(settings, machine, function=None)",
-        "build_rl(settings, 'started', 'tokenizer', data, reward, compute_advantages=None, environment='environment')",
+        *built("None"),
+        "build_rl(settings, started, 'tokenizer', data, reward, compute_advantages=None, environment='environment')",
         *ENDS,
         "signals ends",
     ]

@@ -349,3 +349,14 @@ def test_a_rounding_error_is_shown_as_0_and_what_matters_beside_it() -> None:
     assert "kl=0.0000" in line
     assert "signal=0.25" in line
     assert "ref_kl=2.0e-06" in line
+
+
+def test_responses_without_a_reward_are_on_the_line_of_their_step_alone() -> None:
+    failed = {**RECORD, "reward/unscored": 0.25, "reward/unscored_exception": 3, "reward/unscored_none": 1}
+    assert "  unscored=0.250 (exception 3, none 1)  " in plain_line(failed)
+    assert "unscored" not in plain_line(RECORD)
+    panel = LivePanel(console=Console(file=io.StringIO(), force_terminal=True, width=100))
+    panel.step(failed)
+    assert "exception 3, none 1" in shown(panel)
+    panel.step(RECORD)
+    assert "unscored" not in shown(panel), "of an earlier step"

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -47,6 +47,7 @@ class ChildProcess:
         log: Path | None = None,
         longest_line: int = sys.maxsize,
         inherited: Mapping[str, str] | None = None,
+        output: Callable[[bytes], None] | None = None,
     ) -> None:
         """Start `command` with the numbers of the two pipes behind it, which the child gives to `ParentPipes`.
 
@@ -56,6 +57,7 @@ class ChildProcess:
             log: file that takes what the child prints; None = the end of it is `last_output`.
             longest_line: bytes of a line; a child that sends more without an end of line has ended.
             inherited: variables of this process that the child sees; None = all of them.
+            output: is given what the child prints, piece by piece, where there is no log.
         """
         self.lines: deque[bytearray] = deque()
         """Lines that have arrived, oldest first; whoever uses one takes it out."""
@@ -63,6 +65,7 @@ class ChildProcess:
         """Whether the child has closed a pipe, sent a line that is too long, or been killed."""
         self._unsent, self._partial, self._tail = bytearray(), bytearray(), b""
         self._longest_line = longest_line
+        self._take_output = output
         self._how = ""
         self._mark = f"RFT_CHILD_{secrets.token_hex(8)}"
         given = os.environ if inherited is None else inherited
@@ -70,12 +73,12 @@ class ChildProcess:
         read, from_child = os.pipe()
         self._requests, self._replies = os.fdopen(write, "wb", buffering=0), os.fdopen(read, "rb", buffering=0)
         try:
-            with contextlib.nullcontext(subprocess.PIPE) if log is None else log.open("ab") as output:
+            with contextlib.nullcontext(subprocess.PIPE) if log is None else log.open("ab") as stream:
                 self._child = subprocess.Popen(
                     [*command, str(to_child), str(from_child)],
                     bufsize=0,
                     stdin=subprocess.DEVNULL,
-                    stdout=output,
+                    stdout=stream,
                     stderr=subprocess.STDOUT,
                     env={**given, **environment, _MARK: self._mark, self._mark: "1"},
                     pass_fds=(to_child, from_child),
@@ -168,6 +171,8 @@ class ChildProcess:
         if chunk is None:
             return
         self._tail = (self._tail + chunk)[-_TAIL:]
+        if chunk and self._take_output is not None:
+            self._take_output(chunk)
         if not chunk:
             self._output = None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -110,3 +112,30 @@ def test_a_prompt_is_a_text_or_messages() -> None:
         PromptRow("a:0", None, None, None, None, "a", 0)
     with pytest.raises(ValueError, match="exactly one"):
         PromptRow("a:0", "x", (Message("user", "x"),), None, None, "a", 0)
+
+
+def test_whole_rows_keep_their_columns_and_any_label() -> None:
+    row = {"q": "1+1=", "a": {"x": [1, None]}, "day": date(2026, 11, 23), "price": Decimal("1.5"), "raw": b"x", "n": 3}
+    [prompt] = prompts_from_rows([Row(row, "t.jsonl", 1)], source="t", input_key="q", label_key="a", whole_rows=True)
+    assert prompt.label == {"x": [1, None]}
+    assert prompt.columns == {"q": "1+1=", "a": {"x": [1, None]}, "day": "2026-11-23", "price": 1.5, "n": 3}
+    json.dumps(prompt.columns)
+    for label in (7, None, True, ["x"], 0.5):
+        [prompt] = prompts_from_rows(
+            [Row({"q": "?", "a": label}, "t.jsonl", 1)], source="t", input_key="q", label_key="a", whole_rows=True
+        )
+        assert prompt.label == label
+    with pytest.raises(DataError, match="bytes"):
+        prompts_from_rows(
+            [Row({"q": "?", "a": b"x"}, "t.jsonl", 1)], source="t", input_key="q", label_key="a", whole_rows=True
+        )
+
+
+def test_the_content_hash_follows_columns_only_where_they_are_kept() -> None:
+    def hashed(*, whole_rows: bool, **more: Any) -> str:
+        row = Row({"q": "1+1=", "a": "2", **more}, "t.jsonl", 1)
+        return content_hash(prompts_from_rows([row], source="t", input_key="q", label_key="a", whole_rows=whole_rows))
+
+    assert hashed(whole_rows=False) == hashed(whole_rows=False, level=1)
+    assert hashed(whole_rows=True, level=1) != hashed(whole_rows=True, level=2)
+    assert hashed(whole_rows=True, level=1, x=2) == hashed(whole_rows=True, x=2, level=1)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,11 +99,24 @@ def test_any_callable_will_do(function: Any, name: str, value: float, make_item:
 
 
 def test_a_signature_that_cannot_be_called_is_refused_with_the_file() -> None:
-    def reward_fn(response: str) -> float:
+    def reward_fn(prompts: str) -> float:
         return 1.0
 
-    with pytest.raises(OptionsError, match=r"test_in_process.py: def .*reward_fn\(response: 'str'\)") as caught:
+    with pytest.raises(OptionsError, match=r"def .*reward_fn\(prompts: 'str'\)") as caught:
         FunctionReward(reward_fn)
+    assert caught.value.problem.code == "reward.signature"
+    assert caught.value.problem.where == f"{__file__}:{reward_fn.__code__.co_firstlineno}"
+
+
+def test_columns_are_bound_when_the_data_are_known(make_item: MakeItem) -> None:
+    def reward_fn(response: str, level: int) -> float:
+        return float(level)
+
+    reward = FunctionReward(reward_fn)
+    reward.bind_columns({"level": ""})
+    assert reward([replace(make_item("x"), columns={"level": 3})])[0].value == 3.0
+    with pytest.raises(OptionsError, match="level") as caught:
+        reward.bind_columns({"word": ""})
     assert caught.value.problem.code == "reward.signature"
 
 

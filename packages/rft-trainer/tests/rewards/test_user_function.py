@@ -50,7 +50,7 @@ def test_what_is_not_a_finite_number_is_a_status(write_reward: WriteReward, make
     ("returned", "detail"),
     [
         ("[1.0]", "returned 1 values for 2 responses"),
-        ("1.0", "returned float, expected a list of 2 numbers"),
+        ("1.0", "returned float 1.0, expected a list of 2 numbers"),
         ("responses[5]", "IndexError"),
     ],
 )
@@ -85,10 +85,10 @@ def test_a_prompt_that_takes_too_long_leaves_the_others_scored(write_reward: Wri
     [
         ("def reward_fun(responses, labels): ...", "reward_fn", "has no function 'reward_fn'; it has: reward_fun"),
         ("reward_fn = 3", "reward_fn", "it has: none"),
-        ("def reward_fn(responses): ...", "reward_fn", r"reward_fn\(responses\) cannot be called"),
-        ("def reward_fn(a, b, c): ...", "reward_fn", r"reward_fn\(a, b, c\) cannot be called"),
-        ("def reward_fn(a, b, *, colour): ...", "reward_fn", "colour.* cannot be called"),
-        ("async def reward_fn(a, b): ...", "reward_fn", "async def reward_fn"),
+        ("def reward_fn(texts): ...", "reward_fn", r"reward_fn\(texts\): none of its arguments"),
+        ("def reward_fn(a, b, c): ...", "reward_fn", r"reward_fn\(a, b, c\): none of its arguments"),
+        ("def reward_fn(a, b, *, colour): ...", "reward_fn", "its argument colour"),
+        ("async def reward_fn(a): ...", "reward_fn", "async def reward_fn"),
     ],
 )
 def test_a_function_that_cannot_be_called_is_refused_when_it_is_loaded(

@@ -27,7 +27,11 @@ class Pool:
     outcomes: list[Outcome]
 
     def __init__(self, name: str, **options: Any) -> None:
+        assert callable(options.pop("output"))
         self.name, self.options, self.log = name, options, list[Any]()
+        arguments = [{"name": each, "kind": "either", "required": True} for each in ("responses", "labels")]
+        facts = {"name": "f", "written": "def f(responses, labels)", "place": "my.py:1", "arguments": arguments}
+        self.about = {"function": facts}
         self.made.append(self)
 
     def start(self) -> None:
@@ -69,23 +73,42 @@ def test_a_prompt_is_one_call_with_time_for_each_of_its_responses(pools: list[Po
     first, second = pool.log[1]
     assert (first.seconds, second.seconds) == (5.0, 2.5)
     assert first.payload == {
-        "responses": ["2", "3"],
-        "labels": ["2", "2"],
-        "prompts": ["1+1", "1+1"],
-        "prompt_ids": ["a", "a"],
-        "finish_reasons": ["stop", "length"],
-        "num_tokens": [1, 4],
-        "images": [],
-    }
-    assert second.payload["responses"] == ["4"]
+        "num_responses": 2,
+        "one_at_a_time": False,
+        "num_positional": 0,
+        "order": ["responses", "labels"],
+        "lists": {"responses": ["2", "3"]},
+        "shared": {"labels": "2"},
+    }, "what the function takes, and nothing else"
+    assert second.payload["shared"] == {"responses": "4", "labels": None}
     reward.close()
     assert pool.log[2:] == ["close"]
 
 
-def test_a_text_in_place_of_a_number_is_why_there_is_none(pools: list[Pool], make_item: MakeItem) -> None:
-    Pool.outcomes = [Outcome(RewardStatus.OK, ["no number", 2.0])]
+def test_a_failure_in_place_of_a_number_is_why_there_is_none(
+    pools: list[Pool], make_item: MakeItem, caplog: pytest.LogCaptureFixture
+) -> None:
+    failure = {"failure": "exception", "detail": "ValueError: x", "place": "my.py:3", "traceback": "Traceback ..."}
+    Pool.outcomes = [Outcome(RewardStatus.OK, [failure, 2.0])]
     scores = FileReward("my.py", "f")([make_item("a"), make_item("b")])
-    assert scores == [Score(None, RewardStatus.FAILED, detail="no number"), Score(2.0)]
+    detail = "ValueError: x (my.py:3)"
+    assert scores == [Score(None, RewardStatus.FAILED, detail=detail, failure="exception"), Score(2.0)]
+    assert caplog.records[0].getMessage().endswith(f"{detail}\nTraceback ...")
+
+
+def test_a_call_that_failed_has_kind_and_place_in_every_response(pools: list[Pool], make_item: MakeItem) -> None:
+    Pool.outcomes = [Outcome(RewardStatus.FAILED, detail="KeyError: 3", location="my.py:9", failure="exception")]
+    scores = FileReward("my.py", "f")([make_item("a"), make_item("b")])
+    assert {(score.detail, score.failure) for score in scores} == {("KeyError: 3 (my.py:9)", "exception")}
+
+
+def test_a_function_whose_arguments_cannot_be_bound_leaves_no_process(
+    pools: list[Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_function, "bind", lambda facts, columns: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        FileReward("my.py", "f")
+    assert pools[0].log == ["start", "close"]
 
 
 def test_a_file_has_one_process_and_ten_seconds_where_nothing_is_said(pools: list[Pool], make_item: MakeItem) -> None:

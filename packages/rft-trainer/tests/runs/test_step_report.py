@@ -53,13 +53,16 @@ def test_parts_statuses_and_reasons_are_counted_where_there_are_some() -> None:
             rollout(0, 1.0, breakdown={"format": 1.0, "length": 0.5}),
             rollout(1, 0.5, breakdown={"format": 0.0}),
             rollout(2, None, status=RewardStatus.FAILED),
-            rollout(3, None, status=RewardStatus.FAILED),
+            rollout(3, None, status=RewardStatus.FAILED, failure="exception"),
         )
     ]
     dropped: Any = SimpleNamespace(reasons={"too_long": 3, "equal": 1})
     found = rollout_metrics(groups, dropped)
     assert (found["reward/format"], found["reward/length"], found["reward/mean"]) == (0.5, 0.5, 0.75)
     assert found[f"reward/status_{RewardStatus.FAILED}"] == 0.5
+    counts = {name: value for name, value in found.items() if name.startswith("reward/unscored")}
+    assert counts == {"reward/unscored": 0.5, "reward/unscored_exception": 1, "reward/unscored_failed": 1}
+    assert not [name for name in rollout_metrics([group(0, rollout(0, 1.0))], dropped) if "unscored" in name]
     assert (found["drop/too_long"], found["drop/equal"]) == (3, 1)
 
 
@@ -95,6 +98,9 @@ def test_a_row_says_all_of_a_rollout() -> None:
         "mean_logprob": -0.75,
     }
     assert expected.items() <= row.items()
+    assert not {"failure", "detail"} & set(row)
+    late = rollout(0, None, 0, RewardStatus.TIMEOUT, detail="no answer")
+    assert rollout_row(one.prompt, late).items() >= {"failure": "timeout", "detail": "no answer"}.items()
     assert rollout_row(one.prompt, rollout(0, 0.0, 0))["mean_logprob"] is None
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from calls import call_payload
 
 from rft_core.child_process import ParentPipes
 from rft_core.errors import OptionsError
@@ -131,17 +132,15 @@ def test_the_last_words_say_what_was_raised_and_where(
     assert said["error"].startswith("ValueError: ")
     assert len(said["error"]) == 2000
     assert said["place"] == f"{__file__}:{line}"
+    assert said["traceback"].startswith("Traceback")
+    assert "exit" not in said
     assert "ValueError" in capsys.readouterr().err
-    broken = SyntaxError("bad", ("own.py", 4, 1, "x ="))
-    assert program._place(broken) == "own.py:4"
-    assert program._place(ValueError()) == "unknown"
-    assert program._place(SyntaxError("bad")) == "unknown"
 
 
 def test_a_task_is_its_kind_with_a_file_and_a_name(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own:x.py").write_text("def reward_fn(responses, labels): return [2.0 for _ in responses]\n")
     handler = program._load_task(f"file:{tmp_path}/own:x.py:reward_fn", pool.pipes)
-    assert handler({"responses": ["a", "b"], "labels": [None, None]}) == [2.0, 2.0]
+    assert handler(call_payload("a", "b")) == [2.0, 2.0]
     with pytest.raises(SystemExit) as left:
         program._load_task("file:none.py:reward_fn", pool.pipes)
     assert left.value.code == 0

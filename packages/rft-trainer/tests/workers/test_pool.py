@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from calls import call_payload
 
 from rft_core.errors import ServiceError
 from rft_trainer.records.scores import RewardStatus
@@ -61,7 +62,7 @@ def reward_fn(responses, labels):
 
 
 def job(response: str, seconds: float = 0.5) -> Job:
-    return Job({"responses": [response], "labels": [None]}, seconds)
+    return Job(call_payload(response), seconds)
 
 
 def group_members(group: int) -> list[int]:
@@ -135,7 +136,7 @@ def test_large_requests_and_replies_pass_through_the_pipes(write_reward: WriteRe
     source = "def reward_fn(responses, labels):\n    return [float(len(r)) for r in responses]\n"
     responses = ["\u00e9\n" * n for n in range(3000)]
     with WorkerPool(f"file:{write_reward(source)}:reward_fn", num_workers=1) as pool:
-        [outcome] = pool.run([Job({"responses": responses, "labels": [None] * 3000}, 30)])
+        [outcome] = pool.run([Job(call_payload(*responses), 30)])
     assert outcome.result == [2.0 * n for n in range(3000)]
 
 
@@ -173,7 +174,7 @@ def test_a_process_ends_after_the_one_that_started_it_was_killed(
         "pool.start()\n"
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(pool.process_ids[0]))\n"
         "signal.setitimer(signal.ITIMER_REAL, 0.5)\n"
-        f"pool.run([Job({{'responses': [{response!r}], 'labels': [None]}}, 1.0)])\n"
+        f"pool.run([Job({call_payload(response)!r}, 1.0)])\n"
         "signal.pause()\n"
     )
     child = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)

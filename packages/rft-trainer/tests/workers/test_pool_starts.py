@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from calls import call_payload
 
 from rft_core.errors import DataError, OptionsError, ServiceError
 from rft_trainer.records.scores import RewardStatus
@@ -17,7 +18,7 @@ FINE = "import os\ndef reward_fn(responses, labels):\n    return [float(os.getpi
 
 
 def job(response: str = "fine", seconds: float = 30.0) -> Job:
-    return Job({"responses": [response], "labels": [None]}, seconds)
+    return Job(call_payload(response), seconds)
 
 
 def started(directory: Path) -> int:

@@ -25,6 +25,7 @@ class Started:
         self.environment: dict[str, str] = {}
         self.inherited: dict[str, str] = {}
         self.longest_line = 0
+        self.output: Any = None
         self.sent: list[Any] = []
         self.graces: list[float] = []
 
@@ -41,9 +42,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         *,
         longest_line: int,
         inherited: Mapping[str, str],
+        output: Any,
     ) -> None:
         found.command, found.environment, found.longest_line = list(command), dict(environment), longest_line
-        found.inherited = dict(inherited)
+        found.inherited, found.output = dict(inherited), output
         self.lines, self.has_ended = deque(), False
 
     def kill(self: object, grace: float) -> str:
@@ -65,7 +67,8 @@ def test_a_process_is_a_program_of_its_own_whose_scores_are_the_same_each_time(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", {"HF_TOKEN": "a", "MY_SECRET": "b", "PATH": "c"})
-    ScoringProcess("file:a.py:reward_fn", ProcessLimits(123, 456, ("HF_*",)), 5.0)
+    ScoringProcess("file:a.py:reward_fn", ProcessLimits(123, 456, ("HF_*",)), 5.0, list[bytes]().append)
+    assert started.output is not None
     assert started.command == [
         sys.executable,
         "-P",  # a file of the working directory does not stand in for a library

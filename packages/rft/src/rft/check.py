@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,9 +14,14 @@ from rft.build.rewards import check_reward
 from rft.build.rl_data import RlData, rl_data
 from rft.settings import RlSettings, SftSettings
 from rft.sft import SftData, sft_data
+from rft_core.errors import ServiceError
 from rft_models.loading.context_length import model_facts
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.packing import pack
+from rft_trainer.records.scores import Score
+from rft_trainer.rewards.user_function import RewardTrial
+
+_WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,53 @@ class TokenizedExample:
     """Whether the loss counts the token."""
 
 
+@dataclass(frozen=True, slots=True)
+class TriedReward:
+    """A reward function that was called on one row."""
+
+    trial: RewardTrial
+
+    def lines(self) -> list[str]:
+        """Return what it was given, returned and printed, for people."""
+        trial = self.trial
+        width = max(map(len, trial.arguments), default=0)
+        lines = [f"reward called on one row: {trial.written}  ({trial.place})"]
+        lines += [f"  {name:<{width}} = {_shown(value)}" for name, value in trial.arguments.items()]
+        pairs = zip(trial.responses, trial.scores, strict=True)
+        lines += [f"  {_shown(response)} -> {_score_text(score)}" for response, score in pairs]
+        lines += [trial.traceback] if trial.traceback else []
+        return [*lines, "printed, which in a run is in logs/reward-0.log:", trial.printed] if trial.printed else lines
+
+    def require_score(self) -> None:
+        """Refuse a function that gave no score for any response.
+
+        Raises:
+            ServiceError: it gave none.
+        """
+        trial = self.trial
+        if any(score.value is not None for score in trial.scores):
+            return
+        raise ServiceError(
+            code="reward.trial",
+            what=f"the reward {trial.written} gave no score: {trial.scores[-1].detail}",
+            where=trial.place,
+            why="it was called as in a run, with the first row; a run in which so many responses have no score ends",
+            state="nothing was started",
+            do=f"correct {trial.place}, then the same command",
+        )
+
+
+def _score_text(score: Score) -> str:
+    if score.value is None:
+        return f"no score ({score.failure or score.status}): {score.detail}"
+    return f"{score.value:g}" + (f"  {dict(score.breakdown)}" if score.breakdown else "")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."
+
+
 class Checked(Protocol):
     """Data of a run, as its start would read them."""
 
@@ -37,8 +90,8 @@ class Checked(Protocol):
         """Rows and numbers for the plan page of the command."""
         ...
 
-    def check_reward(self) -> None:
-        """Try what scores responses, where something does, as the start would."""
+    def check_reward(self) -> TriedReward | None:
+        """Try what scores responses, where something does, as the start would; return a call of the user's function."""
         ...
 
     def first_example(self) -> TokenizedExample:
@@ -54,9 +107,10 @@ class RlCheck:
     tokenizer: HfTokenizer
     data: RlData
 
-    def check_reward(self) -> None:
+    def check_reward(self) -> TriedReward | None:
         """Try function and servers as the start would; no reward model's weights are loaded."""
-        check_reward(self.settings)
+        trial = check_reward(self.settings, [*self.data.prompts, *self.data.held_out])
+        return None if trial is None else TriedReward(trial)
 
     def first_example(self) -> TokenizedExample:
         """Return the first prompt token by token; what is learned comes after it."""

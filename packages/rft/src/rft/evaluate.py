@@ -13,11 +13,13 @@ from rft.build.engines import make_engine
 from rft.build.environment import enter_environment
 from rft.build.images import row_images, tokenizer_with_images
 from rft.build.prompt_data import as_prompts, read_held_out, with_label_column
+from rft.build.reward_parts import columns_of
 from rft.build.rewards import build_reward
 from rft.build.rl_data import response_limits
 from rft.build.shared_parts import sampling_options
 from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine
+from rft.reward_names import has_user_function
 from rft.settings import EvalSettings
 from rft_algos.statistics import Interval, mean_interval, paired_difference_interval, wilson_interval
 from rft_core.errors import OptionsError, ServiceError
@@ -110,7 +112,7 @@ def _evaluate(settings: EvalSettings, machine: Machine, opened: ExitStack) -> Ev
     response, longest = response_limits(settings, max(len(prompt.token_ids) for prompt in prompts))
     longest = environment.room(settings.model.pretrain, longest, response) if environment else longest
     engine = within(make_engine(settings.engine, machine, policy, settings.model.pretrain, longest), trie)
-    reward = build_reward(settings, machine)
+    reward = build_reward(settings, machine, columns=columns_of(prompts))
     try:
         evaluator = Evaluator(
             engine,
@@ -150,6 +152,7 @@ def _prompts(settings: EvalSettings, tokenizer: HfTokenizer) -> list[Prompt]:
         output_key=None,
         prompt_max_len=settings.sampling.prompt_max_len,
         images=row_images(settings.images, settings.output.seed),
+        whole_rows=has_user_function(settings),
     )
     rendered, _ = with_label_column(lambda key: read(label_key=key), settings)
     return as_prompts(rendered)

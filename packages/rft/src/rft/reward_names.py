@@ -13,6 +13,7 @@ from rft.decoder_sizes import model_sizes
 from rft.reward_kinds import REWARD_KINDS
 from rft_core.errors import OptionsError
 from rft_dist.planning.memory_estimate import GIB
+from rft_trainer.installed_tasks.discovery import task_names
 from rft_trainer.rewards.http_client import checked_url
 from rft_trainer.settings.rewards import RewardModelSettings, RewardSettings
 
@@ -34,6 +35,12 @@ def function_name(settings: RlSettings | EvalSettings) -> str:
     """Return the name of the reward function: the one set, else "exact", else (beside a model) none: ""."""
     others = any(kind.values(settings) for kind in REWARD_KINDS)
     return settings.reward.reward or ("" if others else "exact")
+
+
+def has_user_function(settings: RlSettings | EvalSettings) -> bool:
+    """Return whether code of a user scores responses: a function of a file, a module, a script or a package."""
+    name = function_name(settings)
+    return ":" in name or (bool(name) and name in task_names())
 
 
 def model_names(settings: RlSettings | EvalSettings) -> list[str]:

@@ -5,6 +5,7 @@ The only module that imports all packages. It builds; it does not train, print o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from rft.build.images import tokenizer_with_images
 from rft.build.lora import adapt, weights_directory
 from rft.build.models import refuse_unknown_parts
 from rft.build.replicas import make_replicas, wants_replicas
+from rft.build.reward_parts import columns_of
 from rft.build.rewards import build_reward
 from rft.build.rl_data import RlData, response_limits, rl_data, step_rules
 from rft.build.rollout_source import RolloutParts, build_rollouts, require_async_support
@@ -369,7 +371,12 @@ def rl_contents(
     chosen = resolved.settings.data
     rows = rows_content(data.training.data_hash, len(data.prompts), chosen.prompt_data)
     held_out = records_content(
-        ([prompt.prompt_id, prompt.text, prompt.label] for prompt in data.held_out), chosen.eval_data
+        (
+            # columns in the order of their names, which says nothing
+            [p.prompt_id, p.text, p.label, *([json.dumps(p.columns, sort_keys=True)] if p.columns else [])]
+            for p in data.held_out
+        ),
+        chosen.eval_data,
     )
     given = {name: function for name, function in functions.items() if function is not None}
     return run_contents(resolved, rows, held_out, given)
@@ -448,7 +455,13 @@ def _built(
     machine, data, settings = run.machine, run.data, run.at.resolved.settings
     started = start(run.at, command, machine, data.num_steps, run.facts, in_place=in_place, script=script, front=front)
     # before the model: a reward that cannot be built costs no loading of weights
-    judge = build_reward(settings, machine, function=reward)
+    judge = build_reward(
+        settings,
+        machine,
+        function=reward,
+        columns=columns_of([*data.prompts, *data.held_out]),
+        log=started.directory.logs_directory / f"reward-{machine.ranks.rank}.log",
+    )
     try:
         training = build_rl(
             settings,

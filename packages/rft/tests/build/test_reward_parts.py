@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rft.build.reward_parts import has_images, require_image_rewards
+from rft.build.reward_parts import columns_of, has_images, require_image_rewards
 from rft.settings import RlSettings
 from rft_core.errors import DataError, OptionsError
 from rft_models.settings import ModelSettings
+from rft_trainer.records.rollouts import Prompt
 from rft_trainer.settings.images import ControlledImageSettings
 from rft_trainer.settings.rewards import JudgeSettings, RewardModelSettings
 
@@ -69,3 +70,10 @@ def test_a_directory_that_is_not_there_is_an_error(places: Path) -> None:
         require_image_rewards(
             replace(SEEING, judge=JudgeSettings(judge_pretrain=f"{places / 'seeing'},{places / 'seeing'}"))
         )
+
+
+def test_columns_are_those_of_any_row_with_the_first_row_that_lacks_them() -> None:
+    rows: list[dict[str, object]] = [{"a": 1, "b": 2}, {"a": 3}, {"a": None, "c": 1}]
+    prompts = [Prompt(f"p:{n}", (1,), "?", None, "rows", columns=row) for n, row in enumerate(rows)]
+    assert columns_of(prompts) == {"a": "", "b": "p:1", "c": "p:0"}
+    assert columns_of([]) == {}

@@ -12,7 +12,11 @@ import torch
 from rft.build import rewards
 from rft.reward_names import NamedPlace
 from rft_core.errors import OptionsError
+from rft_trainer.records.rollouts import Prompt
+from rft_trainer.records.scores import RewardItem
 from rft_trainer.rewards.combined import RewardComponent
+from rft_trainer.rewards.in_process import FunctionReward
+from rft_trainer.rewards.user_function import FileReward
 from rft_trainer.settings.rewards import RewardModelSettings, RewardSettings
 
 
@@ -73,11 +77,11 @@ def test_several_parts_and_one_with_a_weight_are_combined(calls: Any, names: tup
 
 def test_the_function_is_the_first_part_and_one_that_is_given_takes_its_place(calls: Any) -> None:
     setup = Setup(calls, "judge", function="own.py:score")
-    rewards.build_reward(setup.settings, setup.machine)
+    rewards.build_reward(setup.settings, setup.machine, columns={"level": ""})
     made = calls.taken()
     assert (
-        "reward_by_name('own.py:score', limits='limits', num_workers=settings.reward.reward_workers, "
-        "timeout=settings.reward.reward_timeout)"
+        "reward_by_name('own.py:score', columns={'level': ''}, limits='limits', log=None, "
+        "num_workers=settings.reward.reward_workers, timeout=settings.reward.reward_timeout)"
     ) in made
     assert "user_code_limits(settings.reward.reward_memory, settings.reward.reward_variables)" in made
     assert made[-1].startswith("CombinedReward([RewardComponent(name='score', ")
@@ -94,6 +98,45 @@ def test_the_function_is_the_first_part_and_one_that_is_given_takes_its_place(ca
         assert not [call for call in calls.taken() if call.startswith("reward_by_name")]
 
 
+def test_a_function_of_a_script_is_bound_to_the_columns_of_the_data(calls: Any) -> None:
+    setup = Setup(calls)
+
+    def score(response: str, level: int) -> float:
+        return float(level)
+
+    given = FunctionReward(score)
+    rewards.build_reward(setup.settings, setup.machine, function=given, columns={"level": ""})
+    with pytest.raises(OptionsError) as caught:
+        rewards.build_reward(setup.settings, setup.machine, function=given, columns={"colour": ""})
+    assert caught.value.problem.code == "reward.signature"
+
+
+def test_a_check_calls_the_users_function_with_the_label_and_a_made_up_response(
+    calls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Trial(FileReward):
+        def __init__(self) -> None:
+            self.closed = False
+
+        def trial(self, items: Any) -> Any:
+            return items
+
+        def close(self) -> None:
+            self.closed = True
+
+    setup, made = Setup(calls, function="own.py:score"), Trial()
+    monkeypatch.setattr(rewards, "reward_by_name", lambda name, **options: made)
+    prompt = Prompt("p:0", (1,), "?", {"x": 1}, "rows", columns={"level": 2})
+    items: Any = rewards.check_reward(setup.settings, [prompt])
+    assert [(item.response_text, item.label, item.columns["level"]) for item in items] == [
+        ('{"x": 1}', {"x": 1}, 2),
+        ("a made-up response", {"x": 1}, 2),
+    ]
+    assert all(isinstance(item, RewardItem) for item in items)
+    assert made.closed
+    assert len(rewards.trial_items(Prompt("p:0", (1,), "?", None, "rows"))) == 1
+
+
 def test_parts_that_were_built_are_closed_where_another_cannot_be(calls: Any) -> None:
     setup = Setup(calls, "judge", "judge", function="exact")
     with pytest.raises(OptionsError) as caught:
@@ -105,7 +148,7 @@ def test_parts_that_were_built_are_closed_where_another_cannot_be(calls: Any) ->
 @pytest.mark.parametrize("function", ["", "math"])
 def test_a_check_makes_the_function_and_closes_it_and_tries_every_kind(calls: Any, function: str) -> None:
     setup = Setup(calls, "a", "b", function=function)
-    rewards.check_reward(setup.settings)
+    assert rewards.check_reward(setup.settings, [Prompt("p", (1,), "?", None, "rows")]) is None
     made = calls.taken()
     assert made[0] == "require_image_rewards(settings)"
     assert made[-2:] == ["kind0.check(settings)", "kind1.check(settings)"]

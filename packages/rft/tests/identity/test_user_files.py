@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rft.identity.user_files import code_content, folder_content, function_content, imported_files
+from rft.identity.user_files import code_content, folder_content, function_content, imported_files, module_file
 from rft_trainer.rewards.in_process import FunctionReward
 
 MAIN = """import json
@@ -95,3 +95,30 @@ def test_a_function_of_a_script_is_its_source() -> None:
     # as the trainer of LightRFT's names gives them: a reward around a function, and a method of its own class
     assert function_content(FunctionReward(first)) == function_content(first)
     assert function_content(Scorer().__call__) == function_content(Scorer)
+
+
+def test_a_function_of_a_module_is_its_file_with_what_it_imports_of_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "own_package"
+    (folder / "deep").mkdir(parents=True)
+    texts = {"__init__.py": "", "words.py": "from own_package.parts import x\nfrom .near import y\n", "parts.py": ""}
+    texts |= {"near.py": "", "other.py": "", "deep/__init__.py": "import own_package.parts\n"}
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    (tmp_path / "json.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    for module, file, changes in (
+        ("words", "words.py", True),
+        ("words", "parts.py", True),
+        ("words", "near.py", True),
+        ("words", "other.py", False),
+        ("deep", "parts.py", True),
+    ):
+        before = code_content(f"own_package.{module}:f").digest
+        (folder / file).write_text((folder / file).read_text() + "# more\n")
+        assert (code_content(f"own_package.{module}:f").digest != before) is changes, (module, file)
+    assert module_file("json") != (tmp_path / "json.py", tmp_path), "the library comes first"
+    assert module_file("no_such_module") is None
+    assert module_file("own.py") is None
+    assert module_file("in-process") is None

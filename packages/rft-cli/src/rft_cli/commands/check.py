@@ -91,9 +91,13 @@ def _check_training(training: Training, resolved: Resolved[Any], machine: Machin
 
     checked = load(training.check)(resolved.settings, machine.ranks.world_size)
     run_plan.show(training, resolved, checked.data, machine)
-    checked.check_reward()
+    trial = checked.check_reward()
+    if trial is not None:
+        print(visible("\n".join([*trial.lines(), ""])))
     _check_save_path(resolved.settings.checkpoint.save_path)
     _show_example(checked.first_example())
+    if trial is not None:
+        trial.require_score()
 
 
 def _show_example(example: TokenizedExample) -> None:

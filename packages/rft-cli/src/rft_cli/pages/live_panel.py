@@ -21,7 +21,7 @@ from rft_cli.diagnostics.console import SafeConsole
 from rft_cli.pages.advice import verdict_lines
 from rft_cli.pages.charts import amount, duration, shares, sparkline
 from rft_trainer.metrics.sink import RunInfo
-from rft_trainer.runs.reader import as_object, is_number
+from rft_trainer.runs.reader import UNSCORED_KIND, as_object, is_number
 
 Record = Mapping[str, object]
 
@@ -89,7 +89,9 @@ class LivePanel:
     def step(self, record: Record) -> None:
         """Show a step that ended; `record` is its row of metrics."""
         # what a step does not report keeps its last value
-        self._last = {**self._last, **record}
+        # but for failures, which are there only where there are any
+        kept = {name: value for name, value in self._last.items() if not name.startswith("reward/unscored")}
+        self._last = {**kept, **record}
         score = _number(record, "reward/mean", "sft/loss")
         if score is not None:
             self._scores.append(score)
@@ -212,6 +214,8 @@ class LivePanel:
             rows.append(("response", f"{length:.0f} tok", f"{cut:.0%} cut off at the limit" if cut is not None else ""))
         if parts:
             rows.append(("policy", "", "   ".join(parts)))
+        if unscored := _unscored(record):
+            rows.append(("unscored", "", unscored))
         return rows
 
 
@@ -223,6 +227,8 @@ def plain_line(record: Record) -> str:
         value = _number(record, key)
         if value is not None:
             parts.append(f"{label}={_plain(value, digits)}")
+    if unscored := _unscored(record):
+        parts.append(f"unscored={unscored}")
     seconds = [
         f"{name} {_number(record, f'time/{name}') or 0:.1f}" for name in PHASES if _number(record, f"time/{name}")
     ]
@@ -231,6 +237,15 @@ def plain_line(record: Record) -> str:
         parts.append(f"seconds={step_seconds:.2f}" + (f" ({', '.join(seconds)})" if seconds else ""))
     left = duration(_number(record, "time/left"))
     return "  ".join([*parts, f"left={left}"] if left else parts)
+
+
+def _unscored(record: Record) -> str:
+    """Share of responses without a reward, and their number by kind of failure; empty where all have one."""
+    share = _number(record, "reward/unscored")
+    if not share:
+        return ""
+    kinds = {key.removeprefix(UNSCORED_KIND): _number(record, key) for key in record if key.startswith(UNSCORED_KIND)}
+    return f"{_plain(share, 3)} ({', '.join(f'{kind} {count:.0f}' for kind, count in kinds.items() if count)})"
 
 
 def _plain(value: float, digits: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from rft_cli.diagnostics.console import SafeConsole
 from rft_cli.pages import samples_html
 from rft_cli.pages.advice import next_lines, verdict_lines
 from rft_core.errors import StorageError
-from rft_trainer.runs.reader import RunFiles, read_run, rows
+from rft_trainer.runs.reader import UNSCORED_KIND, RunFiles, is_number, read_run, rows
 
 _WIDTH = 60
 _MEASURED = {
@@ -53,6 +54,8 @@ def show(path: Path, summary: Mapping[str, Any], next_commands: Sequence[tuple[s
     found = verdict_lines(summary)
     if found is not None:
         console.print(found, soft_wrap=True)
+    if unscored := _unscored(run):
+        console.print(unscored, markup=False, soft_wrap=True)
     console.print(f"run directory: {path}", markup=False)
     try:
         page = samples_html.write(path)
@@ -64,6 +67,20 @@ def show(path: Path, summary: Mapping[str, Any], next_commands: Sequence[tuple[s
     console.print()
     for line in next_lines(next_commands):
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _unscored(run: RunFiles) -> str:
+    """Numbers of responses without a reward over the run, by kind of failure; empty where all had one."""
+    kinds: Counter[str] = Counter()
+    for row in run.metrics:
+        kinds.update({key: int(row[key]) for key in row if key.startswith(UNSCORED_KIND) and is_number(row[key])})
+    if not kinds:
+        return ""
+    total = int(sum(run.series("data/samples")))
+    shown = ", ".join(f"{kind.removeprefix(UNSCORED_KIND)} {count:,}" for kind, count in kinds.most_common())
+    logs = sorted(file.name for file in (run.path / "logs").glob("reward-*.log"))
+    where = f"; {run.path / 'logs' / logs[0]}" if logs else ""
+    return f"without a reward: {kinds.total():,} of {total:,} responses ({shown}){where}"
 
 
 def _before_after(run: RunFiles, evaluations: Mapping[str, Any]) -> Table:

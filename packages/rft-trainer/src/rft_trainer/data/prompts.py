@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import date, time
 from decimal import Decimal
 from typing import Any
 
@@ -15,6 +16,9 @@ from rft_trainer.data.image_placeholders import check_column, check_images, chec
 from rft_trainer.data.images import ImageColumn, RowImage, images_of
 from rft_trainer.data.message_content import Content, as_template_content, content_of
 from rft_trainer.data.readers.rows import Row, SkipLog, shown, wrong_type
+
+_BYTES = object()
+"""Marks a value of bytes, which no JSON holds."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -45,12 +49,14 @@ class PromptRow:
     prompt_id: str
     text: str | None
     messages: tuple[Message, ...] | None
-    label: str | None
+    label: Any
     output: str | None
     source: str
     index: int
     images: tuple[RowImage, ...] = ()
     """Images in the order of their placeholders in the text or the messages."""
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """All columns of the row as JSON, where code of the user scores; else empty."""
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.messages is None):
@@ -66,11 +72,14 @@ def prompts_from_rows(
     output_key: str | None = None,
     skips: SkipLog | None = None,
     images: ImageColumn | None = None,
+    whole_rows: bool = False,
 ) -> list[PromptRow]:
     """Build one prompt a row. A key may be dotted to reach into nested objects (`reward_model.ground_truth`).
 
-    Numbers become text. Raises `DataError` for a missing (`MissingColumnError`), null or wrongly typed field, and, with
-    `images`, for an image that is none, or whose place is not clear.
+    Numbers become text; with `whole_rows` a label is any JSON value, and all columns are kept.
+
+    Raises `DataError` for a missing (`MissingColumnError`), null or wrongly typed field, and, with `images`, for an
+    image that is none, or whose place is not clear.
     """
     skips = skips if skips is not None else SkipLog()
     named = {"--input_key": input_key, "--label_key": label_key, "--output_key": output_key}
@@ -80,14 +89,50 @@ def prompts_from_rows(
         try:
             text, messages = _text_or_messages(row, input_key, columns, with_images=images is not None)
             pictures = _images(row, images, text, messages, input_key)
-            label = _as_text(row, label_key, "--label_key", columns) if label_key else None
+            label = _label(row, label_key, columns, whole_rows) if label_key else None
+            whole = _columns(row, images) if whole_rows else {}
             output = _as_text(row, output_key, "--output_key", columns) if output_key else None
         # the row is left out and keeps its number, so that the ids of later rows do not move
         except DataError as error:
             skips.take(error)
             continue
-        prompts.append(PromptRow(f"{source}:{index}", text, messages, label, output, source, index, pictures))
+        name = f"{source}:{index}"
+        prompts.append(PromptRow(name, text, messages, label, output, source, index, pictures, whole))
     return prompts
+
+
+def _label(row: Row, key: str, columns: Columns, any_value: bool) -> Any:
+    """Return the label: a text, or with `any_value` what stands in the row."""
+    if not any_value:
+        return _as_text(row, key, "--label_key", columns)
+    value = json_value(columns.field(row, key, "--label_key"))
+    if value is _BYTES:
+        raise wrong_type(row, key, "bytes", "a label is text or another JSON value")
+    return value
+
+
+def _columns(row: Row, images: ImageColumn | None) -> dict[str, Any]:
+    """Return the columns of a row as JSON, without that of the images and those of bytes."""
+    own = images.key if images is not None else None
+    found = {name: json_value(value) for name, value in row.fields.items() if name != own}
+    return {name: value for name, value in found.items() if value is not _BYTES}
+
+
+def json_value(value: Any) -> Any:
+    """Return a value of a data file as JSON: times as text in ISO form; bytes, and what holds them, as `_BYTES`."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        entries = {str(name): json_value(entry) for name, entry in value.items()}
+        return _BYTES if any(entry is _BYTES for entry in entries.values()) else entries
+    if isinstance(value, list | tuple):
+        items = [json_value(item) for item in value]
+        return _BYTES if any(item is _BYTES for item in items) else items
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _BYTES
+    return value.isoformat() if isinstance(value, date | time) else str(value)
 
 
 def _images(
@@ -113,6 +158,9 @@ def content_hash(prompts: Sequence[PromptRow]) -> str:
         # only where there are any: data without images have one hash, with and without an image column
         if prompt.images:
             record.append([image.digest for image in prompt.images])
+        # only where a reward may read them; in order of their names, which says nothing
+        if prompt.columns:
+            record.append(json.dumps(prompt.columns, sort_keys=True))
         # one line a record, so that no two lists of prompts come to the same bytes
         digest.update(json.dumps(record).encode() + b"\n")
     return digest.hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rft_core.errors import DataError, OptionsError
@@ -50,7 +50,7 @@ class RenderedPrompt:
     prompt_id: str
     text: str
     token_ids: tuple[int, ...]
-    label: str | None
+    label: Any
     output: str | None
     source: str
     index: int
@@ -58,6 +58,8 @@ class RenderedPrompt:
     """Its images; None without any."""
     messages: tuple[dict[str, Any], ...] = ()
     """The conversation that `text` renders; empty where it is plain text."""
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """All columns of the row, where code of the user scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ class PromptRenderer:
             prompt.index,
             media,
             self.messages(prompt),
+            prompt.columns,
         )
 
     def text(self, prompt: PromptRow) -> str:

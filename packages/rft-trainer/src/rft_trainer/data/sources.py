@@ -68,6 +68,7 @@ def load_prompts(
     output_key: str | None = None,
     skips: SkipLog | None = None,
     images: ImageColumn | None = None,
+    whole_rows: bool = False,
 ) -> LoadedPrompts:
     """Read every source; errors as `read_rows` and `prompts_from_rows` raise them."""
     skips = skips if skips is not None else SkipLog()
@@ -85,6 +86,7 @@ def load_prompts(
                 output_key=output_key,
                 skips=skips,
                 images=images,
+                whole_rows=whole_rows,
             )
         )
     return LoadedPrompts(tuple(prompts), tuple(specs), tuple(files), content_hash(prompts), skips)

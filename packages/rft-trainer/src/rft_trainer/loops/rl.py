@@ -6,6 +6,7 @@ What every kind of training does around a step is in `TrainingLoop`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -266,7 +267,8 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
         if total and unscored / total > self.rules.max_unscored_share:
             raise ServiceError(
                 code="reward.too_many_failed",
-                what=f"{unscored} of {total} rollouts of step {self.progress.step + 1} have no reward",
+                what=f"{unscored} of {total} rollouts of step {self.progress.step + 1} have no reward "
+                f"({_failure_counts(groups)})",
                 where=f"reward function; first: {_first_unscored(groups)}",
                 why=f"more than the share {self.rules.max_unscored_share} that --max_unscored_share allows",
                 state=f"no weight was changed by this step; resume: {self.resume_command}",
@@ -334,6 +336,13 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
         lists = {"rewards": result.rewards, "correct": result.correct}
         self.reporter.evaluation(name, {**result.as_record(), **averages, **extra}, self.progress, **lists)
         self.progress.owed_evaluation = ""
+
+
+def _failure_counts(groups: Sequence[RolloutGroup]) -> str:
+    """Return the kinds of failures with their numbers, the most frequent first."""
+    missing = [rollout for _, rollout in flat_rollouts(groups) if rollout.reward is None]
+    kinds = Counter(rollout.failure or str(rollout.status) for rollout in missing)
+    return ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
 
 
 def _first_unscored(groups: Sequence[RolloutGroup]) -> str:

@@ -31,12 +31,14 @@ class Prompt:
     prompt_id: str
     token_ids: tuple[int, ...]
     text: str
-    label: str | None
+    label: Any
     source: str
     media: Any = None
     """Its images, opaque here; None without any. `token_ids` hold a placeholder for each of their features."""
     messages: tuple[Mapping[str, Any], ...] = ()
     """The conversation that `text` renders, for models with a template of their own; empty where it is plain text."""
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """All columns of the data row, where code of the user scores; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class Rollout:
     """The conversation that the tokens are, in order; empty where all of them are one sampled response."""
     detail: str = ""
     """Why there is no reward, with file:line where code of the user failed; empty otherwise."""
+    failure: str = ""
+    """Kind of the failure of a reward function, where it is finer than the status."""
 
     def __post_init__(self) -> None:
         lengths = (len(self.completion_ids), len(self.behaviour_logprobs), len(self.log_kept_mass))

@@ -6,6 +6,7 @@ A score is a number, or the reason why there is none. What went wrong while scor
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,23 @@ class RewardStatus(StrEnum):
     """A judge answered, and its answer holds no score."""
 
 
+class FailureKind(StrEnum):
+    """Kind of a failure of a reward function, finer than the status of the response."""
+
+    EXCEPTION = "exception"
+    """It raised."""
+    WRONG_LENGTH = "wrong_length"
+    """It returned a list with another number of values than responses."""
+    NONE = "none"
+    """It returned None."""
+    NOT_FINITE = "nan"
+    """It returned NaN or an infinity."""
+    NOT_A_NUMBER = "not_a_number"
+    """It returned something that is no number, such as a text."""
+    EXIT = "exit"
+    """It called sys.exit."""
+
+
 @dataclass(frozen=True, slots=True)
 class RewardItem:
     """One response to be scored.
@@ -46,8 +64,8 @@ class RewardItem:
     prompt_id: str
     prompt_text: str
     response_text: str
-    label: str | None
-    """The right answer, or None where the data has none."""
+    label: Any
+    """The right answer, or None where the data has none. A text; any JSON value where code of the user scores."""
     finish_reason: str
     """"stop" or "length"."""
     num_tokens: int
@@ -57,6 +75,15 @@ class RewardItem:
     the prompt is plain text."""
     media: Any = None
     """The images of the prompt, opaque here (`rft_trainer.rewards.images` reads them); None without any."""
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """All columns of the data row, where code of the user scores."""
+
+    @property
+    def label_text(self) -> str | None:
+        """The label as a text, for rewards that compare or show texts; what is neither text nor number is JSON."""
+        if self.label is None or isinstance(self.label, str):
+            return self.label
+        return json.dumps(self.label, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +105,8 @@ class Score:
     """(characters of the response up to the end of a step, its reward), for a reward that judges steps."""
     detail: str = ""
     """Readable reason of a missing score; empty where the status is ok."""
+    failure: str = ""
+    """Kind of the failure, where it is finer than the status: one of `FailureKind`."""
 
     def __post_init__(self) -> None:
         if (self.value is not None) != (self.status is RewardStatus.OK):

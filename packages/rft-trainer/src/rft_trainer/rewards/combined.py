@@ -78,7 +78,8 @@ class CombinedReward:
         for part, score in zip(self._parts, row, strict=True):
             # the first part without a value gives its reason; the breakdown still shows what the others gave
             if score.value is None:
-                return Score(None, score.status, breakdown=breakdown, detail=f"{part.name}: {score.detail}")
+                detail = f"{part.name}: {score.detail}"
+                return Score(None, score.status, breakdown=breakdown, detail=detail, failure=score.failure)
         if self._weights is None:
             value = sum(score.value for score in row if score.value is not None)
         else:

@@ -19,7 +19,8 @@ class ExactReward:
 
 def score_exactly(item: RewardItem) -> Score:
     """Score one item by exact match; unparsable where it has no label."""
-    if item.label is None:
+    label = item.label_text
+    if label is None:
         return Score(None, RewardStatus.UNPARSABLE, detail=f"{item.prompt_id} has no label")
-    correctness = float(item.response_text.strip() == item.label.strip())
+    correctness = float(item.response_text.strip() == label.strip())
     return Score(correctness, breakdown={"correctness": correctness})

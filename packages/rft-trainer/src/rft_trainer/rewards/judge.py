@@ -75,12 +75,12 @@ class JudgeReward:
         return derive_key(self._seed, f"judge:{question}" + (f":{digests_of(images)}" if images else ""))
 
     def _question(self, item: RewardItem) -> str:
-        return self._template.fill(prompt=asked_text(item), response=item.response_text, label=item.label)
+        return self._template.fill(prompt=asked_text(item), response=item.response_text, label=item.label_text)
 
     def _question_of(self, item: RewardItem, num_images: int) -> str:
         """Build the question beside images: as many markers as the prompt has images, all of them its own."""
         # only the prompt has images: a marker that a response spells would take one of them away
-        label = None if item.label is None else without_markers(item.label)
+        label = None if item.label_text is None else without_markers(item.label_text)
         text = self._template.fill(prompt=asked_text(item), response=without_markers(item.response_text), label=label)
         return with_places(text, num_images)
 

@@ -80,7 +80,7 @@ def is_well_formed(item: RewardItem) -> bool:
 
 def question_of(item: RewardItem) -> Question | None:
     """Extract gold answer and prediction of an item; None where its label cannot be read."""
-    gold = answers.label_answer(item.label or "")
+    gold = answers.label_answer(item.label_text or "")
     if not answers.is_readable(gold):
         return None
     marked = answers.marked_answers(item.response_text)

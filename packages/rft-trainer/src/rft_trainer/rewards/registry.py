@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rft_core.errors import DataError, OptionsError
@@ -30,16 +31,24 @@ def reward_names() -> tuple[str, ...]:
 
 
 def reward_by_name(
-    name: str, *, num_workers: int = 1, timeout: float = 10.0, limits: ProcessLimits | None = None
+    name: str,
+    *,
+    num_workers: int = 1,
+    timeout: float = 10.0,
+    limits: ProcessLimits | None = None,
+    columns: Mapping[str, str] | None = None,
+    log: Path | None = None,
 ) -> Reward:
     """Build the reward called `name`, that of an installed task, or a function given as `path/to/file.py:function`.
 
     Args:
-        name: one of `reward_names()`, a task of an installed package, or file.py:function (the last colon separates the
-            two).
+        name: one of `reward_names()`, a task of an installed package, or file.py:function or package.module:function
+            (the last colon separates the two).
         num_workers: scoring processes, for the rewards that use any.
         timeout: seconds that one response may take; beyond it the response has no reward.
         limits: of the processes of a function in a file.
+        columns: those of the data, each with a row that lacks it, or "".
+        log: file for what such a function prints.
 
     Raises:
         OptionsError: no such name, file or function, or a function that cannot be called.
@@ -49,19 +58,26 @@ def reward_by_name(
         return _BY_NAME[name](num_workers, timeout)
     if name.startswith(IN_PROCESS):
         raise _of_a_script(name)
+    make = partial(FileReward, num_workers=num_workers, timeout=timeout, limits=limits, columns=columns, log=log)
     path, colon, function = name.rpartition(":")
     if colon and path and function:
-        return FileReward(path, function, num_workers=num_workers, timeout=timeout, limits=limits)
+        return make(path, function, kind="module" if is_module(path) else "file")
     if name in task_names():
-        return _of_a_package(name, num_workers, timeout, limits)
+        return _of_a_package(name, make)
     raise _unknown(name)
 
 
-def _of_a_package(name: str, num_workers: int, timeout: float, limits: ProcessLimits | None) -> Reward:
+def is_module(place: str) -> bool:
+    """Return whether the place of a function is the dotted name of a module, and not the path of a file."""
+    names = place.split(".")
+    return all(map(str.isidentifier, names)) and names[-1] != "py" and not Path(place).exists()
+
+
+def _of_a_package(name: str, make: Callable[..., Reward]) -> Reward:
     """Build the reward of an installed task, which scores in processes as that of a file does."""
     module, _, function = find_task(name, flag="--reward", part="reward").reward.partition(":")
     try:
-        return FileReward(module, function, num_workers=num_workers, timeout=timeout, limits=limits, kind="installed")
+        return make(module, function, kind="installed")
     except (OptionsError, DataError) as error:
         where = f"{entry_text(name)} ({error.problem.where})"
         raise type(error).of(replace(error.problem, where=where)) from error

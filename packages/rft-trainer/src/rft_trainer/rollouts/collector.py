@@ -176,6 +176,7 @@ def score_rollouts(
             num_tokens=len(rollout.completion_ids),
             messages=prompt.messages,
             media=prompt.media,
+            columns=prompt.columns,
         )
         for prompt, rollouts in zip(prompts, sampled, strict=True)
         for rollout in rollouts
@@ -189,7 +190,13 @@ def _with_score(rollout: Rollout, score: Score, decoder: ResponseDecoder | None)
     steps = place_steps(rollout.completion_ids, score.steps, decoder) if decoder and score.steps else ()
     detail = score.detail or rollout.detail
     return replace(
-        rollout, reward=score.value, status=score.status, breakdown=score.breakdown, steps=steps, detail=detail
+        rollout,
+        reward=score.value,
+        status=score.status,
+        breakdown=score.breakdown,
+        steps=steps,
+        detail=detail,
+        failure=score.failure,
     )
 
 

@@ -42,7 +42,7 @@ def conversation_metrics(rollouts: Sequence[Rollout]) -> dict[str, object]:
 
 
 def conversation_rows(rollout: Rollout) -> dict[str, object]:
-    """Return the additions to the row of a conversation: its turns, and the reason of a missing reward."""
+    """Return the addition to the row of a conversation: its turns."""
     if not rollout.turns:
         return {}
     turns: list[dict[str, object]] = [
@@ -58,5 +58,4 @@ def conversation_rows(rollout: Rollout) -> dict[str, object]:
         }
         for turn in rollout.turns
     ]
-    fields: dict[str, object] = {"turns": turns}
-    return fields | ({"detail": rollout.detail} if rollout.detail else {})
+    return {"turns": turns}

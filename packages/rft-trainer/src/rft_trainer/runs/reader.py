@@ -14,6 +14,8 @@ from typing import Any, TypeGuard, cast
 from rft_trainer.runs.directory import is_held
 
 STALE_SECONDS = 600.0
+UNSCORED_KIND = "reward/unscored_"
+"""Prefix of the metrics that count responses without a reward by kind of failure."""
 SAMPLES_PAGE = "samples.html"
 """Sampled answers beside the images that they are about, where there are any."""
 _COMMAND = re.compile(r"^  command: (\S+)$", re.M)

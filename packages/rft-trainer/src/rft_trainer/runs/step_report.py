@@ -18,14 +18,16 @@ from rft_trainer.runs.checkpointing import Progress
 from rft_trainer.runs.conversation_metrics import conversation_metrics, conversation_rows
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.image_entries import image_entries, keep_images
+from rft_trainer.runs.reader import UNSCORED_KIND
 from rft_trainer.scoring.samples import FilterResult, flat_rollouts
 
 _OWN_NAMES = ("mean", "min", "max", "groups_with_signal", "score_clipped", "overlong_penalty", "length_term")
+_OWN_PREFIXES = ("status_", "unscored")
 
 
 def part_metric(name: str) -> str:
     """Return the metric of a part of the reward: reward/NAME, or reward/part_NAME where that is a metric of its own."""
-    return f"reward/part_{name}" if name in _OWN_NAMES or name.startswith("status_") else f"reward/{name}"
+    return f"reward/part_{name}" if name in _OWN_NAMES or name.startswith(_OWN_PREFIXES) else f"reward/{name}"
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], kept: FilterResult) -> dict[str, object]:
@@ -53,6 +55,10 @@ def rollout_metrics(groups: Sequence[RolloutGroup], kept: FilterResult) -> dict[
     metrics |= conversation_metrics(flat)
     missing = Counter(str(rollout.status) for rollout in flat if rollout.reward is None)
     metrics |= {f"reward/status_{status}": count / len(flat) for status, count in sorted(missing.items())}
+    if missing:
+        metrics["reward/unscored"] = sum(missing.values()) / len(flat)
+    kinds = Counter(rollout.failure or str(rollout.status) for rollout in flat if rollout.reward is None)
+    metrics |= {f"{UNSCORED_KIND}{kind}": count for kind, count in sorted(kinds.items())}
     return metrics | {f"drop/{reason}": count for reason, count in sorted(kept.reasons.items())}
 
 
@@ -163,6 +169,8 @@ def rollout_row(prompt: Prompt, rollout: Rollout) -> dict[str, object]:
         "finish_reason": rollout.finish_reason,
         "num_tokens": rollout.num_sampled,
         "mean_logprob": sum(rollout.behaviour_logprobs) / rollout.num_sampled if rollout.num_sampled else None,
+        **({"failure": rollout.failure or str(rollout.status)} if rollout.reward is None else {}),
+        **({"detail": rollout.detail} if rollout.detail else {}),
         **conversation_rows(rollout),
         **image_entries(prompt),
     }

@@ -6,22 +6,24 @@ Torch is not imported unless the user's own file does so.
 
 Lines in:  {"id": 7, "alarm": 12.0, "payload": {...}}
 Lines out: {"ready": true}, {"refused": {...}} (the task cannot be loaded), {"id": 7, "result": ..., "last": false},
-{"id": 7, "error": "ValueError: ...", "place": "reward.py:12"} (the last line of a process).
+{"id": 7, "error": "ValueError: ...", "place": "reward.py:12", "traceback": "..."} (the last line of a process;
+"exit": true where the user's code asked for the end). The first line also has what the handler's `about` holds.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import resource
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from rft_core.child_process import ParentPipes, error_fields, kill_descendants
 from rft_core.errors import RftError
+from rft_trainer.workers.user_errors import error_line, error_place, print_traceback, user_traceback
 
 Handler = Callable[[Mapping[str, object]], object]
 
@@ -29,6 +31,7 @@ TASK_MODULES = {
     "math": "rft_trainer.rewards.math_task",
     "file": "rft_trainer.workers.user_file",
     "installed": "rft_trainer.workers.installed_function",
+    "module": "rft_trainer.workers.module_function",
     "environment": "rft_trainer.environments.worker_task",
 }
 """Module of each kind of task; its `load(path, name)` returns the handler of requests."""
@@ -49,7 +52,9 @@ def main(task: str, memory_bytes: int, data_bytes: int, pipes: ParentPipes) -> N
         resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
     # under the memory limit, so that a task which does not fit fails here and not at its first job
     handler = _load_task(task, pipes)
-    _send(pipes, {"ready": True})
+    # what user code prints is in the log before the process ends, however that is
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    _send(pipes, {"ready": True, **getattr(handler, "about", {})})
     for line in pipes.requests:
         _answer(json.loads(line), handler, pipes, memory_bytes)
     # the pipe has ended: with the parent's order to end, or with the parent, which then kills nothing
@@ -66,7 +71,13 @@ def _answer(request: Mapping[str, object], handler: Handler, pipes: ParentPipes,
     # The pool kills this process at the deadline. The alarm ends it if the pool itself has died.
     signal.setitimer(signal.ITIMER_REAL, alarm)
     before = _peak_memory()
-    result = handler(payload)
+    try:
+        result = handler(payload)
+    except SystemExit as error:
+        # Python would end without a word
+        sys.excepthook(SystemExit, error, error.__traceback__)
+        sys.stdout.flush()
+        os._exit(1)
     signal.setitimer(signal.ITIMER_REAL, 0.0)
     peak = _peak_memory()
     if memory_bytes and peak - before > memory_bytes // _GROWTH_SHARE:
@@ -102,22 +113,15 @@ def _last_words(
     pipes: ParentPipes, hint: str
 ) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        # the parent keeps the end of this output, and shows it where no answer arrives
-        traceback.print_exception(kind, error, trace)
-        summary = traceback.format_exception_only(kind, error)[-1].strip()
+        # the parent logs this output, and shows its end where no answer arrives
+        print_traceback(error.with_traceback(trace))
+        summary = error_line(error)
         # torch and numpy have words of their own for it
         ran_out = isinstance(error, MemoryError) or "allocate memory" in summary
-        _send(pipes, {"id": _current_id, "error": summary[:2000] + hint * ran_out, "place": _place(error)})
+        words = {"error": summary + hint * ran_out, "place": error_place(error), "traceback": user_traceback(error)}
+        _send(pipes, {"id": _current_id, **words, **({"exit": True} if kind is SystemExit else {})})
 
     return hook
-
-
-def _place(error: BaseException) -> str:
-    """Return file:line where the error was raised."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
 
 
 def _send(pipes: ParentPipes, message: Mapping[str, object]) -> None:

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from rft_core import fault_points
 from rft_core.child_process import error_of, wait_for_any
 from rft_core.errors import DataError, ServiceError
 from rft_core.secrets import scrub_text, without_secrets
-from rft_trainer.records.scores import RewardStatus
+from rft_trainer.records.scores import FailureKind, RewardStatus
 from rft_trainer.workers.limits import ProcessLimits
 from rft_trainer.workers.process import ScoringProcess
 
@@ -49,6 +49,10 @@ class Outcome:
     detail: str = ""
     location: str = ""
     """file:line of what was raised, where it is known."""
+    failure: str = ""
+    """Kind of the failure, where it is finer than the status."""
+    traceback: str = ""
+    """Of what was raised, from the user's code on."""
 
 
 class WorkerPool:
@@ -61,7 +65,13 @@ class WorkerPool:
     """
 
     def __init__(
-        self, task: str, *, num_workers: int, limits: ProcessLimits | None = None, start_seconds: float = 120.0
+        self,
+        task: str,
+        *,
+        num_workers: int,
+        limits: ProcessLimits | None = None,
+        start_seconds: float = 120.0,
+        output: Callable[[bytes], None] | None = None,
     ) -> None:
         """Store the limits; no process is started yet.
 
@@ -70,10 +80,14 @@ class WorkerPool:
             num_workers: processes at work at once.
             limits: of each; None = no limit of memory, and no secrets of the environment.
             start_seconds: time to import what the task needs.
+            output: is given what the processes print; None = only the end of it is kept.
         """
         assert num_workers >= 1, f"num_workers must be 1 or more, it is {num_workers}"
         self._task, self._max_processes = task, num_workers
         self._limits, self._start_seconds = limits or ProcessLimits(), start_seconds
+        self._output = output
+        self.about: Mapping[str, Any] = {}
+        """What the task says of itself when it is ready."""
         self._processes: list[ScoringProcess] = []
         self._num_wanted = 0
         self._failed_starts = 0
@@ -131,7 +145,7 @@ class WorkerPool:
         self._num_wanted = max(self._num_wanted, num_processes)
         # all at once: they import beside one another
         while len(self._processes) < self._num_wanted:
-            self._processes.append(ScoringProcess(self._task, self._limits, self._start_seconds))
+            self._processes.append(ScoringProcess(self._task, self._limits, self._start_seconds, self._output))
 
     def _turn(self, longest: float = math.inf) -> dict[int, Outcome]:
         """Wait until something happens, at most `longest` seconds, then handle it: replies, deaths, deadlines."""
@@ -157,6 +171,7 @@ class WorkerPool:
             raise self._does_not_load(message)
         if message.get("ready"):
             process.become_ready()
+            self.about = message
             self._failed_starts = 0
             return {}
         index = process.job_id
@@ -165,11 +180,14 @@ class WorkerPool:
             return {}
         if "error" in message:
             self._discard(process)
+            has_left = bool(message.get("exit"))
             return {
                 index: Outcome(
-                    RewardStatus.FAILED,
+                    RewardStatus.CRASHED if has_left else RewardStatus.FAILED,
                     detail=self._scrubbed(str(message["error"])),
                     location=str(message.get("place", "")),
+                    failure=FailureKind.EXIT if has_left else FailureKind.EXCEPTION,
+                    traceback=scrub_text(str(message.get("traceback", ""))),
                 )
             }
         process.finish()

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rft_core import fault_points
@@ -24,7 +24,13 @@ _MAX_REPLY = 1 << 24
 class ScoringProcess(ChildProcess):
     """A child that runs `rft_trainer.workers.main`, from start to kill."""
 
-    def __init__(self, task: str, limits: ProcessLimits, start_seconds: float) -> None:
+    def __init__(
+        self,
+        task: str,
+        limits: ProcessLimits,
+        start_seconds: float,
+        output: Callable[[bytes], None] | None = None,
+    ) -> None:
         fault_points.fault_point(_START)
         # -P: a file named math.py or json.py in the working directory must not stand in for the library
         sizes = [str(limits.address_bytes), str(limits.data_bytes)]
@@ -35,6 +41,7 @@ class ScoringProcess(ChildProcess):
             {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
             longest_line=_MAX_REPLY,
             inherited=without_secrets(os.environ, limits.variables),
+            output=output,
         )
         self.is_ready = False
         self.job_id: int | None = None

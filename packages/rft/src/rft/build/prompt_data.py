@@ -59,7 +59,9 @@ class PreparedPrompts:
 
 def as_prompts(rendered: Sequence[RenderedPrompt]) -> list[Prompt]:
     """Return the prompts in the form of the RL loop and the evaluator."""
-    return [Prompt(r.prompt_id, r.token_ids, r.text, r.label, r.source, r.media, r.messages) for r in rendered]
+    return [
+        Prompt(r.prompt_id, r.token_ids, r.text, r.label, r.source, r.media, r.messages, r.columns) for r in rendered
+    ]
 
 
 def renderer_for(text: PromptTextSettings, tokenizer: HfTokenizer) -> PromptRenderer:
@@ -83,8 +85,9 @@ def read_training(
     output_key: str | None,
     prompt_max_len: int,
     images: ImageReading = _NO_IMAGES,
+    whole_rows: bool = False,
 ) -> PreparedPrompts:
-    """Read and render the rows to train on."""
+    """Read and render the rows to train on; with `whole_rows` they keep all columns, for code of the user."""
     if not rows.prompt_data:
         raise OptionsError(
             code="data.no_prompt_data",
@@ -101,6 +104,7 @@ def read_training(
         label_key=label_key,
         output_key=output_key,
         images=images.column,
+        whole_rows=whole_rows,
     )
     chosen = _first(loaded.prompts, rows.max_samples) if rows.max_samples else list(loaded.prompts)
     # after the selection, so that images are exchanged among the rows that are used
@@ -174,6 +178,7 @@ def read_held_out(
     output_key: str | None,
     prompt_max_len: int,
     images: ImageReading = _NO_IMAGES,
+    whole_rows: bool = False,
 ) -> tuple[RenderedPrompt, ...]:
     """The first `limit` held-out rows (0 = all); one that does not fit is an error, since it would change the score."""
     with _held_out_settings():
@@ -184,6 +189,7 @@ def read_held_out(
             label_key=label_key,
             output_key=output_key,
             images=images.column,
+            whole_rows=whole_rows,
         )
     chosen = images.arranged(loaded.prompts[:limit] if limit else loaded.prompts)
     kept, left_out = _render(chosen, renderer_for(text, tokenizer), prompt_max_len, 0, 1, "--prompt_max_len")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rft.reward_kinds import REWARD_KINDS, RewardKind
 from rft.reward_names import named_models
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import OptionsError
 from rft_models.families.vision import is_vision
 from rft_models.files.directories import existing_directory, read_json
+from rft_trainer.records.rollouts import Prompt
 from rft_trainer.rewards.http_client import Endpoint
 from rft_trainer.rewards.server_wait import ServerWait, WaitRules
 from rft_trainer.runs.stop_signals import stop_requested
@@ -17,6 +20,12 @@ from rft_trainer.settings.rewards import RewardModelSettings
 def has_images(settings: RlSettings | EvalSettings) -> bool:
     """Return True when prompts may hold images."""
     return bool(settings.images.images_key)
+
+
+def columns_of(prompts: Sequence[Prompt]) -> dict[str, str]:
+    """Return the columns of the rows that the prompts were made of, each with the first row that lacks it, or ""."""
+    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
+    return {name: next((prompt.prompt_id for prompt in prompts if name not in prompt.columns), "") for name in names}
 
 
 def require_image_rewards(settings: RlSettings | EvalSettings) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from rft.build.judge import JudgeFacts, judge_facts
-from rft.build.reward_parts import has_images, require_image_rewards, waiting_endpoint
+from rft.build.reward_parts import columns_of, has_images, require_image_rewards, waiting_endpoint
 from rft.decoder_sizes import model_sizes
 from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine, choose_device
@@ -23,18 +23,35 @@ from rft_models.reward_model.loading import load_reward_model
 from rft_models.reward_model.model import RewardModel
 from rft_models.reward_model.scorer import RewardTextScorer
 from rft_trainer.installed_tasks.discovery import package_of, refuse_built_in, task_names
-from rft_trainer.records.scores import Reward
+from rft_trainer.records.rollouts import Prompt
+from rft_trainer.records.scores import Reward, RewardItem
 from rft_trainer.rewards.combined import CombinedReward, RewardComponent
 from rft_trainer.rewards.registry import reward_by_name, reward_names
 from rft_trainer.rewards.remote_reward_model import RemoteReward
 from rft_trainer.rewards.reward_model import ModelReward
+from rft_trainer.rewards.user_function import RewardTrial
 from rft_trainer.workers.limits import user_code_limits
 
 _SHARE_OF_GPU = 0.1
+_MADE_UP = "a made-up response"
 
 
-def build_reward(settings: RlSettings | EvalSettings, machine: Machine, *, function: Reward | None = None) -> Reward:
-    """Build every reward that the settings name, ready to score; `function` takes the place of the named function.
+def build_reward(
+    settings: RlSettings | EvalSettings,
+    machine: Machine,
+    *,
+    function: Reward | None = None,
+    columns: Mapping[str, str] | None = None,
+    log: Path | None = None,
+) -> Reward:
+    """Build every reward that the settings name, ready to score.
+
+    Args:
+        settings: of a command.
+        machine: with the device of reward models.
+        function: takes the place of the named function.
+        columns: those of the data, each with a row that lacks it, or "".
+        log: file for what a function of a user prints.
 
     Raises:
         OptionsError: names that contradict one another, a function that cannot be called, heads without weights.
@@ -53,7 +70,7 @@ def build_reward(settings: RlSettings | EvalSettings, machine: Machine, *, funct
 
         name = function_name(settings)
         if function is not None or name:
-            add(_function_part(settings, name, function))
+            add(_function_part(settings, name, function, columns or {}, log))
         for kind in build_order():
             for part in kind.build(settings, machine):
                 add(part)
@@ -63,15 +80,43 @@ def build_reward(settings: RlSettings | EvalSettings, machine: Machine, *, funct
     return parts[0].reward if len(parts) == 1 and weights is None else CombinedReward(parts, weights)
 
 
-def check_reward(settings: RlSettings) -> None:
-    """Check function and servers as the start would; no model's weights are loaded."""
+def check_reward(settings: RlSettings, prompts: Sequence[Prompt]) -> RewardTrial | None:
+    """Check function and servers as the start would; no model's weights are loaded.
+
+    Returns:
+        A call of the user's function with the first prompt; None where there is no such function.
+    """
     require_image_rewards(settings)
-    name = function_name(settings)
+    name, trial = function_name(settings), None
     if name:
         # made and closed at once: a function that cannot be imported shows itself here
-        _function_part(settings, name, None).reward.close()
+        reward = _function_part(settings, name, None, columns_of(prompts)).reward
+        try:
+            # of a function that is no user's there is nothing to look at
+            call = getattr(reward, "trial", None)
+            trial = call(trial_items(prompts[0])) if call is not None else None
+        finally:
+            reward.close()
     for kind in build_order():
         kind.check(settings)
+    return trial
+
+
+def trial_items(prompt: Prompt) -> list[RewardItem]:
+    """Return two responses to a prompt for a trial: its label as a text, and one that is made up."""
+    item = RewardItem(
+        prompt_id=prompt.prompt_id,
+        prompt_text=prompt.text,
+        response_text=_MADE_UP,
+        label=prompt.label,
+        finish_reason="stop",
+        num_tokens=1,
+        messages=prompt.messages,
+        media=prompt.media,
+        columns=prompt.columns,
+    )
+    right = item.label_text
+    return [item] if right is None else [replace(item, response_text=right), item]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +192,32 @@ def _names(settings: RlSettings) -> list[str]:
     return [*names, *(name for kind in build_order() for name in kind.names(settings))]
 
 
-def _function_part(settings: RlSettings | EvalSettings, name: str, function: Reward | None) -> RewardComponent:
+def _function_part(
+    settings: RlSettings | EvalSettings,
+    name: str,
+    function: Reward | None,
+    columns: Mapping[str, str],
+    log: Path | None = None,
+) -> RewardComponent:
     if function is not None:
+        # of the rewards that a script may give, the one that calls a function of its own
+        bind_columns = getattr(function, "bind_columns", None)
+        if bind_columns is not None:
+            bind_columns(columns)
         return RewardComponent(str(getattr(function, "name", "reward_fn")), function)
     chosen = settings.reward
     # a name that is written down; the built-in default means nothing else, whatever is installed
     if chosen.reward:
         refuse_built_in(name, reward_names(), flag="--reward")
     limits = user_code_limits(chosen.reward_memory, chosen.reward_variables)
-    reward = reward_by_name(name, num_workers=chosen.reward_workers, timeout=chosen.reward_timeout, limits=limits)
+    reward = reward_by_name(
+        name,
+        num_workers=chosen.reward_workers,
+        timeout=chosen.reward_timeout,
+        limits=limits,
+        columns=columns,
+        log=log,
+    )
     return RewardComponent(name.rpartition(":")[2], reward)
 
 

@@ -16,6 +16,7 @@ from rft.build.prompt_data import (
     read_training,
     with_label_column,
 )
+from rft.reward_names import has_user_function
 from rft.settings import EvalSettings, RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_core.errors import OptionsError
@@ -80,6 +81,7 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
     critic = settings.critic.critic_pretrain if advantage.needs_values else ""
     refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer, critic=critic)
     images = row_images(settings.images, settings.run.seed)
+    whole_rows = has_user_function(settings)
     read = partial(
         read_training,
         data,
@@ -88,6 +90,7 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
         output_key=None,
         prompt_max_len=settings.sampling.prompt_max_len,
         images=images,
+        whole_rows=whole_rows,
     )
     training, label_key = with_label_column(lambda key: read(label_key=key), settings)
     held_out: list[Prompt] = []
@@ -103,6 +106,7 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
             output_key=None,
             prompt_max_len=settings.sampling.prompt_max_len,
             images=images,
+            whole_rows=whole_rows,
         )
         held_out = as_prompts(rendered)
     prompts = training.prompts()

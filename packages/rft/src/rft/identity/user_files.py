@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from pathlib import Path
 
 from rft.identity.record import Content
 
 
 def code_content(reference: str) -> Content:
-    """Content of a name, or of code given as file.py:name.
+    """Content of a name, or of code given as file.py:name or package.module:name.
 
     A name stands for code of the installed packages, whose versions are recorded beside it.
     """
     path, colon, name = reference.rpartition(":")
+    if colon and (found := module_file(path)) is not None:
+        file, folder = found
+        return _of_files([file, *imported_files(file, folder)], name, reference)
     if not colon or not path.endswith(".py"):
         return Content(_digest([reference.encode()]), f"{reference} (built in)", reference)
     files = [Path(path).expanduser(), *imported_files(Path(path).expanduser())]
@@ -55,12 +60,33 @@ def function_content(function: object) -> Content:
     return Content(_digest([name.encode(), source.encode()]), f"the source of {name}", file)
 
 
-def imported_files(file: Path) -> list[Path]:
-    """Files beside `file` that it imports, and those that these import, in the order in which they are found."""
+def module_file(module: str) -> tuple[Path, Path] | None:
+    """Return the file of a module, and the folder from which it is imported; None where it is none that can be seen.
+
+    Its package is not imported.
+    """
+    parts = module.split(".")
+    if not all(map(str.isidentifier, parts)) or parts[-1] == "py":
+        return None
+    try:
+        spec = importlib.util.find_spec(parts[0])
+    except ValueError:  # a module that was made by hand
+        spec = None
+    # as where it is called: the working directory is the last place
+    folder = Path(spec.origin).parents[int(bool(spec.submodule_search_locations))] if spec and spec.origin else Path()
+    path = folder.joinpath(*parts)
+    for candidate in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
+        if candidate.is_file():
+            return candidate, folder
+    return None
+
+
+def imported_files(file: Path, root: Path | None = None) -> list[Path]:
+    """Files that `file` imports, and those that these import: beside them, or in the folder `root` of its package."""
     found: dict[Path, None] = {}
     waiting = [file]
     while waiting:
-        for path in _neighbours(waiting.pop()):
+        for path in _neighbours(waiting.pop(), root):
             if path != file and path not in found:
                 found[path] = None
                 waiting.append(path)
@@ -85,12 +111,14 @@ def _of_files(files: list[Path], name: str, reference: str) -> Content:
     return Content(_digest(parts), covers, reference)
 
 
-def _neighbours(file: Path) -> Iterator[Path]:
-    """Yield the files of modules and packages in the folder of `file` that it imports."""
-    folder = file.parent
+def _neighbours(file: Path, root: Path | None) -> Iterator[Path]:
+    """Yield the files of modules and packages that `file` imports from its own folder or from `root`."""
+    package = file.parent.relative_to(root).parts[:1] if root is not None else ()
     for module in _imports(file):
         parts = module.split(".")
-        for end in range(1, len(parts) + 1):
+        # of `root` only the package itself: beside an installed one stand all others
+        folders = [file.parent, *([root] if root is not None and parts[:1] == list(package) else [])]
+        for folder, end in product(folders, range(1, len(parts) + 1)):
             path = folder.joinpath(*parts[:end])
             for candidate in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
                 if candidate.is_file():
