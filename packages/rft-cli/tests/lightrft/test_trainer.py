@@ -123,7 +123,7 @@ def test_built_objects_are_refused_with_what_to_use(given: tuple[tuple[object, .
 
 def test_a_reward_function_is_checked_at_once_and_is_the_only_reward() -> None:
     with pytest.raises(OptionsError) as caught:
-        SPMDPPOTrainer(**MODEL, reward_fn=lambda response: 1.0)
+        SPMDPPOTrainer(**MODEL, reward_fn=lambda prompts: 1.0)
     assert caught.value.problem.code == "reward.signature"
     with pytest.raises(OptionsError) as caught:
         SPMDPPOTrainer(**MODEL, reward_fn=reward_fn, reward="math")

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rft_core.errors import DataError, OptionsError
 from rft_trainer.records.scores import RewardItem, RewardStatus
-from rft_trainer.rewards.registry import reward_by_name
+from rft_trainer.rewards.registry import is_module, reward_by_name
+from rft_trainer.rewards.user_function import FileReward
 
 MakeItem = Callable[..., RewardItem]
 WriteReward = Callable[[str], Path]
@@ -137,4 +139,71 @@ def test_keyword_arguments_of_any_name_receive_all_extras(write_reward: WriteRew
     path = write_reward("def reward_fn(responses, labels, **extras):\n    return [float(len(extras))]\n")
     reward = reward_by_name(f"{path}:reward_fn")
     assert reward([make_item("x")])[0].value == 5.0
+    reward.close()
+
+
+def test_a_trial_shows_what_the_function_was_given_gave_and_printed(write_reward: WriteReward, make_item: MakeItem):
+    path = write_reward(
+        "def reward_fn(response, level, **rest):\n    print('seen', response)\n    return level / (response == 'x')\n"
+    )
+    reward = FileReward(path, "reward_fn", columns={"level": ""})
+    items = [replace(make_item(text, None), columns={"level": 3}) for text in ("x", "y", "z")]
+    trial = reward.trial(items)
+    reward.close()
+    assert (trial.written, trial.place) == ("def reward_fn(response, level, **rest)", f"{path}:1")
+    assert (trial.arguments["response"], trial.arguments["level"], trial.arguments["label"]) == ("x", 3, None)
+    assert [score.value for score in trial.scores] == [3.0, None, None]
+    assert trial.responses == ("x", "y", "z")
+    assert trial.traceback.splitlines()[1].strip() == f'File "{path}", line 3, in reward_fn'
+    assert trial.printed.split() == ["seen", "x", "seen", "y", "seen", "z"], "tracebacks are no output of the function"
+
+
+def test_output_and_tracebacks_are_in_the_log_and_every_failure_has_its_kind(
+    write_reward: WriteReward, make_item: MakeItem, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    path = write_reward(
+        "import os, sys\n"
+        "def reward_fn(responses, labels):\n"
+        "    print('out', responses[0])\n"
+        "    print('err', responses[0], file=sys.stderr)\n"
+        "    if responses[0] == 'exit': sys.exit('bye')\n"
+        "    if responses[0] == 'die': os._exit(3)\n"
+        "    if responses[0] == 'raise': raise ValueError('my bug')\n"
+        "    return [1.0]\n"
+    )
+    log = tmp_path / "reward-0.log"
+    reward = FileReward(path, "reward_fn", log=log)
+    scores = reward([make_item(text, prompt_id=text) for text in ("x", "exit", "die", "raise")])
+    reward.close()
+    assert [(str(score.status), score.failure) for score in scores] == [
+        ("ok", ""),
+        ("crashed", "exit"),
+        ("crashed", ""),
+        ("failed", "exception"),
+    ]
+    assert f"{path}:7" in scores[3].detail
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    for text in (
+        "SystemExit: bye",
+        "exit code 3",
+        "ValueError: my bug",
+        f'File "{path}", line 7, in reward_fn',
+        str(log),
+    ):
+        assert text in said
+    assert "user_file.py" not in said, "no frame of this program"
+    written = log.read_text()
+    for text in ("out x", "err x", "out die", "ValueError: my bug", "SystemExit: bye"):
+        assert text in written
+
+
+def test_a_dotted_name_is_a_module_unless_a_file_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    names = ("a.b", "a", "a.py", "a/b", "./a.b", "my-rewards", "in-process")
+    assert [is_module(name) for name in names] == [True, True, False, False, False, False, False]
+    Path("a").write_text("")
+    assert not is_module("a")
+    Path("own.py").write_text("def f(responses, labels): return [0.5 for _ in responses]\n")
+    reward = reward_by_name("own:f")
+    assert reward([RewardItem("p", "?", "x", None, "stop", 1)])[0].value == 0.5
     reward.close()

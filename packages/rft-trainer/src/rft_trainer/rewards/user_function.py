@@ -100,16 +100,19 @@ class FileReward:
         [outcome] = self._outcomes([items])
         found = _scores(outcome, len(items))
         [given, *_] = calls_of(payload(items, self._binding))
-        trace = next((str(more["traceback"]) for _, more in found if more.get("traceback")), "")
+        traces = [str(more["traceback"]) for _, more in found if more.get("traceback")]
+        # a traceback is printed too
+        printed = self._output.tail.decode(errors="replace")
+        for trace in traces:
+            printed = printed.replace(trace, "")
         return RewardTrial(
             written=self._facts.written,
             place=self._facts.place,
             arguments=given,
             responses=tuple(item.response_text for item in items),
             scores=tuple(score for score, _ in found),
-            traceback=trace,
-            # a traceback is printed too
-            printed=self._output.tail.decode(errors="replace").replace(trace, "").strip(),
+            traceback=next(iter(traces), ""),
+            printed=printed.strip(),
         )
 
     def close(self) -> None:

@@ -253,7 +253,7 @@ def _require_whole(facts: FunctionFacts, argument: Argument, source: str, column
 
 
 def _unknown(facts: FunctionFacts, name: str, columns: Mapping[str, str] | None) -> OptionsError:
-    near = nearest_names(name, [*ALL_RESPONSES, *ONE_RESPONSE, *_names(), *(columns or ())], count=1)
+    near = nearest_names(name, [*ALL_RESPONSES, *ONE_RESPONSE, *_names(), *(columns or ())], count=1, cutoff=0.7)
     return OptionsError(
         code="reward.signature",
         what=f"{facts.written}: its argument {name} is neither a name of what is known of a response nor a column",

@@ -85,6 +85,6 @@ def _as_number(value: object, function: str) -> Value:
 
 
 def _shown(value: object) -> str:
-    """Return a value with its type, cut where it is long."""
-    text = repr(value)
-    return type(value).__name__ + ("" if value is None or len(text) > 60 else f" {text}")
+    """Return the type of a value, with a short number or text itself."""
+    text = repr(value) if isinstance(value, str | int | float) else ""
+    return f"{type(value).__name__} {text}".strip() if len(text) <= 60 else type(value).__name__
