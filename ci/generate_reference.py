@@ -177,7 +177,7 @@ EXIT_MEANINGS = {
     ExitCode.NO_CHECKPOINT: "no usable checkpoint where one was asked for, or nothing left to resume",
     ExitCode.STORAGE: "the disk refused: full, read-only, quota, input/output error",
     ExitCode.NUMERICS: "non-finite gradients reached their limit",
-    ExitCode.SERVICE: "a reward or an inference engine is unavailable or answers wrongly",
+    ExitCode.SERVICE: "a reward, an inference engine or the Hugging Face Hub is unavailable or answers wrongly",
     ExitCode.PEER: "another rank failed or did not arrive",
     ExitCode.SAVED_AFTER_SIGNAL: "saved after a signal: start me again",
     ExitCode.OUTAGE: "a reward server or a judge was away for longer than `--reward_wait`; saved: start me again",

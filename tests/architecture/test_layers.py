@@ -51,6 +51,10 @@ PLANTED_IMPORTS = {
     "rooms of rft_cli": ("rft_cli.config.values", "rft_cli.commands.training"),
     "rooms of rft_kernels": ("rft_kernels.tiles", "rft_kernels.ops"),
     "transformers, tokenizers and peft in rft_models only": ("rft_trainer.data.prompts", "tokenizers"),
+    "the Hub in rft only; transformers' own errors of configurations in rft_models": (
+        "rft_trainer.data.sources",
+        "huggingface_hub",
+    ),
     "process groups and deepspeed in rft_dist only": ("rft.rl", "deepspeed"),
     "vllm and sglang in rft_engine only": ("rft.build.engines", "vllm"),
     "triton in the kernels only": ("rft_models.logprobs.backend", "triton"),

@@ -42,6 +42,8 @@ class Run:
         calls.replace(
             evaluate, TaskMetrics=metrics, constraint_of=lambda *given: None, within=lambda engine, trie: engine
         )
+        # it reads the fields of settings, which a double lacks
+        calls.replace(evaluate, with_model_directories=lambda settings: settings)
         calls.put(
             evaluate,
             "make_engine row_images read_held_out sampling_options has_user_function columns_of",

@@ -17,6 +17,8 @@ def run(calls: Any, module: Any, *, rank: int = 0, ranks: int = 1, positions: in
     found = [SimpleNamespace(token_ids=(number,) * length) for number, length in enumerate((3, 7, 5))]
     policy = calls.double("policy")
     calls.replace(module, constraint_of=lambda *given: None)
+    # it reads the fields of settings, which a double lacks
+    calls.replace(module, with_model_directories=lambda settings: settings)
     if hasattr(module, "within"):
         calls.replace(module, within=lambda engine, trie: engine)
     calls.put(

@@ -31,9 +31,12 @@ def start(calls: Any) -> Any:
         StopSignals=calls.double("signals"),
     )
     calls.put(rl, "execute")
-    resolved = calls.double("resolved", settings=calls.double("settings"))
-    at = calls.double("at", resolved=resolved)
-    calls.put(rl, continuation=at, rl_contents="contents", compared_facts="facts")
+    resolved = calls.double("resolved")
+    # what is recorded has names with commits, what is read has directories
+    local = calls.double("local", settings=calls.double("settings"))
+    at = calls.double("at", resolved=calls.double("fixed"))
+    calls.put(rl, continuation=calls.double("begun"), with_commits=at, with_local_models=local)
+    calls.put(rl, rl_contents="contents", compared_facts="facts")
     return SimpleNamespace(resolved=resolved, front=calls.double("front"))
 
 
@@ -62,9 +65,9 @@ BEGINS = [
     "enter_environment(settings.conversation, 'tokenizer', stack)",
     "rl_data(settings, 'tokenizer', 4)",
     "opened_data('rows', 'environment')",
-    f"rl_contents(resolved, data, {GIVEN})",
+    f"rl_contents(local, data, {GIVEN})",
     "compared_facts(at, machine, 'contents')",
-    "front.show_plan(resolved, data, machine)",
+    "front.show_plan(local, data, machine)",
 ]
 ENDS = ["training.rollouts.close()", "reward.close()", "stack ends", "machine ends"]
 
@@ -80,7 +83,9 @@ def test_a_run_is_planned_before_its_reward_and_model_are_built_and_closed_in_tu
     ) as ready:
         assert calls.taken() == [
             "continuation(resolved, None)",
-            "requested_run(resolved, None)",
+            "with_commits(begun)",
+            "with_local_models(fixed)",
+            "requested_run(local, None)",
             *begins("'own reward'", "'own advantages'"),
             "start(at, ['rft-train'], machine, data.num_steps, 'facts', front=front, in_place=None, script='train.py')",
             *built("'own reward'"),
@@ -121,7 +126,9 @@ def test_a_run_is_executed_while_signals_are_watched(calls: Any, start: Any) -> 
         "StopSignals()",
         "signals begins",
         "continuation(resolved, place)",
-        "requested_run(resolved, place)",
+        "with_commits(begun)",
+        "with_local_models(fixed)",
+        "requested_run(local, place)",
         *(call.replace(GIVEN, "{}") for call in BEGINS),
         "start(at, ['rft-train'], machine, data.num_steps, 'facts', front=front, in_place=place, script='')",
         *built("None"),
@@ -147,10 +154,10 @@ def test_a_run_that_goes_back_is_built_again_from_its_directory_on_the_same_rank
     assert rl.train(start.resolved, [], front=start.front) == "ended"
     assert asked == [None, rollback]
     calls_made = [call for call in calls.taken() if call not in ("signals begins", "StopSignals()")]
-    again = calls_made.index("continuation(resolved, 'directory')")
+    again = calls_made.index("continuation(fixed, 'directory')")
     assert calls_made[again - 2 : again] == ENDS[:2], "the rollouts and the reward are closed, the ranks stay together"
     assert calls_made[again + 1 :] == [
-        "start(at, [], machine, data.num_steps, 'facts', front=front, in_place='directory', script='')",
+        "start(begun, [], machine, data.num_steps, 'facts', front=front, in_place='directory', script='')",
         *built("None"),
         "build_rl(settings, started, 'tokenizer', data, reward, compute_advantages=None, environment='environment')",
         *ENDS,

@@ -232,14 +232,19 @@ def test_a_run_reads_its_data_shows_its_plan_and_begins_in_this_order(calls: Any
         execute="ended",
     )
     calls.put(sft, "model_facts")
-    resolved = calls.double("resolved", settings=calls.double("settings"))
-    at = calls.double("at", resolved=resolved)
-    calls.put(sft, continuation=at, sft_contents="contents", compared_facts="facts")
+    resolved = calls.double("resolved")
+    # what is recorded has names with commits, what is read has directories
+    local = calls.double("local", settings=calls.double("settings"))
+    at = calls.double("at", resolved=calls.double("fixed"))
+    calls.put(sft, continuation=calls.double("begun"), with_commits=at, with_local_models=local)
+    calls.put(sft, sft_contents="contents", compared_facts="facts")
     front = calls.double("front")
     assert sft.train(resolved, ["rft-train"], in_place=None, front=front) == "ended"
     assert calls.taken() == [
         "continuation(resolved, None)",
-        "requested_run(resolved, None)",
+        "with_commits(begun)",
+        "with_local_models(fixed)",
+        "requested_run(local, None)",
         "StopSignals()",
         "signals begins",
         "open_machine(settings.model.device, 'request', settings.watch, command=['rft-train'], "
@@ -248,9 +253,9 @@ def test_a_run_reads_its_data_shows_its_plan_and_begins_in_this_order(calls: Any
         "tokenizer_with_images(settings.model, settings.images)",
         "model_facts(settings.model.pretrain)",
         "sft_data(settings, 'tokenizer', model_facts().max_positions)",
-        "sft_contents(resolved, data)",
+        "sft_contents(local, data)",
         "compared_facts(at, machine, 'contents')",
-        *(["front.show_plan(resolved, data, machine)"] if is_first else []),
+        *(["front.show_plan(local, data, machine)"] if is_first else []),
         "start(at, ['rft-train'], machine, data.num_steps, 'facts', front=front, in_place=None)",
         "build_sft(settings, 'started', 'tokenizer', data)",
         "execute('training', 'started', signals, None)",
@@ -260,7 +265,7 @@ def test_a_run_reads_its_data_shows_its_plan_and_begins_in_this_order(calls: Any
     sft.train(resolved, [], in_place=calls.double("place"), front=front)
     assert [call for call in calls.taken() if "place" in call] == [
         "continuation(resolved, place)",
-        "requested_run(resolved, place)",
+        "requested_run(local, place)",
         "start(at, [], machine, data.num_steps, 'facts', front=front, in_place=place)",
     ]
     rollback = calls.double("rollback", run="directory", failed_step=3)
@@ -274,8 +279,8 @@ def test_a_run_reads_its_data_shows_its_plan_and_begins_in_this_order(calls: Any
     calls.replace(sft, execute=execute)
     assert sft.train(resolved, [], front=front) == "ended after it"
     made = calls.taken()
-    assert made[made.index("continuation(resolved, 'directory')") + 1 :] == [
-        "start(at, [], machine, data.num_steps, 'facts', front=front, in_place='directory')",
+    assert made[made.index("continuation(fixed, 'directory')") + 1 :] == [
+        "start(begun, [], machine, data.num_steps, 'facts', front=front, in_place='directory')",
         "build_sft(settings, 'started', 'tokenizer', data)",
         "machine ends",
         "signals ends",

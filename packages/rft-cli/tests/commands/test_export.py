@@ -9,6 +9,7 @@ import pytest
 
 from rft.checkpoints import export as exports
 from rft.checkpoints import export_lora
+from rft.hub import upload
 from rft_cli.commands import export
 from rft_core.errors import OptionsError
 
@@ -106,4 +107,38 @@ def test_a_home_directory_may_be_written_short(calls: Calls, monkeypatch: pytest
 def test_help_exports_nothing(words: list[str], calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert export.run(words) == 0
     assert capsys.readouterr().out.startswith("usage: rft-train export")
+    assert calls == []
+
+
+def test_an_export_is_uploaded_where_it_is_asked_for(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pushed(folder: Path, repo: str, *, private: bool) -> list[str]:
+        calls.append(("push", folder, repo, private))
+        return ["uploaded"]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(upload, "push", pushed)
+    monkeypatch.setattr(upload, "refuse_target", lambda repo: calls.append(("refuse", repo)))
+    assert export.run(["run", "new", "--push_to_hub", "me/new"]) == 0
+    assert export.run(["run", "other", "--adapter", "--push_to_hub=me/other", "--hub_public"]) == 0
+    assert [call for call in calls if call[0] in ("push", "refuse")] == [
+        ("refuse", "me/new"),
+        ("push", Path("new"), "me/new", True),
+        ("refuse", "me/other"),
+        ("push", Path("other"), "me/other", False),
+    ]
+    assert capsys.readouterr().out.count("uploaded") == 2
+
+
+def test_an_upload_that_cannot_be_is_refused_before_the_export(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    for words, code in (
+        (["--hub_public"], "export.no_upload"),
+        (["--push_to_hub", "me/new"], "hub.push_target"),
+        (["--push_to_hub", "new"], "hub.push_target"),
+    ):
+        with pytest.raises(OptionsError) as caught:
+            export.run(["run", "new", *words])
+        assert caught.value.problem.code == code
     assert calls == []

@@ -30,9 +30,10 @@ def test_notices_are_printed_once_however_often_it_is_asked_for(capsys: pytest.C
     log.debug("a detail")
     log.info("a %s", "notice")
     log.warning("a warning")
+    log.info("a download", extra={"aside": True})
     log.error("an error")
     shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("a notice\n", "a warning\nan error\n")
+    assert (shown.out, shown.err) == ("a notice\n", "a warning\na download\nan error\n")
     assert len(LOGGER.handlers) == 1
 
 

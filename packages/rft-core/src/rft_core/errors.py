@@ -200,7 +200,7 @@ class NumericsError(RftError):
 
 
 class ServiceError(RftError):
-    """A reward or an inference engine is unavailable or answers wrongly."""
+    """A reward, an inference engine or the Hugging Face Hub is unavailable or answers wrongly."""
 
     exit_code = ExitCode.SERVICE
 

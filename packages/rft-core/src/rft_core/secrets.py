@@ -13,7 +13,7 @@ HIDDEN = "(hidden: looks like a secret)"
 _SECRET_NAME = re.compile(r"(?:^|[_-])(?:api[_-]?key|access[_-]?key|token|secret|password|passwd|credentials?)$", re.I)
 _SECRET_TEXT = re.compile(
     r"""\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|wandb_v\d_[A-Za-z0-9_]{16,}
-        |AKIA[0-9A-Z]{12,}|local-[0-9a-f]{32,}|(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f]))\b
+        |AKIA[0-9A-Z]{12,}|local-[0-9a-f]{32,}|(?<![0-9a-f@])(?<!snapshots/)[0-9a-f]{40}(?![0-9a-f]))\b
         |(?<=[Bb]earer\ )(?!\(hidden)\S{8,}
         |(?<=://)[^/\s:@'"]+(?::[^/\s@'"]*)?(?=@)""",
     re.X,

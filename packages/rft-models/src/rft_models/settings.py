@@ -20,7 +20,7 @@ class WeightsSettings:
     """The weights to load, and where they live."""
 
     pretrain: str
-    """Model to start from: a Hugging Face directory on this machine."""
+    """Model to start from: a Hugging Face directory on this machine, or ORG/NAME[@REVISION] of the Hub."""
 
     bf16: bool = False
     """Hold and compute the weights in bfloat16 (half the memory); off = float32."""

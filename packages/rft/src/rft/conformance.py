@@ -15,6 +15,7 @@ from torch import Tensor
 from rft.build.engines import choose_engine, make_engine
 from rft.build.models import tokenizer_of
 from rft.build.prompt_data import given_prompts, renderer_for
+from rft.hub.run_settings import with_model_directories
 from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine
 from rft.run_lifecycle import environment
@@ -298,6 +299,7 @@ def compare_engines(settings: ConformanceSettings, machine: Machine, show_status
         OptionsError: several processes, prompts that leave no room for a completion, or no prompts.
     """
     _refuse_ranks(machine)
+    settings = with_model_directories(settings)
     tokenizer = tokenizer_of(settings.model)
     prompts = _prompts(settings, tokenizer)
     policy = load_policy(

@@ -17,6 +17,7 @@ from rft.build.reward_parts import columns_of
 from rft.build.rewards import build_reward
 from rft.build.rl_data import response_limits
 from rft.build.shared_parts import sampling_options
+from rft.hub.run_settings import with_model_directories
 from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine
 from rft.reward_names import has_user_function
@@ -96,6 +97,7 @@ def evaluate(settings: EvalSettings, machine: Machine) -> Evaluation:
             why="there is nothing to score the model on",
             do="--eval_data test.jsonl",
         )
+    settings = with_model_directories(settings)
     with ExitStack() as opened:
         return _evaluate(settings, machine, opened)
 

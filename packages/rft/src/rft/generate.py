@@ -7,6 +7,7 @@ from rft.build.engines import make_engine
 from rft.build.images import tokenizer_with_images
 from rft.build.prompt_data import given_prompts
 from rft.build.shared_parts import sampling_options
+from rft.hub.run_settings import with_model_directories
 from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine
 from rft.settings import GenerateSettings
@@ -23,6 +24,7 @@ def generate(settings: GenerateSettings, machine: Machine) -> list[dict[str, obj
     Raises:
         OptionsError: no prompt or two sources of them, or one that is too long.
     """
+    settings = with_model_directories(settings)
     tokenizer, drawn = tokenizer_with_images(settings.model, settings.images), settings.sampling
     prompts = given_prompts(settings.data, tokenizer, drawn.prompt_max_len, settings.images)
     trie = constraint_of(settings, tokenizer)

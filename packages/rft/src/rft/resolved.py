@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -46,3 +47,30 @@ class Resolved(Generic[S]):
     """Settings that were given and have no effect beside the others."""
     config_yaml: str
     """The whole configuration as a file that `--config` reads back, each line with its origin."""
+
+    def with_values(self, values: Mapping[str, Any], origin: Origin | None = None) -> Resolved[S]:
+        """Return the settings with these values, flat and nested; without `origin` each keeps the one that it has."""
+        origins = dict.fromkeys(values, origin) if origin is not None else {}
+        return replace(
+            self,
+            settings=with_values(self.settings, values),
+            values={**self.values, **values},
+            origins={**self.origins, **origins},
+        )
+
+
+def with_values(settings: S, values: Mapping[str, Any]) -> S:
+    """Return the nested settings of a command with these values, which have their flat names."""
+    changed: Any = settings
+    for group in fields(changed):
+        part = getattr(changed, group.name)
+        own = {item.name: values[item.name] for item in fields(part) if item.name in values}
+        if own:
+            changed = replace(changed, **{group.name: replace(part, **own)})
+    return changed
+
+
+def flat(settings: Any) -> dict[str, Any]:
+    """Return the values of nested settings by their flat names."""
+    parts = [getattr(settings, group.name) for group in fields(settings)]
+    return {item.name: getattr(part, item.name) for part in parts for item in fields(part)}

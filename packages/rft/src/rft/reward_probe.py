@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from rft.hub.run_settings import local_directory
 from rft_algos.statistics import Interval, wilson_interval
 from rft_core.errors import DataError, PreflightError
 from rft_models.reward_model.loading import load_reward_model
@@ -53,7 +54,7 @@ def probe_reward_model(directory: str, pairs_file: Path | None) -> ProbeReport:
         DataError: a directory that is no reward model, or a row without its fields.
         PreflightError: scores that cannot be trained on.
     """
-    scorer = RewardTextScorer(load_reward_model(directory))
+    scorer = RewardTextScorer(load_reward_model(local_directory(directory, "--model")))
     pairs = read_pairs(pairs_file) if pairs_file is not None else _sums()
     chosen, rejected = _scores(scorer, pairs)
     figures = _report(scorer, pairs, chosen, rejected)

@@ -48,9 +48,10 @@ from rft.checkpoints.initial_weights import engine_weights_directory, load_initi
 from rft.checkpoints.parts import CheckpointParts, FullWeights
 from rft.checkpoints.writer import ResumePoint
 from rft.front_end import SILENT, FrontEnd
+from rft.hub.run_settings import with_local_models
 from rft.identity.changes import Facts
 from rft.identity.contents import records_content, rows_content, run_contents
-from rft.identity.continuation import Continuation, continuation
+from rft.identity.continuation import Continuation, continuation, with_commits
 from rft.identity.record import Content
 from rft.parallel.parallelize import ParallelModel, held_dtype, is_sharded, parallelize, trainable_policy
 from rft.parallel.policy_weights import checkpoint_parts, engine_adapters, engine_weights, fused_policy
@@ -398,6 +399,8 @@ class OpenedRun:
     """An RL run whose ranks have met and whose data is read: what stays when it is built again from a checkpoint."""
 
     at: Continuation
+    resolved: Resolved[RlSettings]
+    """The settings as the parts read them, with the directory of every model."""
     machine: Machine
     tokenizer: HfTokenizer
     environment: ChosenEnvironment | None
@@ -416,8 +419,8 @@ def _opened(
 ) -> Generator[OpenedRun]:
     """Join the ranks, read and plan; `functions` are those of a script."""
     # before anything is read: a setting that has changed underneath would be told as another fault
-    at = continuation(resolved, in_place)
-    resolved = at.resolved
+    at = with_commits(continuation(resolved, in_place))
+    resolved = with_local_models(at.resolved)
     settings = resolved.settings
     with (
         open_machine(
@@ -437,7 +440,7 @@ def _opened(
         facts = compared_facts(at, machine, rl_contents(resolved, data, functions))
         if machine.is_first:
             front.show_plan(resolved, data, machine)
-        yield OpenedRun(at, machine, tokenizer, environment, data, facts)
+        yield OpenedRun(at, resolved, machine, tokenizer, environment, data, facts)
 
 
 @contextmanager
@@ -452,7 +455,7 @@ def _built(
     front: FrontEnd,
 ) -> Generator[PreparedRun]:
     """Choose the directory and the checkpoint, and build; at the end what was built is closed."""
-    machine, data, settings = run.machine, run.data, run.at.resolved.settings
+    machine, data, settings = run.machine, run.data, run.resolved.settings
     started = start(run.at, command, machine, data.num_steps, run.facts, in_place=in_place, script=script, front=front)
     # before the model: a reward that cannot be built costs no loading of weights
     judge = build_reward(

@@ -149,7 +149,7 @@ class ConformanceModelSettings(WeightsSettings):
     """The model whose log-probabilities are compared."""
 
     pretrain: str = field(metadata={"aliases": ("model",)})
-    """Model to check: a Hugging Face directory on this machine; --model is the same flag."""
+    """Model to check: a Hugging Face directory, or ORG/NAME[@REVISION] of the Hub; --model is the same flag."""
 
 
 @dataclass(frozen=True, kw_only=True)

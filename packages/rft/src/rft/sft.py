@@ -21,8 +21,9 @@ from rft.build.shared_parts import (
 from rft.checkpoints.initial_weights import engine_weights_directory, load_initial_weights
 from rft.checkpoints.writer import ResumePoint
 from rft.front_end import SILENT, FrontEnd
+from rft.hub.run_settings import with_local_models
 from rft.identity.contents import records_content, rows_content, run_contents
-from rft.identity.continuation import continuation
+from rft.identity.continuation import continuation, with_commits
 from rft.identity.record import Content
 from rft.parallel.parallelize import ParallelModel, parallelize, trainable_policy
 from rft.parallel.policy_weights import checkpoint_parts, fused_policy
@@ -238,8 +239,8 @@ def train(
     `command` is what is written into the run directory as the way to start it again.
     """
     # before anything is read: a setting that has changed underneath would be told as another fault
-    at = continuation(resolved, in_place)
-    resolved = at.resolved
+    at = with_commits(continuation(resolved, in_place))
+    resolved = with_local_models(at.resolved)
     settings = resolved.settings
     request = requested_run(resolved, in_place)
     with (
@@ -260,7 +261,7 @@ def train(
             front.show_plan(resolved, data, machine)
 
         def attempt(rollback: Rollback | None) -> TrainedRun:
-            now, place = (at, in_place) if rollback is None else (continuation(resolved, rollback.run), rollback.run)
+            now, place = (at, in_place) if rollback is None else (continuation(at.resolved, rollback.run), rollback.run)
             started = start(now, command, machine, data.num_steps, facts, in_place=place, front=front)
             training = build_sft(settings, started, tokenizer, data)
             return execute(training, started, signals, rollback)

@@ -152,7 +152,7 @@ def sampled(calls: Any, *lengths: int, most: int = 512, output: str | None = Non
     calls.put(
         image_tokens,
         "renderer_for",
-        parse_sources=specs,
+        located_sources=specs,
         tokenizer_with_images=Squares(),
         PlannedImages=Squares(),
         row_images=SimpleNamespace(column=ImageColumn("image", 2, True)),
@@ -167,7 +167,8 @@ def sampled(calls: Any, *lengths: int, most: int = 512, output: str | None = Non
         image_tokens,
         HfProcessor=Squares,
         SAMPLED=most,
-        rows_of=lambda path, split: (tables[path], calls.made.append(f"split {split}"))[0],
+        rows_of_source=lambda spec, split: (tables[spec.path], calls.made.append(f"split {split}"))[0],
+        as_read=lambda rows, keys: SimpleNamespace(rows=rows, keys=keys),
         prompts_from_rows=rows_of,
     )
     calls.replace(image_tokens, renderer_for=lambda *given: SimpleNamespace(text=lambda row: "abc"))
@@ -190,7 +191,7 @@ def test_rows_of_every_source_are_looked_at_evenly_spread(calls: Any) -> None:
             "images": ImageColumn("image", -1, True),
         }
     made = calls.taken()
-    assert "parse_sources('a,b', None)" in made
+    assert "located_sources('a,b', None, flag='--prompt_data', split='')" in made
     assert made.count("split None") == 2
     plan, read = sampled(calls, 10, 3)
     assert [picked for picked, _ in read] == [list(range(10)), list(range(3))]

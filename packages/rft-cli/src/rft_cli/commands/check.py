@@ -87,8 +87,10 @@ def _as_first_of(machine: Machine, grid: ParallelDims) -> Machine:
 
 
 def _check_training(training: Training, resolved: Resolved[Any], machine: Machine) -> None:
+    from rft.hub.run_settings import local_settings
     from rft_cli.pages import run_plan
 
+    resolved = local_settings(resolved)
     checked = load(training.check)(resolved.settings, machine.ranks.world_size)
     run_plan.show(training, resolved, checked.data, machine)
     trial = checked.check_reward()

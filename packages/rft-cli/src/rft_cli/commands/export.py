@@ -11,6 +11,7 @@ from rft_core.errors import OptionsError
 from rft_core.terminal_text import visible
 
 USAGE = """usage: rft-train export RUN DIR [--adapter] [--ema] [--dtype float32|bfloat16|float16]
+                        [--push_to_hub ORG/NAME [--hub_public]]
 
 Write the model of a checkpoint to DIR, a Hugging Face directory with its tokenizer, then read DIR back
 and compare: every tensor to the bit, and the log-probabilities of a probe. RUN is a run (its newest
@@ -20,7 +21,11 @@ the weights. Without --dtype the weights keep the type that they have. --pretrai
 trains on from it.
 
 Of a run with --lora_rank the model has its adapters folded in; --adapter writes the adapters alone, as peft
-loads them. RUN may be such a directory too, also one that peft wrote: it is folded into the weights under it."""
+loads them. RUN may be such a directory too, also one that peft wrote: it is folded into the weights under it.
+
+--push_to_hub uploads DIR to the Hugging Face Hub once it is written and compared, with the token of `hf auth login` or
+HF_TOKEN. A repository that is not there is made, private unless --hub_public is given; one that is there keeps its
+visibility."""
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -39,14 +44,37 @@ def run(argv: list[str]) -> int:
     target = Path(parsed.word(1)).expanduser()
     # refused before torch is imported, which takes seconds
     refuse_full(target)
+    repo = _repository(parsed)
     source, averages = Path(parsed.word(0)).expanduser(), "ema" in parsed.switches
     if "adapter" in parsed.switches or (source / "adapter_config.json").is_file():
         _export_adapters(source, target, lora_only="adapter" in parsed.switches, converted=bool(dtype) or averages)
-        return 0
-    from rft.checkpoints.export import export
+    else:
+        from rft.checkpoints.export import export
 
-    _show(export(source, target, dtype, averages=averages), target)
+        _show(export(source, target, dtype, averages=averages), target)
+    if repo:
+        from rft.hub.upload import push
+
+        print(visible("\n".join(push(target, repo, private="hub_public" not in parsed.switches))))
     return 0
+
+
+def _repository(parsed: arguments.Arguments) -> str:
+    """Return the repository that the export is uploaded to; empty for none.
+
+    Raises:
+        OptionsError: its name is none, no token is set, or a visibility is given without it.
+    """
+    repo = parsed.values.get("push_to_hub", "")
+    if "push_to_hub" in parsed.values:
+        # before the export, which takes minutes
+        from rft.hub.upload import refuse_target
+
+        refuse_target(repo)
+    elif "hub_public" in parsed.switches:
+        why = "it makes the repository of an upload public"
+        raise _refusal("export.no_upload", "--hub_public without --push_to_hub", why, "DIR --push_to_hub ORG/NAME")
+    return repo
 
 
 def _show(lines: Sequence[str], model: Path) -> None:
@@ -68,8 +96,9 @@ def _export_adapters(source: Path, target: Path, *, lora_only: bool, converted: 
 
 
 def parse(argv: list[str]) -> arguments.Arguments:
-    """Parse the checkpoint, the directory, and the type of the weights."""
-    return arguments.parse("export", argv, most=2, switches=("ema", "adapter"), options=("dtype",))
+    """Parse the checkpoint, the directory, the type of the weights, and where they are uploaded."""
+    switches = ("ema", "adapter", "hub_public")
+    return arguments.parse("export", argv, most=2, switches=switches, options=("dtype", "push_to_hub"))
 
 
 def refuse_full(target: Path) -> None:

@@ -11,11 +11,13 @@ _LIBRARY = "rft"
 
 
 class _Notices(logging.Handler):
-    """Prints a notice: warnings to stderr, others to stdout, whatever these streams are at that moment."""
+    """Prints a notice: warnings and asides to stderr, others to stdout, whatever these streams are at that moment."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the message alone."""
-        stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
+        # the library marks what must not stand among the results of a command, such as the progress of a download
+        aside = record.levelno >= logging.WARNING or getattr(record, "aside", False)
+        stream = sys.stderr if aside else sys.stdout
         print(visible(record.getMessage()), file=stream, flush=True)
 
 

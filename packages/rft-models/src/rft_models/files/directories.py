@@ -14,6 +14,7 @@ from rft_core.errors import DataError
 from rft_core.nearest_names import nearest_names
 from rft_models.files.config_values import check_config, check_sizes, wrong_value
 
+_WHY = "a model is a Hugging Face directory on this machine; ORG/NAME@main is always one of the Hub"
 _LARGEST_HEADER = 100_000_000
 """Bytes that the safetensors format allows for a header."""
 
@@ -30,7 +31,7 @@ def existing_directory(directory: str | Path) -> Path:
             code="models.no_directory",
             what="the path of the model is empty",
             where="the path of the model",
-            why="a model is a local Hugging Face directory; nothing is downloaded",
+            why=_WHY,
             do="--pretrain DIRECTORY",
         )
     parent = next(candidate for candidate in path.absolute().parents if candidate.is_dir())
@@ -45,7 +46,7 @@ def existing_directory(directory: str | Path) -> Path:
         code="models.no_directory",
         what=f"{path} is {kind_of(path)}; {parent} holds {listed or 'no directories'}",
         where=str(path),
-        why="a model is a local Hugging Face directory; nothing is downloaded",
+        why=_WHY,
         do=f"use {path.parent}" if is_inside else f"use {parent / near[0]}" if near else f"ls {parent}",
     )
 

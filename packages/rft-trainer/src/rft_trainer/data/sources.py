@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rft_core.errors import OptionsError
 from rft_trainer.data.images import ImageColumn
 from rft_trainer.data.prompts import PromptRow, content_hash, prompts_from_rows
-from rft_trainer.data.readers.formats import read_rows, resolve_files
+from rft_trainer.data.readers.formats import read_published_file, read_rows, resolve_files
 from rft_trainer.data.readers.rows import Row, SkipLog
+from rft_trainer.data.row_forms import Keys, as_read
 from rft_trainer.data.task_rows import is_task, package_words, refuse_unknown_task, task_rows
 
 
@@ -22,6 +23,8 @@ class SourceSpec:
     """A file, a pattern, a directory, or TASK:ARGUMENT of an installed package."""
     name: str
     probability: float | None
+    files: tuple[Path, ...] = ()
+    """Files that it stands for, where `path` is the name of something that is kept elsewhere."""
 
     @property
     def place(self) -> str:
@@ -38,6 +41,8 @@ class LoadedPrompts:
     files: tuple[str, ...]
     content_hash: str
     skipped: SkipLog
+    notes: tuple[str, ...] = field(default=())
+    """A sentence on each source whose columns were found by their form."""
 
 
 def parse_sources(prompt_data: str, prompt_data_probs: str | None = None) -> tuple[SourceSpec, ...]:
@@ -74,22 +79,32 @@ def load_prompts(
     skips = skips if skips is not None else SkipLog()
     prompts: list[PromptRow] = []
     files: list[str] = []
+    notes: list[str] = []
     for spec in specs:
-        files.extend(files_of(spec.path, split=split))
-        rows = rows_of(spec.path, split=split, skips=skips)
+        files.extend(map(str, spec.files) if spec.files else files_of(spec.path, split=split))
+        rows = rows_of_source(spec, split=split, skips=skips)
+        read = as_read(rows, Keys(input_key, label_key, output_key), skips)
+        notes += [f"{spec.name}: {read.note}"] if read.note else []
         prompts.extend(
             prompts_from_rows(
-                rows,
+                read.rows,
                 source=spec.name,
-                input_key=input_key,
-                label_key=label_key,
-                output_key=output_key,
+                input_key=read.keys.input,
+                label_key=read.keys.label,
+                output_key=read.keys.output,
                 skips=skips,
                 images=images,
                 whole_rows=whole_rows,
             )
         )
-    return LoadedPrompts(tuple(prompts), tuple(specs), tuple(files), content_hash(prompts), skips)
+    return LoadedPrompts(tuple(prompts), tuple(specs), tuple(files), content_hash(prompts), skips, tuple(notes))
+
+
+def rows_of_source(spec: SourceSpec, *, split: str | None = None, skips: SkipLog | None = None) -> list[Row]:
+    """Read the rows of a source: of the files that it stands for, or as `rows_of` does."""
+    if not spec.files:
+        return rows_of(spec.path, split=split, skips=skips)
+    return [row for file in spec.files for row in read_published_file(file, skips)]
 
 
 def rows_of(path: str, *, split: str | None = None, skips: SkipLog | None = None) -> list[Row]:

@@ -10,7 +10,7 @@ class CriticSettings:
     """The critic, which gae needs."""
 
     critic_pretrain: str = ""
-    """Model that the critic is initialized from; empty = the policy's."""
+    """Model that the critic is initialized from, a directory or ORG/NAME[@REVISION]; empty = the policy's."""
 
     critic_learning_rate: float = field(default=9e-6, metadata={"above": 0.0})
     """Peak learning rate of the critic."""

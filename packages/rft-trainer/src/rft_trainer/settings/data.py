@@ -41,8 +41,8 @@ class HeldOutSettings(PromptTextSettings):
     """The held-out rows for evaluation."""
 
     eval_data: str = ""
-    """Held-out data: a .jsonl, .json, .csv or .parquet file, a pattern, a directory, or TASK:ARGUMENT of an installed
-    task."""
+    """Held-out data: a .jsonl, .json, .csv or .parquet file, a pattern, a directory,
+    ORG/NAME[:CONFIG[:SPLIT]][@REVISION] of the Hugging Face Hub, or TASK:ARGUMENT of an installed task."""
 
     eval_split: str = "test"
     """Split of `eval_data` to use, where it has splits."""
@@ -67,8 +67,8 @@ class TrainRowsSettings:
     """The rows to train on, and how they are read."""
 
     prompt_data: str = ""
-    """Training data: a file, a pattern, a directory, or TASK:ARGUMENT of an installed task; several joined by
-    commas."""
+    """Training data: a file, a pattern, a directory, ORG/NAME[:CONFIG[:SPLIT]][@REVISION] of the Hugging Face Hub, or
+    TASK:ARGUMENT of an installed task; several joined by commas."""
 
     prompt_data_probs: str = ""
     """Shares of the several `prompt_data`, joined by commas; empty = by their sizes."""
@@ -124,7 +124,7 @@ class GenerateDataSettings(PromptTextSettings):
     """One prompt given as text; empty = the rows of `prompt_data`."""
 
     prompt_data: str = ""
-    """Prompts to answer: a file, a pattern or a directory."""
+    """Prompts to answer: a file, a pattern, a directory, or ORG/NAME[:CONFIG[:SPLIT]][@REVISION]."""
 
     prompt_split: str = "train"
     """Split of `prompt_data` to use, where it has splits."""

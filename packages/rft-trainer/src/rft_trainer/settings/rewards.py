@@ -17,7 +17,7 @@ class RewardModelSettings:
     """Reward models, here or behind a URL. Their scores are added up with the reward's own, see `reward_weights`."""
 
     reward_pretrain: str = ""
-    """Reward models: directories joined by commas, each DIR or NAME=DIR; empty = none."""
+    """Reward models joined by commas, each DIR or NAME=DIR, where DIR may be ORG/NAME[@REVISION]; empty = none."""
 
     reward_offload: RewardOffload = "auto"
     """Where reward models stay: held = on the GPU; phase = moved there one after another while they score; auto = on
@@ -55,7 +55,7 @@ class JudgeSettings:
     """A language model that judges responses; the score is parsed from its answer."""
 
     judge_pretrain: str = ""
-    """Judge model: the directory of a language model that runs in this process; empty = none."""
+    """Judge model, which runs in this process: a directory, or ORG/NAME[@REVISION]; empty = none."""
 
     judge_url: str = ""
     """Judge server: the base URL of an OpenAI-compatible server, such as http://host:8000/v1; empty = none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,23 +11,28 @@ from pathlib import Path
 from typing import TypeVar
 
 from rft.build.images import ImageReading, given_images, row_images
+from rft.hub.download import ASIDE
+from rft.hub.names import dataset_name
+from rft.hub.sources import located_sources
 from rft.reward_names import function_name
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import derive_key, permutation
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.columns import MissingColumnError
+from rft_trainer.data.images import ImageColumn
 from rft_trainer.data.media_cache import MediaProcessor, MediaStore
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.prefetch import Prefetcher
-from rft_trainer.data.prompts import PromptRow, content_hash, prompts_from_rows
+from rft_trainer.data.prompts import PromptRow, content_hash
 from rft_trainer.data.rendering import PromptRenderer, RenderedPrompt
-from rft_trainer.data.sources import LoadedPrompts, load_prompts, parse_sources, rows_of, source_sizes
+from rft_trainer.data.sources import LoadedPrompts, SourceSpec, load_prompts, source_sizes
 from rft_trainer.data.task_rows import is_task
 from rft_trainer.records.rollouts import Prompt, TrainingSample
 from rft_trainer.settings.data import GenerateDataSettings, PromptTextSettings, TrainRowsSettings
 from rft_trainer.settings.images import GenerateImageSettings
 
+_LOG = logging.getLogger(__name__)
 Rows = TypeVar("Rows")
 
 _CHUNK = 256
@@ -96,7 +102,8 @@ def read_training(
             why="training needs rows: a .jsonl, .json, .csv or .parquet file, or a directory of a data set",
             do="--prompt_data train.jsonl",
         )
-    specs = parse_sources(rows.prompt_data, rows.prompt_data_probs or None)
+    probabilities = rows.prompt_data_probs or None
+    specs = located_sources(rows.prompt_data, probabilities, split=rows.prompt_split, flag="--prompt_data")
     loaded = load_prompts(
         specs,
         split=rows.prompt_split or None,
@@ -106,6 +113,7 @@ def read_training(
         images=images.column,
         whole_rows=whole_rows,
     )
+    _tell(loaded)
     chosen = _first(loaded.prompts, rows.max_samples) if rows.max_samples else list(loaded.prompts)
     # after the selection, so that images are exchanged among the rows that are used
     chosen = images.arranged(chosen)
@@ -119,8 +127,7 @@ def read_training(
     )
     kept_ids = {r.prompt_id for r in kept}
     used = [row for row in chosen if row.prompt_id in kept_ids]
-    probabilities = [spec.probability for spec in specs]
-    known = [p for p in probabilities if p is not None]
+    known = [spec.probability for spec in specs if spec.probability is not None]
     mixture = Mixture(source_sizes(used, specs), known if len(known) == len(specs) else None)
     # the hash is of the rows in use: a ledger counts in them, and continues with no others
     return PreparedPrompts(tuple(kept), tuple(left_out), prompt_max_len, loaded, mixture, content_hash(used))
@@ -183,7 +190,7 @@ def read_held_out(
     """The first `limit` held-out rows (0 = all); one that does not fit is an error, since it would change the score."""
     with _held_out_settings():
         loaded = load_prompts(
-            parse_sources(path),
+            located_sources(path, split=split, flag="--eval_data"),
             split=split or None,
             input_key=text.input_key,
             label_key=label_key,
@@ -191,6 +198,7 @@ def read_held_out(
             images=images.column,
             whole_rows=whole_rows,
         )
+    _tell(loaded)
     chosen = images.arranged(loaded.prompts[:limit] if limit else loaded.prompts)
     kept, left_out = _render(chosen, renderer_for(text, tokenizer), prompt_max_len, 0, 1, "--prompt_max_len")
     if left_out:
@@ -228,10 +236,7 @@ def given_prompts(
     if data.prompt:
         rows = [PromptRow("prompt:0", data.prompt, None, None, None, "prompt", 0, given_images(images, data.prompt))]
     else:
-        source = data.prompt_data.rstrip(":") if is_task(data.prompt_data) else Path(data.prompt_data).stem
-        table = rows_of(data.prompt_data, split=data.prompt_split or None)
-        column = row_images(images, 0).column
-        rows = prompts_from_rows(table, source=source, input_key=data.input_key, images=column)
+        rows = _given_rows(data, row_images(images, 0).column)
     rows = rows[: data.max_samples] if data.max_samples else rows
     rendered = [renderer_for(data, tokenizer).render(row) for row in rows]
     too_long = [r for r in rendered if len(r.token_ids) > prompt_max_len]
@@ -244,6 +249,24 @@ def given_prompts(
             do=f"--prompt_max_len {max(len(r.token_ids) for r in too_long)}",
         )
     return as_prompts(rendered)
+
+
+def _given_rows(data: GenerateDataSettings, column: ImageColumn | None) -> list[PromptRow]:
+    """Read the rows of one source; its path is not divided at commas."""
+    if dataset_name(data.prompt_data) is not None:
+        specs = located_sources(data.prompt_data, split=data.prompt_split, flag="--prompt_data")
+    else:
+        name = data.prompt_data.rstrip(":") if is_task(data.prompt_data) else Path(data.prompt_data).stem
+        specs = (SourceSpec(data.prompt_data, name, None),)
+    loaded = load_prompts(specs, split=data.prompt_split or None, input_key=data.input_key, images=column)
+    _tell(loaded)
+    return list(loaded.prompts)
+
+
+def _tell(loaded: LoadedPrompts) -> None:
+    """Log which columns were taken, where the settings do not name them."""
+    for note in loaded.notes:
+        _LOG.info("%s", note, extra=ASIDE)
 
 
 def hold_out(

@@ -1,1 +1,1 @@
-"""Identity of a run: all that decides its result, recorded, compared at a resume and over the ranks. No other room."""
+"""Identity of a run: all that decides its result, recorded, compared at resumes and over ranks. May import `hub`."""

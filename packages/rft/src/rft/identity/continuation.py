@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
+from rft.hub.names import with_recorded_commits
+from rft.hub.run_settings import pinned
 from rft.identity.contents import SETTING_OF
 from rft.identity.record import plain, shown
 from rft.identity.sorting import CONTENT, FIXED, decides, is_recorded
@@ -74,7 +75,7 @@ def continuation(resolved: Resolved[Any], in_place: Path | None) -> Continuation
         return Continuation(resolved, None, accepted, run, in_place is not None)
     if recorded.identity.command != resolved.command:
         raise _other_command(recorded, resolved, run)
-    resolved = _with_overrides(resolved, recorded, accepted)
+    resolved = _with_overrides(_with_commits(resolved, recorded), recorded, accepted)
     changed = _changed(resolved, recorded)
     _refuse_fixed(resolved, recorded, changed, run)
     at = Continuation(resolved, recorded, accepted, run, in_place is not None)
@@ -85,6 +86,14 @@ def continuation(resolved: Resolved[Any], in_place: Path | None) -> Continuation
     _tell(resolved, recorded, changed, run)
     # files may have changed where nothing was trained
     return replace(at, recorded=None) if begins_again else at
+
+
+def with_commits(at: Continuation) -> Continuation:
+    """Return a start whose names of the Hub have commit hashes: those of the record, or the newest ones.
+
+    Ranks call it before they meet. Where two of them find different commits, a comparison of their contents tells it.
+    """
+    return replace(at, resolved=pinned(at.resolved))
 
 
 def given(resolved: Resolved[Any], name: str) -> bool:
@@ -146,6 +155,12 @@ def _changed(resolved: Resolved[Any], recorded: StoredRecord) -> list[str]:
     return [name for name in names if before[name].value != plain(resolved.values[name])]
 
 
+def _with_commits(resolved: Resolved[Any], recorded: StoredRecord) -> Resolved[Any]:
+    """Return the settings with the commits of the record for what they name of the Hub without a revision."""
+    before = {name: setting.value for name, setting in recorded.identity.settings.items()}
+    return resolved.with_values(with_recorded_commits(resolved.values, before))
+
+
 def _with_overrides(resolved: Resolved[Any], recorded: StoredRecord, accepted: frozenset[str]) -> Resolved[Any]:
     """Return the settings with values that an earlier resume was given, where a file still has the ones before."""
     overrides: dict[str, Any] = {}
@@ -161,23 +176,7 @@ def _with_overrides(resolved: Resolved[Any], recorded: StoredRecord, accepted: f
                 "%s = %s, as given at step %d (%s); %s has %s",
                 *(name, shown(overrides[name]), last.step, last.origin, resolved.origins[name], shown(now)),
             )
-    return _with_values(resolved, overrides, Origin("file", str(recorded.source))) if overrides else resolved
-
-
-def _with_values(resolved: Resolved[Any], values: Mapping[str, Any], origin: Origin) -> Resolved[Any]:
-    """Return the settings with these values, flat and nested."""
-    settings = resolved.settings
-    for group in fields(settings):
-        part = getattr(settings, group.name)
-        own = {item.name: values[item.name] for item in fields(part) if item.name in values}
-        if own:
-            settings = replace(settings, **{group.name: replace(part, **own)})
-    return replace(
-        resolved,
-        settings=settings,
-        values={**resolved.values, **values},
-        origins={**resolved.origins, **dict.fromkeys(values, origin)},
-    )
+    return resolved.with_values(overrides, Origin("file", str(recorded.source))) if overrides else resolved
 
 
 def _tell(resolved: Resolved[Any], recorded: StoredRecord, changed: list[str], run: Path) -> None:

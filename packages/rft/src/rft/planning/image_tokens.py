@@ -12,11 +12,13 @@ from typing import Any
 
 from rft.build.images import row_images, tokenizer_with_images
 from rft.build.prompt_data import renderer_for
+from rft.hub.sources import located_sources
 from rft_models.vision.processor import HfProcessor
 from rft_models.vision.token_counts import PlannedImages
 from rft_trainer.data.images import ImageColumn
 from rft_trainer.data.prompts import PromptRow, prompts_from_rows
-from rft_trainer.data.sources import parse_sources, rows_of
+from rft_trainer.data.row_forms import Keys, as_read
+from rft_trainer.data.sources import rows_of_source
 
 SAMPLED = 512
 """Rows that are looked at."""
@@ -92,8 +94,9 @@ def image_plan(settings: Any, *, limit: int, limit_flag: str) -> ImagePlan | Non
 
 def _sampled(data: Any, column: ImageColumn) -> tuple[list[PromptRow], int]:
     """Some rows with all their images, however many are allowed, and how many rows there are."""
-    specs = parse_sources(data.prompt_data, data.prompt_data_probs or None)
-    tables = [rows_of(spec.path, split=data.prompt_split or None) for spec in specs]
+    probabilities = data.prompt_data_probs or None
+    specs = located_sources(data.prompt_data, probabilities, split=data.prompt_split, flag="--prompt_data")
+    tables = [rows_of_source(spec, split=data.prompt_split or None) for spec in specs]
     total = sum(map(len, tables))
     chosen: list[PromptRow] = []
     for spec, rows in zip(specs, tables, strict=True):
@@ -103,8 +106,9 @@ def _sampled(data: Any, column: ImageColumn) -> tuple[list[PromptRow], int]:
         output = getattr(data, "output_key", None)
         # rows above the limit must be read to be counted
         unlimited = replace(column, limit=-1)
+        read = as_read(picked, Keys(data.input_key, output=output))
         chosen += prompts_from_rows(
-            picked, source=spec.name, input_key=data.input_key, output_key=output, images=unlimited
+            read.rows, source=spec.name, input_key=read.keys.input, output_key=read.keys.output, images=unlimited
         )
     return chosen, total
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rft.decoder_sizes import IMAGES_NOT_COUNTED, max_positions, model_sizes
+from rft.hub.run_settings import with_local_models
 from rft.planning.lora_memory import adapter_weights
 from rft.planning.workload import RolloutShare, Workload
 from rft.process.launching import group_sizes, share_of
@@ -79,6 +80,7 @@ def plan_run(request: PlanRequest, resolved: Resolved[Any], workload: Workload) 
         OptionsError: what the start would raise for numbers that contradict one another.
         DataError: no config.json, or one without the widths.
     """
+    resolved = with_local_models(resolved, weights=False)
     values = resolved.values
     grid = resolve_grid(_requested(request, resolved, os.environ))
     sizes, size_notes = model_sizes(values["pretrain"])

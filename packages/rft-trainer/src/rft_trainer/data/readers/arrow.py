@@ -32,6 +32,14 @@ def read_parquet(file: Path) -> list[Row]:
     return rows
 
 
+def read_arrow(file: Path) -> list[Row]:
+    """Read all records of one file that `datasets` wrote, a stream of Arrow."""
+    rows = _read_stream(file, first=1)
+    if not rows:
+        raise no_rows(file)
+    return rows
+
+
 def is_saved_dataset(directory: Path) -> bool:
     """Return whether `save_to_disk` wrote this directory."""
     return (directory / "dataset_dict.json").is_file() or (directory / "state.json").is_file()

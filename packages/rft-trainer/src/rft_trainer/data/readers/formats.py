@@ -1,4 +1,4 @@
-"""Reader of data files of all formats: JSON Lines, JSON, CSV, parquet, `save_to_disk` directories.
+"""Reader of data files of all formats: JSON Lines, JSON, CSV, parquet, Arrow, `save_to_disk` directories.
 
 Nothing is downloaded and nothing compressed is unpacked (a small file can unpack to any size).
 """
@@ -13,10 +13,10 @@ from pathlib import Path
 
 from rft_core.errors import DataError
 from rft_core.nearest_names import nearest_names
-from rft_trainer.data.readers.arrow import is_saved_dataset, read_parquet, read_saved_dataset
+from rft_trainer.data.readers.arrow import is_saved_dataset, read_arrow, read_parquet, read_saved_dataset
 from rft_trainer.data.readers.csv import read_csv
-from rft_trainer.data.readers.files import no_such_split
-from rft_trainer.data.readers.json import read_json, read_jsonl
+from rft_trainer.data.readers.files import BYTE_ORDER_MARK, no_such_split, open_data_file
+from rft_trainer.data.readers.json import MAX_LINE_BYTES, read_json, read_jsonl
 from rft_trainer.data.readers.rows import Row, SkipLog
 
 _READERS: dict[str, Callable[[Path, SkipLog], list[Row]]] = {
@@ -25,7 +25,10 @@ _READERS: dict[str, Callable[[Path, SkipLog], list[Row]]] = {
     ".csv": read_csv,
     ".tsv": partial(read_csv, delimiter="\t"),
     ".parquet": lambda file, _: read_parquet(file),
+    ".arrow": lambda file, _: read_arrow(file),
 }
+# a folder with Arrow files is a saved data set, whose state.json says which of them count
+_IN_DIRECTORIES = _READERS.keys() - {".arrow"}
 _COMPRESSED = {".gz": "gunzip -k", ".bz2": "bunzip2 -k", ".xz": "unxz -k", ".zst": "unzstd -k", ".zip": "unzip"}
 _ALIKE = 0.75
 """Similarity of names from which on a file is taken for the one that was meant."""
@@ -48,8 +51,23 @@ def read_rows(path: str | Path, *, split: str | None = None, skips: SkipLog | No
         if file.is_dir():
             rows.extend(read_saved_dataset(file, split=split))
         else:
-            rows.extend(_READERS[file.suffix.lower()](file, skips))
+            rows.extend(read_file(file, skips))
     return rows
+
+
+def read_file(file: Path, skips: SkipLog | None = None) -> list[Row]:
+    """Read every row of one file; errors as `read_rows` raises them."""
+    return _READERS[_checked_suffix(file).suffix.lower()](file, skips if skips is not None else SkipLog())
+
+
+def read_published_file(file: Path, skips: SkipLog | None = None) -> list[Row]:
+    """Read every row of a file of a published data set, whose `.json` may hold an object a line."""
+    if file.suffix.lower() == ".json":
+        with open_data_file(file) as stream:
+            first = stream.readline(MAX_LINE_BYTES).removeprefix(BYTE_ORDER_MARK).strip()
+        if first.startswith(b"{") and first.endswith(b"}"):
+            return read_jsonl(file, skips if skips is not None else SkipLog())
+    return read_file(file, skips)
 
 
 def resolve_files(path: str | Path, *, split: str | None = None) -> list[Path]:
@@ -98,7 +116,7 @@ def _checked_suffix(file: Path) -> Path:
 
 
 def _files_of_directory(directory: Path, split: str | None) -> list[Path]:
-    files = sorted(file for file in directory.iterdir() if file.is_file() and file.suffix.lower() in _READERS)
+    files = sorted(file for file in directory.iterdir() if file.is_file() and file.suffix.lower() in _IN_DIRECTORIES)
     splits: dict[str, list[Path]] = {}
     for file in files:
         splits.setdefault(_SHARD.sub("", file.stem), []).append(file)
@@ -107,7 +125,7 @@ def _files_of_directory(directory: Path, split: str | None) -> list[Path]:
             code="data.no_files",
             what=f"{directory} holds no data file and is not a saved data set",
             where=str(directory),
-            why=f"a directory needs files ending in {', '.join(_READERS)}, or what save_to_disk writes",
+            why=f"a directory needs files ending in {', '.join(sorted(_IN_DIRECTORIES))}, or what save_to_disk writes",
             do=f"ls -R {directory}",
         )
     if split in splits:

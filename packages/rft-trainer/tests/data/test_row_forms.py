@@ -1,0 +1,114 @@
+"""Rows of published data sets, read in their own columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rft_core.errors import DataError
+from rft_trainer.data.prompts import prompts_from_rows
+from rft_trainer.data.readers.rows import Row, SkipLog
+from rft_trainer.data.row_forms import Keys, as_read
+
+RL, SFT = Keys("input", "label"), Keys("input", None, "output")
+TURNS = [("human", "1+1?"), ("gpt", "2"), ("human", "2+2?"), ("gpt", "4"), ("human", "bye")]
+SHARE_GPT = {"id": "x", "conversations": [{"from": speaker, "value": said} for speaker, said in TURNS]}
+ASKED = [
+    {"role": "user", "content": "1+1?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "2+2?"},
+]
+CHAT = {"messages": [*ASKED, {"role": "assistant", "content": "4"}]}
+MATH = {"problem": "1+1?", "solution": r"It is \boxed{2}", "level": 1}
+CHATS = {"prompt": "2+2?", "chosen": CHAT["messages"], "rejected": CHAT["messages"]}
+
+
+def read(keys: Keys, *fields: dict[str, Any]) -> tuple[Any, str | None, str | None, str]:
+    """(input, label, output) of the first row, and the note."""
+    rows = [Row(dict(row), "f.jsonl", number) for number, row in enumerate(fields, start=1)]
+    found = as_read(rows, keys)
+    prompts = prompts_from_rows(
+        found.rows, source="f", input_key=found.keys.input, label_key=found.keys.label, output_key=found.keys.output
+    )
+    first = prompts[0]
+    asked = first.text if first.messages is None else [message.as_dict() for message in first.messages]
+    return asked, first.label, first.output, found.note
+
+
+@pytest.mark.parametrize(
+    ("keys", "row", "expected"),
+    [
+        (RL, {"question": "1+1?", "answer": "#### 2"}, ("1+1?", "#### 2", None)),
+        (SFT, {"question": "1+1?", "answer": "#### 2"}, ("1+1?", None, "#### 2")),
+        (RL, MATH, ("1+1?", MATH["solution"], None)),
+        (RL, {**MATH, "answer": "2"}, ("1+1?", "2", None)),
+        (SFT, {**MATH, "answer": "2"}, ("1+1?", None, MATH["solution"])),
+        (SFT, {"instruction": "Add", "input": "1, 1", "output": "2"}, ("Add\n\n1, 1", None, "2")),
+        (SFT, {"instruction": "Say hi", "input": "", "output": "hi"}, ("Say hi", None, "hi")),
+        (RL, {"instruction": "Say hi", "output": "hi"}, ("Say hi", "hi", None)),
+        (SFT, SHARE_GPT, (ASKED, None, "4")),
+        (SFT, CHAT, (ASKED, None, "4")),
+        (RL, CHAT, (ASKED, "4", None)),
+        (RL, {"prompt": "hi", "chosen": "ho", "rejected": "no"}, ("hi", None, None)),
+        (SFT, {"prompt": "hi", "chosen": "ho", "rejected": "no"}, ("hi", None, "ho")),
+        (SFT, CHATS, (ASKED, None, "4")),
+    ],
+)
+def test_a_form_gives_prompt_label_and_response(keys: Keys, row: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    assert read(keys, row)[:3] == expected
+
+
+def test_columns_that_are_not_used_are_named_once() -> None:
+    assert read(RL, MATH)[3] == "problem is the prompt, solution is the label; not used: level"
+    assert read(SFT, {"question": "q", "answer": "a"})[3] == "question is the prompt, answer is the response"
+    note = read(SFT, {"prompt": "hi", "chosen": "ho", "rejected": "no"})[3]
+    assert note.endswith("not used: rejected")
+
+
+@pytest.mark.parametrize(
+    ("keys", "row"),
+    [
+        (RL, {"input": "1+1=", "label": "2", "question": "no", "answer": "no"}),
+        (Keys("answer", "question"), {"question": "q", "answer": "a"}),
+        (Keys("input", "label"), {"input": "a", "label": "b"}),
+    ],
+)
+def test_columns_that_are_there_or_named_are_read_as_they_are(keys: Keys, row: dict[str, Any]) -> None:
+    asked, label, _, note = read(keys, row)
+    assert (asked, label, note) == (row[keys.input], row[str(keys.label)], "")
+
+
+def test_a_named_column_replaces_the_one_of_the_form() -> None:
+    row = {"question": "1+1?", "answer": "#### 2", "final": "2"}
+    assert read(Keys("input", "final"), row)[:2] == ("1+1?", "2")
+    assert read(RL, {"question": "1+1?", "answer": "long", "label": "2"})[:2] == ("1+1?", "2")
+
+
+def test_rows_of_no_known_form_are_left_to_the_error_of_the_missing_column() -> None:
+    with pytest.raises(DataError) as caught:
+        read(RL, {"text": "a"})
+    assert caught.value.problem.code == "data.missing_field"
+
+
+@pytest.mark.parametrize(
+    ("row", "where"),
+    [
+        ({"conversations": [{"from": "human", "value": "hi"}]}, "f.jsonl:2:conversations"),
+        ({"conversations": [{"from": "gpt", "value": "hi"}]}, "f.jsonl:2:conversations"),
+        ({"conversations": [{"from": "dog", "value": "hi"}]}, "f.jsonl:2:conversations[0].from"),
+        ({"conversations": [{"value": "hi"}]}, "f.jsonl:2:conversations[0]"),
+        ({"conversations": "hi"}, "f.jsonl:2:conversations"),
+    ],
+)
+def test_a_row_that_breaks_its_form_is_named_by_line_and_column(row: dict[str, Any], where: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read(SFT, SHARE_GPT, row)
+    assert (caught.value.problem.code, caught.value.problem.where) == ("data.wrong_type", where)
+
+
+def test_rows_that_break_their_form_may_be_skipped_and_the_rest_is_read() -> None:
+    rows = [Row(dict(SHARE_GPT), "f", 1), Row({"conversations": []}, "f", 2)]
+    skips = SkipLog(limit=1)
+    assert len(as_read(rows, SFT, skips).rows) == 1
+    assert len(skips.problems) == 1

@@ -1,0 +1,35 @@
+"""Sources of rows that are data sets of the Hub, with the files that they stand for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rft.hub.names import dataset_name
+from rft_trainer.data.sources import SourceSpec, parse_sources
+
+
+def located_sources(text: str, probabilities: str | None = None, *, split: str, flag: str) -> tuple[SourceSpec, ...]:
+    """Parse the sources of a setting, and find the files of those that are data sets of the Hub.
+
+    Prompts of such a source are numbered under its name without the revision, so that a commit that changes nothing in
+    it changes no id.
+
+    Raises:
+        OptionsError, DataError, ServiceError: as `parse_sources` and `rft.hub.dataset_files` raise them.
+    """
+    specs = [_located(spec, split, flag) for spec in parse_sources(text, probabilities)]
+    names = [spec.name for spec in specs]
+    twice = [spec for spec in specs if names.count(spec.name) > 1]
+    return tuple(replace(spec, name=spec.path) if spec in twice and spec.files else spec for spec in specs)
+
+
+def _located(spec: SourceSpec, split: str, flag: str) -> SourceSpec:
+    name = dataset_name(spec.path)
+    if name is None:
+        return spec
+    # here, so that data on this machine need none of it
+    from rft.hub.dataset_files import dataset_files
+    from rft.hub.download import commit_of
+
+    files = dataset_files(name.at(commit_of(name, flag)), split, flag)
+    return replace(spec, name=name.without_revision, files=tuple(files))
