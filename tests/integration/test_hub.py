@@ -187,7 +187,7 @@ def test_a_download_that_was_broken_off_goes_on_with_what_is_missing(hub: Hub, m
     hub.cuts["model.safetensors"] = [0] * 20
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     error = refusal()
-    assert (type(error), error.problem.code) == (ServiceError, "hub.unreachable")
+    assert (type(error), error.problem.code) == (ServiceError, "hub.cut")
     hub.cuts.clear()
     hub.requests.clear()
     assert names_in(fetch()) == TAKEN
@@ -230,10 +230,18 @@ def test_a_slow_and_an_absent_hub_are_told_with_the_way_without_one(hub: Hub, mo
     assert (problem.code, "HF_HUB_DOWNLOAD_TIMEOUT=6" in problem.do) == ("hub.slow", True)
     hub.delay = 0.0
     hub.status = 503
+    assert "same command" in refusal().problem.do
     assert refusal().problem.code == "hub.unreachable"
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     problem = refusal().problem
     assert (problem.code, problem.do.startswith("hf download o/tiny --local-dir tiny")) == ("hub.unreachable", True)
+
+
+def test_a_cache_that_cannot_be_written_is_told(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "file" / "cache"))
+    problem = refusal().problem
+    assert (problem.code, "HF_HOME" in problem.do) == ("hub.cache_refused", True)
 
 
 def test_the_cache_does_without_a_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

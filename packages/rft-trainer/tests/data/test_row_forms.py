@@ -63,7 +63,14 @@ def test_columns_that_are_not_used_are_named_once() -> None:
     assert read(RL, MATH)[3] == "problem is the prompt, solution is the label; not used: level"
     assert read(SFT, {"question": "q", "answer": "a"})[3] == "question is the prompt, answer is the response"
     note = read(SFT, {"prompt": "hi", "chosen": "ho", "rejected": "no"})[3]
-    assert note.endswith("not used: rejected")
+    assert note == "prompt is the prompt, chosen is the response; not used: rejected"
+    note = read(RL, {"prompt": "hi", "chosen": "ho", "rejected": "no"})[3]
+    assert "none is the label" in note
+    note = read(SFT, SHARE_GPT)[3]
+    expected = "conversations up to the last reply is the prompt, the last reply of conversations is the response"
+    assert note == f"{expected}; not used: id"
+    note = read(SFT, {"instruction": "Add", "input": "1", "output": "2"})[3]
+    assert note == "instruction with input is the prompt, output is the response"
 
 
 @pytest.mark.parametrize(

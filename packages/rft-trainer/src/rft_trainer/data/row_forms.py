@@ -118,13 +118,19 @@ def _note(form: Form, found: Keys, asked: Keys, present: Sequence[str]) -> str:
     used = {column for _, column in parts} | ({*form.used} if form.convert else set())
     unused = [column for column in present if column not in used]
     text = ", ".join(f"{_words(column, form)} is {part}" for part, column in parts)
+    text += "; none is the label, for rewards that need none" if asked.label is not None and not found.label else ""
     return text + (f"; not used: {', '.join(unused)}" if unused else "")
 
 
 def _words(column: str, form: Form) -> str:
     if form is _ALPACA and column == form.input:
         return "instruction with input"
-    return column
+    if form.convert is None or column not in (form.input, form.output):
+        return column
+    divided = column.rpartition(" (")[0]
+    if divided != (form.output if column == form.input else form.input).rpartition(" (")[0]:
+        return divided or column
+    return f"{divided} up to the last reply" if column == form.input else f"the last reply of {divided}"
 
 
 def _alpaca(row: Row) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def commit_of(name: HubName, flag: str) -> str:
         )
     except Exception as error:
         failure = hub_error(error, name, flag, api.endpoint)
-        if not cached or failure.problem.code not in ("hub.unreachable", "hub.slow"):
+        if not cached or failure.problem.code not in ("hub.unreachable", "hub.slow", "hub.cut"):
             raise failure from error
         _LOG.warning("%s; %s is taken from the cache, at commit %s", failure.problem.what, name.repo, cached)
         return cached
@@ -131,8 +131,7 @@ def _missing(name: HubName, choose: Choose) -> str:
 
 
 def _downloaded(name: HubName, first: list[str], choose: Choose) -> tuple[Path, list[str]]:
-    with _no_word_of_no_match():
-        folder = Path(_snapshot(name, first))
+    folder = Path(_snapshot(name, first))
     files = Files(_listed(name) or {}, folder)
     chosen = choose(files)
     absent = [file for file in chosen if not (folder / file).is_file()]
@@ -164,28 +163,31 @@ def _snapshot(name: HubName, patterns: list[str], progress: _Progress | None = N
     import huggingface_hub
 
     library: Any = huggingface_hub
-    return library.snapshot_download(
-        name.repo,
-        repo_type=name.kind,
-        revision=name.revision,
-        allow_patterns=patterns,
-        tqdm_class=_silent_bar(progress),
-    )
+    with _quiet():
+        return library.snapshot_download(
+            name.repo,
+            repo_type=name.kind,
+            revision=name.revision,
+            allow_patterns=patterns,
+            tqdm_class=_silent_bar(progress),
+        )
 
 
 @contextmanager
-def _no_word_of_no_match() -> Generator[None]:
-    """Keep huggingface_hub from a warning that no file matches a pattern: a data set may lack a card."""
-    logger = logging.getLogger("huggingface_hub._snapshot_download")
+def _quiet() -> Generator[None]:
+    """Keep huggingface_hub from lines on every attempt, and on a card that a data set lacks."""
+    loggers = [logging.getLogger(f"huggingface_hub.{name}") for name in ("_snapshot_download", "file_download")]
 
     def is_other(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith("No files matched")
+        return not record.getMessage().startswith(("No files matched", "Error while downloading"))
 
-    logger.addFilter(is_other)
+    for logger in loggers:
+        logger.addFilter(is_other)
     try:
         yield
     finally:
-        logger.removeFilter(is_other)
+        for logger in loggers:
+            logger.removeFilter(is_other)
 
 
 def _local(name: HubName, patterns: list[str]) -> Path | None:

@@ -51,10 +51,13 @@ def hub_error(error: Exception, name: HubName, flag: str, endpoint: str) -> RftE
         return _refused(name, flag, endpoint, gated=False)
     if isinstance(cause, errors.RepositoryNotFoundError) or status in (401, 404):
         return _unknown(name, flag, endpoint, hidden=status == 401)
-    if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+    # errors of a connection name no file
+    if isinstance(cause, OSError) and (cause.errno == errno.ENOSPC or (cause.errno and cause.filename)):
         return _storage(cause, name)
     if type(cause).__name__.endswith("Timeout"):
         return _slow(cause, name, flag, endpoint)
+    if type(cause).__name__ in ("RemoteProtocolError", "ReadError"):
+        return _cut(cause, name, flag, endpoint)
     return _unreachable(cause, name, flag, endpoint, status)
 
 
@@ -166,8 +169,19 @@ def _slow(error: BaseException, name: HubName, flag: str, endpoint: str) -> Serv
     )
 
 
+def _cut(error: BaseException, name: HubName, flag: str, endpoint: str) -> ServiceError:
+    return ServiceError(
+        code="hub.cut",
+        what=f"{endpoint} cut the connection again and again while it sent {name.repo}: {error}",
+        where=flag,
+        why="a download is taken up again some times",
+        state=_KEPT,
+        do="the same command, which fetches what is missing",
+    )
+
+
 def _unreachable(error: BaseException, name: HubName, flag: str, endpoint: str, status: int | None) -> ServiceError:
-    answer = f"answers with status {status}" if status else "cannot be reached, or cut the connection"
+    answer = f"answers with status {status}" if status else "cannot be reached"
     text = (str(error).strip().splitlines() or [""])[0]
     return ServiceError(
         code="hub.unreachable",
@@ -175,7 +189,7 @@ def _unreachable(error: BaseException, name: HubName, flag: str, endpoint: str, 
         where=flag,
         why=f"{name.without_revision} is no path here, so it is taken from the Hub",
         state=_KEPT,
-        do=download_elsewhere(name),
+        do="the same command in some minutes" if status else download_elsewhere(name),
     )
 
 
