@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from rft_core import errors
-from rft_core.errors import ExitCode, OptionsError, Problem, RftError, SettingsRefusal
+from rft_core.errors import ExitCode, OptionsError, Problem, RftError, SettingsRefusal, install_command
 
 FIELDS = {
     "code": "batch.not_a_multiple",
@@ -81,3 +84,21 @@ def test_the_state_is_told_where_the_error_says_nothing_of_it(kind: type[RftErro
     spoken = kind(**FIELDS)
     spoken.tell_state("step 3 is saved")
     assert spoken.problem == Problem(**FIELDS)
+
+
+ROOT = Path(__file__).parents[3]
+NAMED = re.compile(r'install_command\(["\'](\w+)["\']\)|--extra ([\w-]+)')
+
+
+def test_every_extra_that_is_named_is_one_of_the_workspace() -> None:
+    if not (ROOT / "uv.lock").is_file():
+        pytest.skip("the package is tested alone")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    texts = [*ROOT.glob("packages/*/src/**/*.py"), *ROOT.glob("docs/*.md"), *ROOT.glob("packages/*/README.md")]
+    named = {first or second for file in texts for first, second in NAMED.findall(file.read_text())}
+    assert {"lora", "vllm", "vision", "deepspeed"} <= named
+    assert named <= extras.keys()
+
+
+def test_an_extra_is_added_to_the_others_and_brings_no_tools() -> None:
+    assert install_command("lora") == "uv sync --no-dev --inexact --extra lora"

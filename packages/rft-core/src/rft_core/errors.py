@@ -224,3 +224,12 @@ class SavedAfterSignal(RftError):
     """The run was asked to stop, has saved, and wants to be started again."""
 
     exit_code = ExitCode.SAVED_AFTER_SIGNAL
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to what is installed, to be run at the root of the repository.
+
+    Without `--inexact` it would remove the extras that were added before, and without `--no-dev` it would install the
+    tools of development.
+    """
+    return f"uv sync --no-dev --inexact --extra {extra}"

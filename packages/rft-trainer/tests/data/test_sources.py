@@ -86,3 +86,9 @@ def test_gsm8k_reads_as_published(data_dir: Path) -> None:
     loaded = load_prompts(parse_sources(train), input_key="question", label_key="answer")
     assert len(loaded.prompts) == 7473
     assert all("####" in (prompt.label or "") for prompt in loaded.prompts)
+
+
+def test_the_working_directory_is_a_source_of_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sums").mkdir()
+    monkeypatch.chdir(tmp_path / "sums")
+    assert [spec.name for spec in parse_sources(".")] == ["sums"]

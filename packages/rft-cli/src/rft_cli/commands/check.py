@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from rft_core.terminal_text import visible
 if TYPE_CHECKING:  # its module imports torch, and `check eval` needs none
     from rft.check import TokenizedExample
     from rft.process.machine import Machine
-    from rft_dist.planning.parallel_dims import ParallelDims
 
 USAGE = """usage: rft-train check [COMMAND] [OPTIONS]
 
@@ -53,14 +51,14 @@ def run(argv: list[str]) -> int:
             print(visible(f"note: {note}"))
     else:
         from rft.process.launching import requested_run, unstarted_grid
-        from rft.process.machine import open_machine
+        from rft.process.machine import of_unstarted_ranks, open_machine
 
         request = requested_run(resolved)
         grid = unstarted_grid(request)
         # the checks of the start: of the ranks that --nproc would start, as far as one process can make them
         with open_machine(resolved.settings.model.device, request if grid is None else None) as machine:
             if machine.is_first:
-                _check_training(training, resolved, machine if grid is None else _as_first_of(machine, grid))
+                _check_training(training, resolved, machine if grid is None else of_unstarted_ranks(machine, grid))
     print(f"rft-train {command} would start with these settings; nothing was started")
     return 0
 
@@ -76,14 +74,6 @@ def _chosen_settings(resolved: Resolved[Any], words: str) -> str:
     count = sum(origin.kind == "default" for origin in resolved.origins.values())
     others = f"# {count} others have their defaults; --print_config instead of `check` shows them"
     return "\n".join([f"# rft-train {words.partition(' ')[0]}", *filter(None, lines), others, ""])
-
-
-def _as_first_of(machine: Machine, grid: ParallelDims) -> Machine:
-    """The first of the ranks that are not started yet, as the pages show it."""
-    from rft_dist.preflight.run_preflight import PreflightReport
-
-    ranks = replace(machine.ranks, world_size=grid.world_size)
-    return replace(machine, ranks=ranks, preflight=PreflightReport(grid, None, ""))
 
 
 def _check_training(training: Training, resolved: Resolved[Any], machine: Machine) -> None:

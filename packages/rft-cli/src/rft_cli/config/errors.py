@@ -82,8 +82,8 @@ def _mistyped(name: str, table: Mapping[str, Setting]) -> str:
     # a word more is meant to say something else: --eval_temperature is not --temperature
     if not near or set(_words(near[0])) < set(_words(written)):
         return ""
-    alone = len(near) == 1 or similarity(written, near[0]) > similarity(written, near[1])
-    return near[0] if alone else ""
+    is_unique = len(near) == 1 or similarity(written, near[0]) > similarity(written, near[1])
+    return near[0] if is_unique else ""
 
 
 def _words(name: str) -> list[str]:
@@ -100,9 +100,9 @@ def _following(option: GivenSetting, table: Mapping[str, Setting], name: str) ->
             convert(setting, option.texts)
         except NotAllowed:
             return ""
-    stands_alone = setting is not None and (setting.is_switch or "bare" in setting.metadata)
+    is_bare_flag = setting is not None and (setting.is_switch or "bare" in setting.metadata)
     text = " ".join(option.texts)
-    value = "VALUE" if looks_like_key(text) or not (text or stands_alone) else text
+    value = "VALUE" if looks_like_key(text) or not (text or is_bare_flag) else text
     return _assignment(option, name, value)
 
 

@@ -226,8 +226,8 @@ def _where(requested: RequestedDims) -> str:
 
 def _launcher(requested: RequestedDims, grid: tuple[int, int]) -> Launcher:
     """Who is to start the ranks: of one process that nobody started as a rank, the command itself can."""
-    is_alone = requested.launcher == "by hand" and requested.ranks is not None and requested.ranks.value == 1
-    return "--nproc" if is_alone and grid[0] == 1 else requested.launcher
+    is_single_process = requested.launcher == "by hand" and requested.ranks is not None and requested.ranks.value == 1
+    return "--nproc" if is_single_process and grid[0] == 1 else requested.launcher
 
 
 def _numbers(requested: RequestedDims) -> str:

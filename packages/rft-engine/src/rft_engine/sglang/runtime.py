@@ -17,8 +17,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from rft_core.errors import PreflightError
-from rft_core.extras import install_command
+from rft_core.errors import PreflightError, install_command
 from rft_engine.sglang.pinned_api import version
 from rft_engine.sglang.settings import set_environment
 

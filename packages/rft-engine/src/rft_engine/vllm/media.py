@@ -12,8 +12,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from rft_core.errors import PreflightError, ServiceError
-from rft_core.extras import install_command
+from rft_core.errors import PreflightError, ServiceError, install_command
 from rft_engine.process.settings import ExternalEngineSettings
 from rft_engine.protocols import PromptMedia
 

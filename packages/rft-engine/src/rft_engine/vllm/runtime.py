@@ -14,8 +14,7 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from rft_core.errors import PreflightError
-from rft_core.extras import install_command
+from rft_core.errors import PreflightError, install_command
 from rft_engine.vllm.lora import adapter_request
 from rft_engine.vllm.settings import set_environment
 

@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rft_core.errors import DataError, OptionsError, PreflightError
-from rft_core.extras import install_command
+from rft_core.errors import DataError, OptionsError, PreflightError, install_command
 from rft_core.keyed_random import derive_key
 from rft_core.packed_tokens import PackedTokens
 from rft_models.layers.fast_linear import use_fast_linears

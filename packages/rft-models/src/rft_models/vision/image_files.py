@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
-from rft_core.errors import DataError, OptionsError
-from rft_core.extras import install_command
+from rft_core.errors import DataError, OptionsError, install_command
 
 ImageSource: TypeAlias = Any
 """A path (str or Path), the bytes of a file, a "data:image/...;base64,..." text, or a PIL image."""

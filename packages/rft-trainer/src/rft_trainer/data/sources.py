@@ -141,7 +141,7 @@ def _numbers(text: str) -> list[float]:
 
 def _names(paths: Sequence[str]) -> list[str]:
     depth = 1
-    parts = [(path.rstrip(":"),) if is_task(path) else Path(path).with_suffix("").parts for path in paths]
+    parts = [(path.rstrip(":"),) if is_task(path) else _without_suffix(Path(path)).parts for path in paths]
     while True:
         # longer by one folder at a time, until all are different
         names = ["/".join(part[-depth:]) for part in parts]
@@ -150,6 +150,11 @@ def _names(paths: Sequence[str]) -> list[str]:
         if depth > max(map(len, parts)):
             return [str(Path(path)) if len(set(paths)) == len(paths) else _twice(paths) for path in paths]
         depth += 1
+
+
+def _without_suffix(path: Path) -> Path:
+    """The path as a name; of the working directory its own, which "." is not."""
+    return path.with_suffix("") if path.name else path.absolute()
 
 
 def _twice(paths: Sequence[str]) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from rft_core.errors import PreflightError
-from rft_core.extras import install_command
+from rft_core.errors import PreflightError, install_command
 
 
 def import_extra(module: str, *, extra: str, flag: str) -> ModuleType:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from rft.process.machine import Machine
-from rft_core.errors import OptionsError, PreflightError
-from rft_core.extras import install_command
+from rft_core.errors import OptionsError, PreflightError, install_command
 from rft_engine.build_request import EngineBuildRequest, build_engine
 from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.native.copy_check import check_copy

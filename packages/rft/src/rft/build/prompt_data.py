@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -160,7 +160,7 @@ def _first(prompts: Sequence[PromptRow], limit: int) -> list[PromptRow]:
 
 
 @contextmanager
-def _held_out_settings() -> Iterator[None]:
+def _held_out_settings() -> Generator[None]:
     """Let errors of reading, which name the settings of training data, name those of held-out data."""
     try:
         yield

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from rft_dist.launch.process_group import (
     ranks_from_environment,
     start_process_group,
 )
+from rft_dist.planning.parallel_dims import ParallelDims
 from rft_dist.preflight.run_preflight import Preflight, PreflightReport, RequestedRun
 from rft_dist.settings import WatchSettings
 from rft_trainer.metrics.phase_timer import PhaseTimer
@@ -146,6 +147,12 @@ def open_machine(
             collectives = start_process_group(ranks, where, store=store, compare=compare, watched=watched)
             yield Machine(device, ranks, collectives, preflight.report() if preflight else None, process)
             collectives.gather_bytes(b"")  # nobody leaves before all have ended well: rank 0 serves the others' store
+
+
+def of_unstarted_ranks(machine: Machine, grid: ParallelDims) -> Machine:
+    """Return the first of the ranks of this grid, none of which is started, as pages show it."""
+    ranks = replace(machine.ranks, world_size=grid.world_size)
+    return replace(machine, ranks=ranks, preflight=PreflightReport(grid, None, ""))
 
 
 def usable_cores() -> int:

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rft_core.errors import OptionsError, PreflightError
-from rft_core.extras import install_command
+from rft_core.errors import OptionsError, PreflightError, install_command
 from rft_dist.launch.single_process import init_single_process_group
 
 _BUCKET_NUMEL = 2**24
