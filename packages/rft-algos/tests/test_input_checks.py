@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from rft_algos import advantages, surrogates
+from rft_algos.algorithms.published import Grpo
 from rft_algos.input_checks import InputError, check_bounds, check_clip, check_not_negative, check_positive, check_unit
 from rft_algos.losses import aggregation, distillation, off_policy, preference, supervised
+from rft_algos.objectives import policy_loss
 from rft_algos.packed import token_selection
 from rft_core.errors import OptionsError
 
@@ -126,3 +128,26 @@ def test_the_ends_of_each_range(
     for value in refused:
         with pytest.raises(InputError, match=str(value)):
             check(value)
+
+
+def test_a_private_function_is_named_by_the_one_that_was_called() -> None:
+    with pytest.raises(InputError) as caught:
+        policy_loss(
+            Grpo(),
+            logprobs_T=ONES,
+            old_logprobs_T=ONES,
+            advantages_T=ONES,
+            loss_mask_T=MASK,
+            segment_ids_T=IDS,
+            num_loss_tokens=4,
+            num_sequences=1,
+        )
+    assert caught.value.problem.where == "rft_algos.objectives.policy_loss.policy_loss"
+    # and with the remedy it runs
+    assert caught.value.problem.do == 'kl_place="none" in the record'
+    assert Grpo(kl_place="none").kl_place == "none"
+
+
+def test_numbers_of_a_record_are_refused_by_the_same_kind_of_error() -> None:
+    with pytest.raises(ValueError, match="kl_coef = -1"):
+        Grpo(kl_coef=-1.0)

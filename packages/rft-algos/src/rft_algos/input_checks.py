@@ -16,12 +16,12 @@ class InputError(OptionsError, ValueError):
     """Input that an equation cannot take: a shape, a type, a number outside its range."""
 
 
-def refuse(what: str, *, why: str = "the equation is not defined there", do: str = "") -> NoReturn:
+def refuse(what: str, *, why: str = "", do: str = "") -> NoReturn:
     """Raise the error of an input, naming the function that was given it (no tensors).
 
     Args:
         what: the argument, what it is and what it must be.
-        why: the rule.
+        why: the reason for it, where what must be does not say it.
         do: one expression that would do, where there is one.
 
     Raises:
@@ -104,8 +104,10 @@ def check_bounds(low: float, high: float) -> None:
 
 
 def _caller() -> str:
-    """The function, outside of the modules of checks, that was checking."""
+    """The public function, outside of the modules of checks, that was checking."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").endswith("_checks"):
+    while frame.f_back is not None and (
+        frame.f_globals.get("__name__", "").endswith("_checks") or frame.f_code.co_name.startswith(("_", "<"))
+    ):
         frame = frame.f_back
     return f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_qualname}"

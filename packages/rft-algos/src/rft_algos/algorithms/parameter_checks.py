@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rft_core.errors import OptionsError
+from rft_algos.input_checks import InputError
 from rft_core.nearest_names import nearest_names
 
 
@@ -17,12 +17,12 @@ def check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
         allowed: what may be given.
 
     Raises:
-        OptionsError: with the nearest allowed word.
+        InputError: with the nearest allowed word.
     """
     if value in allowed:
         return
     nearest = (nearest_names(value, allowed, count=1, cutoff=0.0) or [allowed[0]])[0]
-    raise OptionsError(
+    raise InputError(
         code="algorithm.unknown_choice",
         what=f"{field} = {value!r}",
         where=f"{field} of the algorithm",
@@ -42,11 +42,11 @@ def check_range(field: str, value: float | None, valid: bool, rule: str, remedy:
         remedy: an assignment that would do.
 
     Raises:
-        OptionsError: if it is not valid.
+        InputError: if it is not valid.
     """
     if valid:
         return
-    raise OptionsError(
+    raise InputError(
         code="algorithm.out_of_range",
         what=f"{field} = {value}",
         where=f"{field} of the algorithm",
@@ -62,7 +62,7 @@ def check_positive(**values: float) -> None:
         values: fields by name.
 
     Raises:
-        OptionsError: for the first that is not.
+        InputError: for the first that is not.
     """
     for field, value in values.items():
         check_range(field, value, 0 < value < math.inf, "positive", f"{field}=1.0")
@@ -75,7 +75,7 @@ def check_share(**values: float) -> None:
         values: fields by name.
 
     Raises:
-        OptionsError: for the first that is not.
+        InputError: for the first that is not.
     """
     for field, value in values.items():
         check_range(field, value, 0 < value < 1, "between 0 and 1", f"{field}=0.2")
@@ -88,7 +88,7 @@ def check_discount(**values: float) -> None:
         values: fields by name.
 
     Raises:
-        OptionsError: for the first that is not.
+        InputError: for the first that is not.
     """
     for field, value in values.items():
         check_range(field, value, 0 <= value <= 1, "from 0 to 1", f"{field}=1.0")

@@ -38,17 +38,17 @@ class Pairs:
 
     @property
     def chosen_B(self) -> Tensor:
-        """[B] x_c."""
+        """Return the log-ratios x_c of the chosen responses, [B]."""
         return self.policy_chosen_B - self.reference_chosen_B.detach()
 
     @property
     def rejected_B(self) -> Tensor:
-        """[B] x_r."""
+        """Return the log-ratios x_r of the rejected responses, [B]."""
         return self.policy_rejected_B - self.reference_rejected_B.detach()
 
     @property
     def margins_B(self) -> Tensor:
-        """[B] x_c - x_r."""
+        """Return the differences x_c - x_r, [B]."""
         return self.chosen_B - self.rejected_B
 
 

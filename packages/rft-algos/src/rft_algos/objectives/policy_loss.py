@@ -257,7 +257,9 @@ def _policy_terms(
     terms = {"policy/surrogate": surrogate_T}
     if record.kl_place == "loss" and record.needs_reference:
         if tokens.reference_log_ratio is None:
-            refuse("a KL term in the loss needs reference log-probs")
+            refuse(
+                "a KL term in the loss needs reference log-probs: there are none", do='kl_place="none" in the record'
+            )
         terms["kl/loss"] = coefficients.kl * kl.ESTIMATORS[record.kl_estimator](tokens.reference_log_ratio)
     if record.drift_coef > 0:
         terms["policy/drift_loss"] = coefficients.drift * surrogates.policy_drift(tokens.log_ratio)
