@@ -106,7 +106,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(rl, "prepared", double.prepared)
     monkeypatch.setattr(run_lifecycle, "running", double.running)
     monkeypatch.setattr(lightrft_trainer, "StopSignals", Signals)
-    monkeypatch.setattr(lightrft_trainer, "terminal", lambda: "front")
+    monkeypatch.setattr(lightrft_trainer, "terminal", lambda training: "front")
     monkeypatch.setattr(sys, "argv", ["train.py", "a b"])
     return double
 

@@ -13,6 +13,7 @@ from rft_cli.pages import run_summary
 from rft_cli.pages.advice import verdict_lines
 from rft_cli.pages.live_panel import LivePanel
 from rft_cli.pages.runs import page_of_run
+from rft_cli.records.discovery import training_of
 from rft_trainer.runs.reader import read_run
 
 FOUND = {"verdict": [{"code": "x", "what": "the reward was 0 [for all]", "do": "look at rollouts/"}]}
@@ -52,7 +53,7 @@ def test_the_end_of_a_run_shows_it_once() -> None:
     shown = {}
     for outcome in ("finished", "interrupted"):
         stream = io.StringIO()
-        LivePanel(stream=stream).finish({"outcome": outcome, "steps": 3, **FOUND})
+        LivePanel(training_of("rl"), stream=stream).finish({"outcome": outcome, "steps": 3, **FOUND})
         shown[outcome] = stream.getvalue()
     assert "the reward was 0" not in shown["finished"]
     assert "the reward was 0 [for all]" in shown["interrupted"]

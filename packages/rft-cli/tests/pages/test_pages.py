@@ -12,6 +12,7 @@ from rich.console import Console
 from rft_cli.main import main
 from rft_cli.pages.charts import amount, duration, shares, sparkline
 from rft_cli.pages.live_panel import LivePanel, outcome_line, plain_line
+from rft_cli.records.discovery import training_of
 from rft_trainer.runs.reader import read_run
 
 RECORD: dict[str, object] = {
@@ -39,6 +40,9 @@ SUMMARY = {
 }
 
 
+RL, SFT = training_of("rl"), training_of("sft")
+
+
 def shown(panel: LivePanel) -> str:
     console = Console(record=True, width=100, file=io.StringIO())
     console.print(panel.render())
@@ -47,7 +51,7 @@ def shown(panel: LivePanel) -> str:
 
 def plain(log_interval: int = 1) -> tuple[LivePanel, io.StringIO]:
     stream = io.StringIO()
-    return LivePanel(stream=stream, log_interval=log_interval), stream
+    return LivePanel(RL, stream=stream, log_interval=log_interval), stream
 
 
 def test_a_pipe_gets_one_plain_line_a_step() -> None:
@@ -65,7 +69,7 @@ def test_a_pipe_gets_one_plain_line_a_step() -> None:
 
 
 def test_a_plain_line_holds_the_numbers_of_its_step() -> None:
-    line = plain_line(RECORD)
+    line = plain_line(RECORD, RL)
     for part in (
         "step  3/40",
         "reward=0.500",
@@ -100,7 +104,7 @@ def test_a_long_line_is_not_broken() -> None:
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "text", True])
 def test_what_is_no_number_is_left_out_and_breaks_nothing(value: object) -> None:
-    assert "reward" not in plain_line({**RECORD, "reward/mean": value})
+    assert "reward" not in plain_line({**RECORD, "reward/mean": value}, RL)
     panel, _ = plain()
     panel.step({**RECORD, "reward/mean": value, "time/left": value})
     assert "step 3 / 40" in shown(panel)
@@ -133,16 +137,24 @@ def test_the_panel_shows_progress_curve_score_speed_and_shares() -> None:
     assert widths == {100}
 
 
-def test_supervised_training_shows_its_loss() -> None:
-    panel, _ = plain()
-    panel.step({"step": 1, "num_steps": 2, "sft/loss": 2.5})
-    assert "loss" in shown(panel)
-    assert "2.500" in shown(panel)
+def test_supervised_training_shows_its_loss_and_that_of_the_held_out_rows() -> None:
+    stream = io.StringIO()
+    panel = LivePanel(SFT, stream=stream)
+    panel.evaluation({"step": 0, "eval/loss": 2.75})
+    panel.step({"step": 1, "num_steps": 2, "sft/loss": 2.5, "policy/gradient_norm": 0.75, "policy/kl": 9.0})
+    panel.evaluation({"step": 1, "eval/loss": 2.25})
+    for part in ("loss", "2.500", "2.2500", "-0.5000 since step 0", "norm 0.750"):
+        assert part in shown(panel)
+    assert "kl" not in shown(panel), "no number of its command"
+    panel.finish({"outcome": "finished", "eval": {"before": {"loss": 2.75}, "after": {"loss": 2.25}}})
+    lines = stream.getvalue().splitlines()
+    assert lines[1] == "step 1/2  loss=2.5000  norm=0.750"
+    assert "held-out loss 2.7500 -> 2.2500" in lines[-1]
 
 
 def test_a_terminal_gets_one_live_panel_and_it_is_given_back() -> None:
     stream = io.StringIO()
-    panel = LivePanel(console=Console(file=stream, force_terminal=True, width=100))
+    panel = LivePanel(RL, console=Console(file=stream, force_terminal=True, width=100))
     panel.start({"run_name": "sums"})
     panel.step(RECORD)
     panel.close()
@@ -152,8 +164,8 @@ def test_a_terminal_gets_one_live_panel_and_it_is_given_back() -> None:
 
 
 def test_the_outcome_is_one_line_and_needs_nothing() -> None:
-    assert outcome_line({}) == "done   finished"
-    assert outcome_line({"outcome": "stopped", "eval": {"before": None}}) == "done   stopped"
+    assert outcome_line({}, RL.held_out) == "done   finished"
+    assert outcome_line({"outcome": "stopped", "eval": {"before": None}}, RL.held_out) == "done   stopped"
 
 
 # --- charts
@@ -345,7 +357,7 @@ def test_an_unknown_recipe_names_the_nearest(recipes: Path, capsys: pytest.Captu
 
 def test_a_rounding_error_is_shown_as_0_and_what_matters_beside_it() -> None:
     record = {"step": 3, "num_steps": 9, "policy/kl": 1.4e-14, "reward/groups_with_signal": 0.25, "kl/reference": 2e-6}
-    line = plain_line(record)
+    line = plain_line(record, RL)
     assert "kl=0.0000" in line
     assert "signal=0.25" in line
     assert "ref_kl=2.0e-06" in line
@@ -353,9 +365,9 @@ def test_a_rounding_error_is_shown_as_0_and_what_matters_beside_it() -> None:
 
 def test_responses_without_a_reward_are_on_the_line_of_their_step_alone() -> None:
     failed = {**RECORD, "reward/unscored": 0.25, "reward/unscored_exception": 3, "reward/unscored_none": 1}
-    assert "  unscored=0.250 (exception 3, none 1)  " in plain_line(failed)
-    assert "unscored" not in plain_line(RECORD)
-    panel = LivePanel(console=Console(file=io.StringIO(), force_terminal=True, width=100))
+    assert "  unscored=0.250 (exception 3, none 1)  " in plain_line(failed, RL)
+    assert "unscored" not in plain_line(RECORD, RL)
+    panel = LivePanel(RL, console=Console(file=io.StringIO(), force_terminal=True, width=100))
     panel.step(failed)
     assert "exception 3, none 1" in shown(panel)
     panel.step(RECORD)

@@ -27,7 +27,7 @@ def train(
     `words` is what is written into the run directory as the way to start it again.
     """
     training = training_of(resolved.command)
-    trained = load(training.train)(resolved, words, in_place=in_place, front=terminal())
+    trained = load(training.train)(resolved, words, in_place=in_place, front=terminal(training))
     path: Path = trained.directory.path
     if trained.summary is not None and show_end:
         run_summary.show(path, trained.summary, load(training.next_commands)(path))

@@ -35,6 +35,7 @@ from rft_algos.objectives import RolloutBatch
 from rft_cli.lightrft import keywords
 from rft_cli.lightrft.strategy import Generation, Strategy
 from rft_cli.pages.terminal import terminal
+from rft_cli.records.discovery import training_of
 from rft_core.errors import OptionsError
 from rft_models.families.custom import has_manual_patches
 from rft_models.families.patches import register_patch, unregister_patch
@@ -208,7 +209,7 @@ class SPMDPPOTrainer:
                     reward=self._reward,
                     compute_advantages=self._checked_advantages if overridden else None,
                     script=script,
-                    front=terminal(),
+                    front=terminal(training_of(keywords.COMMAND)),
                 )
             )
         return self._prepared

@@ -20,6 +20,7 @@ from rich.text import Text
 from rft_cli.diagnostics.console import SafeConsole
 from rft_cli.pages.advice import verdict_lines
 from rft_cli.pages.charts import amount, duration, shares, sparkline
+from rft_cli.records.command import Measure, Training
 from rft_trainer.metrics.sink import RunInfo
 from rft_trainer.runs.reader import UNSCORED_KIND, as_object, is_number
 
@@ -38,21 +39,8 @@ PHASES = {
 
 _ROUNDING = 1e-9
 """Values below are rounding errors: the divergence within a step of one update is one."""
-_LINE = {
-    "reward": ("reward/mean", 3),
-    "loss": ("sft/loss", 4),
-    "signal": ("reward/groups_with_signal", 2),
-    "kl": ("policy/kl", 4),
-    "ref_kl": ("kl/reference", 4),
-    "clip": ("policy/clip_fraction", 3),
-    "entropy": ("policy/entropy", 3),
-    "norm": ("policy/gradient_norm", 3),
-    "length": ("completion/length_mean", 1),
-    "cut": ("completion/truncated_share", 2),
-    "tok/s": ("time/tokens_per_second", 0),
-    "samples/min": ("time/samples_per_minute", 0),
-}
-"""What a plain line shows: its label, the metric, and the digits after the point."""
+_SPEED = {"tok/s": "time/tokens_per_second", "samples/min": "time/samples_per_minute"}
+"""What a plain line shows at its end, for every command."""
 
 
 class LivePanel:
@@ -60,20 +48,29 @@ class LivePanel:
 
     Example::
 
-        panel = LivePanel(log_interval=10)
+        panel = LivePanel(training_of(command), log_interval=10)
         panel.start({"run_name": "quickstart", "num_steps": 40})
         panel.step({"step": 1, "num_steps": 40, "reward/mean": 0.25, "time/step": 0.5})
         panel.finish({"outcome": "finished"})
     """
 
-    def __init__(self, *, log_interval: int = 1, stream: TextIO | None = None, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        training: Training,
+        *,
+        log_interval: int = 1,
+        stream: TextIO | None = None,
+        console: Console | None = None,
+    ) -> None:
+        """`training` is the record of the run's command: what is measured of its steps and evaluations."""
+        self._training = training
         self._console = console or SafeConsole(file=stream or sys.stdout, highlight=False)
         self._log_interval = max(1, log_interval)
         self._live: Live | None = None
         self._info: Record = {}
         self._last: Record = {}
         self._scores: list[float] = []
-        self._accuracies: list[tuple[int, float]] = []
+        self._held_out_scores: list[tuple[int, float]] = []
 
     def start(self, info: Record) -> None:
         """Begin the display of a run: `run_name`, `run_directory`, `num_steps`, and anything else as `name: text`."""
@@ -92,7 +89,7 @@ class LivePanel:
         # but for failures, which are there only where there are any
         kept = {name: value for name, value in self._last.items() if not name.startswith("reward/unscored")}
         self._last = {**kept, **record}
-        score = _number(record, "reward/mean", "sft/loss")
+        score = _number(record, self._training.measure.name)
         if score is not None:
             self._scores.append(score)
         number, total = self._position()
@@ -100,14 +97,15 @@ class LivePanel:
             self._live.update(self.render(), refresh=True)
         # the last step is always printed
         elif number % self._log_interval == 0 or number == total:
-            self._console.print(plain_line({"num_steps": total, **record}), soft_wrap=True, markup=False)
+            line = plain_line({"num_steps": total, **record}, self._training)
+            self._console.print(line, soft_wrap=True, markup=False)
 
     def evaluation(self, record: Record) -> None:
         """Show an evaluation of the held-out rows."""
         step = int(_number(record, "step") or 0)
-        accuracy = _number(record, "eval/accuracy")
-        if accuracy is not None:
-            self._accuracies.append((step, accuracy))
+        score = _number(record, f"eval/{self._training.held_out.name}")
+        if score is not None:
+            self._held_out_scores.append((step, score))
         if self._live is not None:
             self._live.update(self.render(), refresh=True)
         else:
@@ -127,7 +125,7 @@ class LivePanel:
             self._live.update(self.render(), refresh=True)
             self._live.stop()
             self._live = None
-        self._console.print(outcome_line(summary), soft_wrap=True, markup=False)
+        self._console.print(outcome_line(summary, self._training.held_out), soft_wrap=True, markup=False)
         # the page of a run that finished shows it below the figures that it is about
         found = verdict_lines(summary) if summary.get("outcome") != "finished" else None
         if found is not None:
@@ -176,37 +174,35 @@ class LivePanel:
         table = Table.grid(padding=(0, 2))
         for _ in range(3):
             table.add_column(no_wrap=True)
-        is_reward = "reward/mean" in self._last or not self._scores
-        first = amount(_number(self._last, "reward/mean" if is_reward else "sft/loss"))
-        curve = Text(sparkline(self._scores, max(8, width - 34)), "green" if is_reward else "yellow")
-        table.add_row(Text("reward" if is_reward else "loss", "dim"), Text(first, "bold"), curve)
+        measure = self._training.measure
+        curve = Text(sparkline(self._scores, max(8, width - 34)), "yellow" if measure.less_is_better else "green")
+        first = amount(_number(self._last, measure.name))
+        table.add_row(Text(measure.label, "dim"), Text(first, "bold"), curve)
         table.add_row(Text("held-out", "dim"), *self._held_out())
         for name, value, rest in self._details():
             table.add_row(Text(name, "dim"), Text(value, "bold"), Text(rest, "dim"))
         return table
 
     def _held_out(self) -> tuple[Text, Text]:
-        if not self._accuracies:
+        if not self._held_out_scores:
             return Text("-", "dim"), Text("not scored yet", "dim")
-        (first_step, first), (last_step, last) = self._accuracies[0], self._accuracies[-1]
-        now = Text(f"{last:.1%}", "bold")
-        if len(self._accuracies) == 1:
+        measure = self._training.held_out
+        (first_step, first), (last_step, last) = self._held_out_scores[0], self._held_out_scores[-1]
+        now = Text(_score(last, measure), "bold")
+        if len(self._held_out_scores) == 1:
             return now, Text(f"at step {last_step}", "dim")
-        style = "green" if last > first else "red" if last < first else "dim"
-        change = Text(f"{100 * (last - first):+.1f} points since step {first_step}", style)
-        return now, Text.assemble(change, "  ", (sparkline([value for _, value in self._accuracies], 20), "cyan"))
+        gain = first - last if measure.less_is_better else last - first
+        style = "green" if gain > 0 else "red" if gain < 0 else "dim"
+        apart = f"{100 * (last - first):+.1f} points" if measure.is_share else f"{last - first:+.4f}"
+        curve = sparkline([value for _, value in self._held_out_scores], 20)
+        return now, Text.assemble(Text(f"{apart} since step {first_step}", style), "  ", (curve, "cyan"))
 
     def _details(self) -> list[tuple[str, str, str]]:
         record = self._last
         tokens = _number(record, "time/tokens_per_second")
         samples = _number(record, "time/samples_per_minute")
-        policy = {
-            "kl": "policy/kl",
-            "clipped": "policy/clip_fraction",
-            "entropy": "policy/entropy",
-            "gradient norm": "policy/gradient_norm",
-        }
-        parts = [f"{label} {amount(_number(record, key))}" for label, key in policy.items() if key in record]
+        shown = [each for each in self._training.line if each.name.startswith("policy/") and each.name in record]
+        parts = [f"{each.label} {amount(_number(record, each.name))}" for each in shown]
         length = _number(record, "completion/length_mean")
         cut = _number(record, "completion/truncated_share")
         rows = [("speed", f"{amount(tokens, 0)} tok/s" if tokens is not None else "-", _per_minute(samples))]
@@ -219,14 +215,15 @@ class LivePanel:
         return rows
 
 
-def plain_line(record: Record) -> str:
+def plain_line(record: Record, training: Training) -> str:
     """One step on one line, for files and pipes."""
     number, total = int(_number(record, "step") or 0), int(_number(record, "num_steps") or 0)
     parts = [f"step {number:>{len(str(total))}}/{total}" if total else f"step {number}"]
-    for label, (key, digits) in _LINE.items():
-        value = _number(record, key)
+    speed = (Measure(name=name, label=label, digits=0) for label, name in _SPEED.items())
+    for measure in (training.measure, *training.line, *speed):
+        value = _number(record, measure.name)
         if value is not None:
-            parts.append(f"{label}={_plain(value, digits)}")
+            parts.append(f"{measure.label}={_plain(value, measure.digits)}")
     if unscored := _unscored(record):
         parts.append(f"unscored={unscored}")
     seconds = [
@@ -254,8 +251,8 @@ def _plain(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if value == 0 or abs(value) >= 10**-digits else f"{value:.1e}"
 
 
-def outcome_line(summary: Record) -> str:
-    """Return the outcome of the run on one line."""
+def outcome_line(summary: Record, held_out: Measure) -> str:
+    """Return the outcome of the run on one line, with the `held_out` number before and after it."""
     parts = [str(summary.get("outcome", "finished"))]
     steps, seconds = _number(summary, "steps"), _number(summary, "seconds")
     if steps is not None:
@@ -263,18 +260,22 @@ def outcome_line(summary: Record) -> str:
     if seconds is not None:
         parts.append(duration(seconds))
     scores = as_object(summary.get("eval"))
-    before, after = (_accuracy(as_object(scores.get(when))) for when in ("before", "after"))
+    before, after = (_counted(as_object(scores.get(when)), held_out) for when in ("before", "after"))
     if before and after:
-        parts.append(f"held-out accuracy {before} -> {after}")
+        parts.append(f"held-out {held_out.name} {before} -> {after}")
     return "done   " + ", ".join(parts)
 
 
-def _accuracy(entry: Record) -> str:
-    accuracy = _number(entry, "accuracy")
-    if accuracy is None:
+def _counted(entry: Record, measure: Measure) -> str:
+    value = _number(entry, measure.name)
+    if value is None:
         return ""
     count = f" (n={entry['n']})" if is_number(entry.get("n")) else ""
-    return f"{accuracy:.1%}{count}"
+    return f"{_score(value, measure)}{count}"
+
+
+def _score(value: float, measure: Measure) -> str:
+    return f"{value:.1%}" if measure.is_share else f"{value:.4f}"
 
 
 def _phase_rows(seconds: Mapping[str, float], width: int) -> list[RenderableType]:
@@ -300,13 +301,10 @@ def _elapsed(record: Record) -> str:
     return f"{elapsed} in all" if elapsed else ""
 
 
-def _number(record: Record, *names: str) -> float | None:
-    """The first of the names that holds a finite number."""
-    for name in names:
-        value = record.get(name)
-        if is_number(value):
-            return float(value)
-    return None
+def _number(record: Record, name: str) -> float | None:
+    """Return the finite number of this name; None where there is none."""
+    value = record.get(name)
+    return float(value) if is_number(value) else None
 
 
 def _brief(value: object) -> str:

@@ -28,6 +28,10 @@ class Measure:
     """Head of its column; empty for what has none of its own."""
     is_share: bool = False
     """Shown in per cent."""
+    less_is_better: bool = False
+    """Whether a fall of it is an improvement."""
+    digits: int = 3
+    """Digits after the point in the plain line of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,8 @@ class Training:
     """The metric that is its column in the table of runs."""
     held_out: Measure
     """The number of its evaluations."""
+    line: tuple[Measure, ...] = ()
+    """What the line of a step and the live panel show beside `measure`, where the step has it."""
     curves: str
     """Names of the metrics that are drawn for one run, where it has them, divided by spaces."""
 
