@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rft import check
-from rft_core.errors import ServiceError
+from rft_core.errors import DataError, ServiceError
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.records.scores import RewardStatus, Score
 from rft_trainer.rewards.user_function import RewardTrial
@@ -26,7 +26,7 @@ def test_the_tools_of_an_environment_are_there_before_prompts_are_rendered(calls
         rl_data=data,
         ExitStack=calls.double("stack"),
     )
-    settings = calls.double("settings")
+    settings = calls.double("settings", judge=SimpleNamespace(judge_pretrain=""))
     found = check.check_rl(settings, 4)
     assert calls.taken() == [
         "tokenizer_with_images(settings.model, settings.images)",
@@ -46,6 +46,10 @@ def test_the_tools_of_an_environment_are_there_before_prompts_are_rendered(calls
     assert tried is not None
     assert tried.trial == "check_reward()"
     assert calls.taken() == [f"check_reward(settings, {[*prompts, 'held out']!r})"]
+    # a judge that is not there would be found at the start alone
+    settings.judge.judge_pretrain = "nowhere"
+    with pytest.raises(DataError):
+        found.check_reward()
 
 
 def test_the_first_demonstration_is_shown_with_what_is_learned_of_it(calls: Any) -> None:

@@ -135,6 +135,11 @@ def test_a_name_of_another_trainer_leads_to_a_flag_that_is_accepted(words: str, 
     resolve("rl", ["--pretrain", "m", *problem.do.split()])
 
 
+def test_a_gpu_is_meant_as_cuda() -> None:
+    (problem,) = problems_of("--device", "gpu")
+    assert problem.do == "--device cuda"
+
+
 @pytest.mark.parametrize("dash", ["\u2013", "\u2014", "\u2013-", "\u2212\u2212"])
 def test_a_dash_of_a_text_program_is_told_as_such(dash: str) -> None:
     problems = problems_of(f"{dash}max_steps", "3")

@@ -27,8 +27,8 @@ def test_a_file_without_a_function_is_refused_with_the_last_function_that_it_has
     file = tmp_path / "mine.py"
     for text, remedy in (
         ("def first(responses, labels): ...\nclass A: ...\ndef last(a): ...\ndef _own(): ...\n", f"{file}:last"),
-        ("x = 1\n", "exact"),
-        ("def (", "exact"),
+        ("x = 1\n", f"{file}:reward_fn"),
+        ("def (", f"{file}:reward_fn"),
     ):
         file.write_text(text)
         with pytest.raises(OptionsError) as caught:
@@ -38,7 +38,7 @@ def test_a_file_without_a_function_is_refused_with_the_last_function_that_it_has
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [("gsm8", "--reward gsm8k"), ("not_there.py", "--reward exact"), ("zzz", "--reward exact")],
+    [("gsm8", "--reward gsm8k"), ("not_there.py", "--reward not_there.py:reward_fn"), ("zzz", "")],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name: str, remedy: str):
     with pytest.raises(OptionsError, match="exact, math, gsm8k") as caught:

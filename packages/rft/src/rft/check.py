@@ -15,6 +15,7 @@ from rft.build.rl_data import RlData, rl_data
 from rft.settings import RlSettings, SftSettings
 from rft.sft import SftData, sft_data
 from rft_core.errors import ServiceError
+from rft_models.files.directories import existing_directory
 from rft_models.loading.context_length import model_facts
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.packing import pack
@@ -109,6 +110,8 @@ class RlCheck:
 
     def check_reward(self) -> TriedReward | None:
         """Try function and servers as the start would; no reward model's weights are loaded."""
+        if self.settings.judge.judge_pretrain:
+            existing_directory(self.settings.judge.judge_pretrain)
         trial = check_reward(self.settings, [*self.data.prompts, *self.data.held_out])
         return None if trial is None else TriedReward(trial)
 

@@ -20,6 +20,8 @@ from rft_core.nearest_names import nearest_names, similarity
 from rft_core.secrets import HIDDEN, looks_like_key
 
 _DASHES = "\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}\N{HORIZONTAL BAR}"
+_MEANT = {"gpu": "cuda"}
+"""Values that say what another word is the name of."""
 _SLIP = 0.85
 """Similarity from which on another name is taken for the one that was meant."""
 _PLACEHOLDER = re.compile(r"--(\w+) (?:N|NAME|PATH|DIR|TEXT|PROJECT|FILE)")
@@ -133,7 +135,7 @@ def refused_option(option: GivenSetting, refusal: Refusal, command: str = "") ->
 def bad_value(setting: Setting, option: GivenSetting) -> Problem:
     """Return the problem of a value of the wrong kind or out of bounds."""
     text = option.texts[0] if option.texts else ""
-    near = nearest_names(text, setting.choices)
+    near = [_MEANT[text]] if _MEANT.get(text) in setting.choices else nearest_names(text, setting.choices)
     # where nothing is like it, a value that is allowed and changes nothing
     unchanged = str(setting.default) if setting.default in setting.choices else "".join(setting.choices[:1])
     legal = near[0] if near else unchanged or ("true" if setting.is_switch else example(setting, option.texts))

@@ -106,13 +106,14 @@ def _functions_of(file: Path) -> list[str]:
 def _unknown(name: str) -> OptionsError:
     names = [*_BY_NAME, *task_names()]
     nearest = nearest_names(name, names, count=1)
-    functions = _functions_of(Path(name)) if name.endswith(".py") else []
-    remedy = f"{name}:{functions[-1]}" if functions else nearest[0] if nearest else "exact"
+    remedy = nearest[0] if nearest else ""
+    if name.endswith(".py"):
+        remedy = f"{name}:{(_functions_of(Path(name)) or ['reward_fn'])[-1]}"
     return OptionsError(
         code="reward.unknown",
         what=f"no reward is named {name!r}; there are {', '.join(names)}, and file.py:function",
         where="--reward",
         why="a reward is one of these names or a function of your own",
         state="nothing was started",
-        do=f"--reward {remedy}",
+        do=f"--reward {remedy}" if remedy else "",
     )
