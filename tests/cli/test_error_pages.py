@@ -21,7 +21,7 @@ BAD = {
     "an unknown reward": ("--reward exakt", 2, "reward.unknown", "--reward exact"),
     "a chat template that is not there": ("--pretrain {plain} --apply_chat_template", 2, "prompt.no_chat_template", ""),
     "a GPU that is not there": ("--device cuda", 3, "device.no_cuda", "--device cpu"),
-    "a tracker that is not installed": ("--use_wandb", 3, "extra.wandb", "uv sync --extra wandb"),
+    "a tracker that is not installed": ("--use_wandb", 3, "extra.wandb", "uv sync --no-dev --inexact --extra wandb"),
     "a data file that is not there": ("--prompt_data none.jsonl", 4, "data.not_found", "ls"),
     "a column that is not there": ("--input_key inputt", 4, "data.missing_field", "--input_key input"),
     "a damaged data file": ("--prompt_data {broken}", 4, "data.cut", ""),
