@@ -35,10 +35,11 @@ ROOT_MODULES = {
         "reward_names",
         "reward_probe",
         "rl",
+        "rl_loop",
         "run_lifecycle",
         "sft",
     },
-    "rft_algos": {"input_checks", "names", "statistics"},
+    "rft_algos": {"aliases", "input_checks", "statistics"},
     "rft_cli": {"main"},
     "rft_core": {
         "child_process",

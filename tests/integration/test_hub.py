@@ -15,8 +15,8 @@ from support.hub_server import TOKEN, Hub, running_hub
 from rft.hub import download
 from rft.hub.dataset_files import dataset_files
 from rft.hub.download import commit_of
+from rft.hub.hub_names import HubName, dataset_name, model_name
 from rft.hub.model_files import model_directory
-from rft.hub.names import HubName, dataset_name, model_name
 from rft.hub.run_settings import (
     local_directory,
     local_settings,

@@ -26,6 +26,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
         asked: list[Any] = []
         machine = SimpleNamespace(is_first=is_first, collectives="collectives")
         result = SimpleNamespace(
+            task_metrics={"digits": 1.5},
             rewards=[1.0, 0.0, 1.0, 0.0],
             accuracy=0.5,
             num_scored=num_scored,
@@ -62,7 +63,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_the_score_is_printed_for_a_person_and_as_one_line(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == ["cpu", ("m", True)]
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:-1]] == ["model", "data", "accuracy", "reward", "tokens"]
+    assert [line.split()[0] for line in lines[:-1]] == ["model", "data", "accuracy", "reward", "tokens", "digits"]
+    assert lines[5].split() == ["digits", "1.5000"]
     assert json.loads(lines[-1]) == RECORD
 
 

@@ -99,7 +99,7 @@ def test_the_short_page_has_its_settings_in_the_order_of_the_record(shown: Shown
     joined = " ".join(" ".join(body).split())
     assert "--seed INT Seed of every random choice: the same seed gives the same run (42)" in joined
     assert "--lr_schedule How the learning rate falls after the warm-up {cosine, linear, constant} (cosine)" in joined
-    assert "--pretrain STR Model to start from: a Hugging Face directory on this machine (required)" in joined
+    assert "--pretrain STR Model to start from: a Hugging Face directory on this machine, or ORG/NAME" in joined
     assert "gae, ppo Proximal policy optimisation with a critic" in joined
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rft.hub.dataset_files import chosen_files
-from rft.hub.names import dataset_name
+from rft.hub.hub_names import dataset_name
 from rft_core.errors import DataError
 
 GSM8K = [

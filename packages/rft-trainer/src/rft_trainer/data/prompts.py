@@ -90,14 +90,14 @@ def prompts_from_rows(
             text, messages = _text_or_messages(row, input_key, columns, with_images=images is not None)
             pictures = _images(row, images, text, messages, input_key)
             label = _label(row, label_key, columns, whole_rows) if label_key else None
-            whole = _columns(row, images) if whole_rows else {}
+            own_columns = _columns(row, images) if whole_rows else {}
             output = _as_text(row, output_key, "--output_key", columns) if output_key else None
         # the row is left out and keeps its number, so that the ids of later rows do not move
         except DataError as error:
             skips.take(error)
             continue
         name = f"{source}:{index}"
-        prompts.append(PromptRow(name, text, messages, label, output, source, index, pictures, whole))
+        prompts.append(PromptRow(name, text, messages, label, output, source, index, pictures, own_columns))
     return prompts
 
 

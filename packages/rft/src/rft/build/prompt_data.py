@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from rft.build.images import ImageReading, given_images, row_images
 from rft.hub.download import ASIDE
-from rft.hub.names import dataset_name
+from rft.hub.hub_names import dataset_name
 from rft.hub.sources import located_sources
 from rft.reward_names import function_name
 from rft.settings import EvalSettings, RlSettings

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from rft.hub.download import Files, fetched
 from rft.hub.failures import refused_files
-from rft.hub.names import HubName
+from rft.hub.hub_names import HubName
 from rft_core.errors import RftError
 from rft_core.nearest_names import nearest_names
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rft.hub.failures import cache_folder, hub_error, not_in_cache
-from rft.hub.names import HubName
+from rft.hub.hub_names import HubName
 from rft_core.durable_files import replace_text
 from rft_core.errors import RftError, StorageError
 

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from rft.hub.names import HubName
+from rft.hub.hub_names import HubName
 from rft_core.errors import DataError, OptionsError, RftError, ServiceError, StorageError
 from rft_core.nearest_names import nearest_names
 

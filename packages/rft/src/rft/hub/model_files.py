@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from rft.hub.download import Files, fetched
 from rft.hub.failures import refused_files
-from rft.hub.names import HubName
+from rft.hub.hub_names import HubName
 
 _SUFFIXES = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 _WEIGHTS, _INDEX = ".safetensors", ".safetensors.index.json"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rft.hub.names import HubName, model_name, rewritten, with_directories
+from rft.hub.hub_names import HubName, model_name, rewritten, with_directories
 from rft.resolved import Resolved, flat, with_values
 
 _LOG = logging.getLogger(__name__)

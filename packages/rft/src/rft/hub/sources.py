@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rft.hub.names import dataset_name
+from rft.hub.hub_names import dataset_name
 from rft_trainer.data.sources import SourceSpec, parse_sources
 
 

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
-from rft.hub.names import with_recorded_commits
+from rft.hub.hub_names import with_recorded_commits
 from rft.hub.run_settings import pinned
 from rft.identity.contents import SETTING_OF
 from rft.identity.record import plain, shown

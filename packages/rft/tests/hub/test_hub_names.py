@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rft.hub.names import dataset_name, model_name, rewritten, with_directories, with_recorded_commits
+from rft.hub.hub_names import dataset_name, model_name, rewritten, with_directories, with_recorded_commits
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

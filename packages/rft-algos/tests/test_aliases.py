@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import rft_algos
-from rft_algos import advantages, names, surrogates
+from rft_algos import advantages, aliases, surrogates
 from rft_algos.losses import off_policy
 
 
@@ -20,17 +20,17 @@ def test_common_names_are_the_functions_themselves() -> None:
 
 
 def test_every_name_is_given_and_listed() -> None:
-    assert names.__all__ == sorted(set(names.__all__))
-    for name in names.__all__:
-        assert getattr(rft_algos, name) is getattr(names, name)
-    assert set(names.__all__) <= set(dir(rft_algos))
+    assert aliases.__all__ == sorted(set(aliases.__all__))
+    for name in aliases.__all__:
+        assert getattr(rft_algos, name) is getattr(aliases, name)
+    assert set(aliases.__all__) <= set(dir(rft_algos))
 
 
 def test_every_surrogate_and_advantage_of_a_room_has_its_name_at_the_root() -> None:
     own = {"Moments", "clip", "moments", "LOG_RATIO_LIMIT", "is_clamped", "policy_drift", "squared_log_ratio"}
     own |= {"token_covariances", "select_clip_cov", "select_kl_cov"}
     public = {name for name in [*advantages.__all__, *surrogates.__all__] if not name.endswith(("_clipped", "_kept"))}
-    assert public - own - {"dual_clipped", "two_sided_clipped"} <= set(names.__all__)
+    assert public - own - {"dual_clipped", "two_sided_clipped"} <= set(aliases.__all__)
 
 
 def test_another_name_is_refused_and_rooms_load_alone() -> None:
@@ -42,6 +42,6 @@ def test_another_name_is_refused_and_rooms_load_alone() -> None:
         "from rft_algos import statistics\n"
         "from rft_algos.algorithms import published\n"
         "assert 'torch' not in sys.modules\n"
-        "assert 'rft_algos.names' not in sys.modules\n"
+        "assert 'rft_algos.aliases' not in sys.modules\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
