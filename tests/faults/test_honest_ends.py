@@ -30,7 +30,8 @@ ENDS: dict[str, tuple[str, list[str], list[str]]] = {
 
 
 def run(server: ForkServer, words: list[str], path: Path, preludes: list[Prelude]) -> tuple[list[Any], str]:
-    ended = server.run(*words, preludes=preludes)
+    # without weight decay: its product with a learning rate of 1e6 would be what ruins the weights
+    ended = server.run(*words, "--l2", "0", preludes=preludes)
     assert ended.code == 0, ended.output[-3000:]
     return json.loads((path / "summary.json").read_text())["verdict"], ended.output
 

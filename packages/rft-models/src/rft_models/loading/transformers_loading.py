@@ -12,7 +12,7 @@ from rft_core.errors import DataError, OptionsError
 from rft_models.attention.hf_interface import IMPLEMENTATION, register, switched
 from rft_models.families.registry import custom_classes, packed_families, packs
 from rft_models.families.vision import is_unknown_vision, is_vision, unknown_family
-from rft_models.files.directories import damaged_weights, missing_weights, no_progress_bars
+from rft_models.files.directories import damaged_weights, missing_weights, no_progress_bars, read_config
 from rft_models.files.transformers_config import hf_config, refusals, refused_config
 from rft_models.layers import gradient_checkpointing as checkpointing
 from rft_models.layers.fast_linear import use_fast_linears
@@ -109,7 +109,12 @@ def choose_packed(model_type: str, attention: Attention, path: Path, *, text_typ
 
 
 def load_model(
-    path: Path, dtype: torch.dtype, attention: str, *, auto_class: AutoClass, more: dict[str, Any] | None = None
+    path: Path,
+    dtype: torch.dtype | Literal["auto"],
+    attention: str,
+    *,
+    auto_class: AutoClass,
+    more: dict[str, Any] | None = None,
 ) -> Any:
     """Load the weights in a checked directory; "AutoModel" is the decoder alone and leaves every head in the file out.
 
@@ -160,3 +165,23 @@ def model_without_weights(directory: str | Path) -> Any:
     config = hf_config(path)
     with refusals(path, RuntimeError), torch.device("meta"):  # shapes without memory
         return getattr(transformers, auto_class_of(config.to_dict())).from_config(config)
+
+
+def plain_model(directory: str | Path) -> Any:
+    """Load a directory as transformers has it, in the type of its weights and in eval mode: nothing is patched.
+
+    Raises:
+        DataError: no model of transformers, or damaged weights.
+    """
+    path = Path(directory)
+    config = read_config(path)
+    refuse_other_kinds(path, config, takes_images=True)
+    attention = native_attention(config)
+    return load_model(path, "auto", attention, auto_class=auto_class_of(config)).eval()
+
+
+def plain_tokenizer(directory: str | Path) -> Any:
+    """Load the tokenizer of a directory as transformers has it."""
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
