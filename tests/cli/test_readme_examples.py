@@ -57,3 +57,24 @@ def test_every_function_on_the_page_of_rewards_scores_the_row_that_it_is_about()
         right, wrong = reward([item, replace(item, response_text="abcd")])
         assert (right.value, wrong.value) == (3.0 if name == "one_response" else 1.0, 0.0), name
         assert dict(right.breakdown) == ({"length": 4.0} if name == "compute_score" else {})
+
+
+def test_the_page_of_runs_in_python_reads_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {
+        "metrics.jsonl": [{"step": step, "reward/mean": step / 60} for step in range(1, 61)],
+        "evals.jsonl": [{"step": 0, "eval/accuracy": 0.0}, {"step": 60, "eval/accuracy": 0.5}],
+        "rollouts/step_000060.jsonl": [{"response": "ab", "reward": 0}, {"response": "ba", "reward": 1}],
+        "summary.json": [{"outcome": "finished"}],
+    }
+    for name, lines in rows.items():
+        file = tmp_path / "runs" / "reversal" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.chdir(tmp_path)
+    (source,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), flags=re.S)
+    scope: dict[str, object] = {}
+    exec(compile(source, "docs/python.md", "exec"), scope)
+    assert capsys.readouterr().out.splitlines() == ["finished 60", "1.0", "[0.0, 0.5]"]
+    assert scope["wrong"] == ["ab"]

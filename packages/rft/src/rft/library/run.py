@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
-from rft.library.columns import Columns
+from rft.library.run_columns import RunColumns
 from rft_core.errors import DataError, OptionsError, PreflightError
 from rft_core.nearest_names import nearest_names
 from rft_trainer.runs.reader import RunFiles, is_number, is_run, read_run, rows
@@ -76,14 +76,14 @@ class Run:
         return {name: value for name, (value, _) in self._files.settings.items()}
 
     @property
-    def metrics(self) -> Columns:
+    def metrics(self) -> RunColumns:
         """Metrics of every step by name (docs/metrics.md), and "step"."""
-        return Columns(self._files.metrics, str(self.path / "metrics.jsonl"))
+        return RunColumns(self._files.metrics, str(self.path / "metrics.jsonl"))
 
     @property
-    def evaluations(self) -> Columns:
+    def evaluations(self) -> RunColumns:
         """Every evaluation of the held-out rows: "step", "name" and the columns `eval/...`."""
-        return Columns(self._files.evaluations, str(self.path / "evals.jsonl"))
+        return RunColumns(self._files.evaluations, str(self.path / "evals.jsonl"))
 
     @property
     def samples(self) -> list[dict[str, Any]]:

@@ -12,12 +12,12 @@ _SHOWN = 8
 """Names that an error lists where none is near."""
 
 
-class Columns(Mapping[str, "list[Any]"]):
+class RunColumns(Mapping[str, "list[Any]"]):
     """Rows by column: `columns["reward/mean"]` has one value a row, None where a row lacks it.
 
     Example::
 
-        columns = Columns([{"step": 1, "loss": 2.5}, {"step": 2}])
+        columns = RunColumns([{"step": 1, "loss": 2.5}, {"step": 2}])
         columns["loss"]                             # [2.5, None]
         columns.pairs("step", "loss")               # [(1, 2.5)]
     """

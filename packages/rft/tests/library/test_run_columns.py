@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rft.library.columns import Columns, UnknownColumn
+from rft.library.run_columns import RunColumns, UnknownColumn
 from rft_core.errors import OptionsError
 
 ROWS = [{"step": 1, "loss": 2.5}, {"step": 2, "kl": 0.0}, {"step": 3, "loss": None, "kl": 0.5}]
 
 
 def test_every_column_has_a_value_a_row() -> None:
-    columns = Columns(ROWS)
+    columns = RunColumns(ROWS)
     assert dict(columns) == {"step": [1, 2, 3], "loss": [2.5, None, None], "kl": [None, 0.0, 0.5]}
     assert (len(columns), columns.num_rows, "loss" in columns, "gain" in columns) == (3, 3, True, False)
     assert columns.pairs("step", "kl") == [(2, 0.0), (3, 0.5)]
@@ -19,7 +19,7 @@ def test_every_column_has_a_value_a_row() -> None:
 
 
 def test_no_rows_have_no_columns() -> None:
-    columns = Columns([])
+    columns = RunColumns([])
     assert (list(columns), columns.num_rows, repr(columns)) == ([], 0, "Columns of 0 rows: none")
     with pytest.raises(UnknownColumn) as caught:
         columns["loss"]
@@ -31,7 +31,7 @@ def test_no_rows_have_no_columns() -> None:
     [("los", "the nearest are loss", "['loss']"), ("zzz", "there are step, loss, kl", "")],
 )
 def test_a_name_that_no_row_has_is_told_with_what_is_near(name: str, why: str, do: str) -> None:
-    columns = Columns(ROWS, "runs/a/metrics.jsonl")
+    columns = RunColumns(ROWS, "runs/a/metrics.jsonl")
     with pytest.raises(OptionsError) as caught:
         columns[name]
     problem = caught.value.problem
