@@ -65,7 +65,7 @@ def counts_secrets(responses, labels):
     return [float(number * ("A_TOKEN" in os.environ)) for number in range(len(responses))]
 
 
-def wrong_signature(response):
+def wrong_signature(prompts, labels):
     return 1.0
 '''
 
