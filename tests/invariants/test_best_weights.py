@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("invariants")
 # a step that is too long: the loss falls in the second step, and not in the two after it. A large epsilon, since
 # moments of gradients near 0 would turn sums in another order into steps in another direction
 FLAGS = ("--patience", "2", "--eval_steps", "1", "--lr_schedule", "constant")
-FLAGS = (*FLAGS, "--learning_rate", "0.1", "--adam_epsilon", "0.01", "--max_epochs", "4")
+FLAGS = (*FLAGS, "--learning_rate", "0.1", "--adam_epsilon", "0.01", "--max_epochs", "4", "--l2", "0", "--lr_factors=")
 BEST, LAST = 2, 4
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "fsdp": ("--fsdp",),
