@@ -17,7 +17,7 @@ from support.trainer_task import TrainerTask
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rft import rl
+from rft import rl_loop
 from rft.build.engines import engine_check, native_engine
 from rft_cli.main import main
 from rft_core.errors import ServiceError
@@ -123,7 +123,7 @@ def test_the_reference_is_the_policy_without_its_adapters(
         raise AssertionError("a second model was loaded")
 
     with monkeypatch.context() as patched:
-        patched.setattr(rl, "load_reference", never)
+        patched.setattr(rl_loop, "load_reference", never)
         free = run("lora_free_reference", *kl)
     assert "no second model is loaded" in capsys.readouterr().out
     loaded = list[Path]()
@@ -132,7 +132,7 @@ def test_the_reference_is_the_policy_without_its_adapters(
         loaded.append(Path(policy.where))
         return load_policy(policy.where).eval()
 
-    monkeypatch.setattr(rl, "BaseModelView", apart_from)
+    monkeypatch.setattr(rl_loop, "BaseModelView", apart_from)
     apart = run("lora_apart_reference", *kl)
     assert len(loaded) == 1
     for ours, theirs in zip(read_rows(free / "metrics.jsonl"), read_rows(apart / "metrics.jsonl"), strict=True):
