@@ -8,6 +8,7 @@ knows that it is being measured.
 from __future__ import annotations
 
 import json
+import math
 import resource
 import sys
 import time
@@ -113,8 +114,9 @@ class GatedOptimizer(DataParallelOptimizer):
     def backward(self, loss: torch.Tensor, *, last: bool = False) -> None:
         self.gate.timed("backward", lambda: super(GatedOptimizer, self).backward(loss, last=last))
 
-    def step(self, learning_rate: float) -> StepOutcome:
-        return self.gate.timed("optimizer", lambda: super(GatedOptimizer, self).step(learning_rate))
+    def step(self, learning_rate: float, *, largest_norm: float = math.inf) -> StepOutcome:
+        step = super().step
+        return self.gate.timed("optimizer", lambda: step(learning_rate, largest_norm=largest_norm))
 
 
 class GateSink:
