@@ -20,16 +20,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from module_tables import module_table, room_list
 from names import CONCEPTS
 
+from rft.config.commands import load
+from rft.config.errors import SettingsError
+from rft.config.names import ALIASES, OPPOSITES
+from rft.config.schema import Required, Setting, flat_name, schema
+from rft.config.values import allowed, as_text
 from rft_algos.algorithms.published import ALIASES as ALGORITHM_ALIASES
 from rft_algos.algorithms.published import PUBLISHED
-from rft_cli.config.command_line import ALIASES, OPPOSITES
-from rft_cli.config.errors import SettingsError
 from rft_cli.config.meanings import meanings
 from rft_cli.config.resolve import resolve
-from rft_cli.config.schema import Required, Setting, flat_name, schema
-from rft_cli.config.values import allowed, as_text
 from rft_cli.pages.run_plan_algorithm import component_text
-from rft_cli.records.discovery import find_command, load, with_settings
+from rft_cli.records.discovery import find_command, with_settings
 from rft_core.errors import ExitCode
 from rft_dist.launch.environment import REPORTED, environment_report
 

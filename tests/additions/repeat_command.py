@@ -36,7 +36,7 @@ def with_rows(settings: RepeatSettings) -> RepeatSettings:
 
 def train(resolved, words, **more):
     """Train as `sft` does, on the rows above."""
-    from rft import sft  # here, so that pages do not wait for torch
+    from rft.stages import sft  # here, so that pages do not wait for torch
 
     return sft.train(replace(resolved, settings=with_rows(resolved.settings)), words, **more)
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from rft.build.engines import choose_engine, engine_check, make_engine
+from rft.config.errors import SettingsError
 from rft.process.machine import Machine
 from rft_algos.decoding.sampling_options import SamplingOptions
-from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_dist.collectives import SingleProcess
 from rft_dist.launch.process_group import ranks_from_environment

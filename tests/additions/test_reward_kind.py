@@ -9,10 +9,11 @@ import pytest
 from additions.overlay import Overlay
 from support.trainer_task import TrainerTask
 
+from rft.config.commands import load
+from rft.config.schema import schema
 from rft.reward_kinds import REWARD_KINDS, build_order, reward_flags
 from rft.settings import EvalSettings, RlSettings
-from rft_cli.config.schema import schema
-from rft_cli.records.discovery import find_command, load
+from rft_cli.records.discovery import find_command
 
 FILE = '''"""Reward from a list of words: the share of them that a response holds."""
 

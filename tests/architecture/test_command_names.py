@@ -13,6 +13,7 @@ NAMES = [command.name for command in BUILT_IN if command.training]
 NAMED = re.compile(rf"(rft-train )?({'|'.join(NAMES)})$|.*rft-train ({'|'.join(NAMES)})\b", re.S)
 
 ALLOWED = {
+    "rft.config.commands",
     "rft_cli.commands.table",
     # modules of one command: what it proposes at its end, and the quickstart, which trains by two commands
     "rft_cli.pages.advice",
@@ -20,7 +21,7 @@ ALLOWED = {
     # what the façade's keywords are the settings of
     "rft_cli.lightrft.keywords",
     # what the guides of other programs call by another name, and what to write here in its place
-    "rft_cli.config.refused_flags",
+    "rft.config.refused_flags",
 }
 
 

@@ -47,18 +47,19 @@ PLANTED_IMPORTS = {
     "rooms of rft_dist": ("rft_dist.health.monitor", "rft_dist.launch.spawn"),
     "rooms of rft_engine": ("rft_engine.vllm.engine", "rft_engine.sglang.engine"),
     "rooms of rft_trainer": ("rft_trainer.rewards.math", "rft_trainer.loops.rl"),
-    "rooms of rft": ("rft.build.models", "rft.rl"),
-    "rooms of rft_cli": ("rft_cli.config.values", "rft_cli.commands.training"),
+    "rooms of rft": ("rft.build.models", "rft.stages.rl"),
+    "rooms of rft_cli": ("rft.config.values", "rft_cli.commands.training"),
     "rooms of rft_kernels": ("rft_kernels.tiles", "rft_kernels.ops"),
     "transformers, tokenizers and peft in rft_models only": ("rft_trainer.data.prompts", "tokenizers"),
     "the Hub in rft only; transformers' own errors of configurations in rft_models": (
         "rft_trainer.data.sources",
         "huggingface_hub",
     ),
-    "process groups and deepspeed in rft_dist only": ("rft.rl", "deepspeed"),
+    "process groups and deepspeed in rft_dist only": ("rft.stages.rl", "deepspeed"),
     "vllm and sglang in rft_engine only": ("rft.build.engines", "vllm"),
     "triton in the kernels only": ("rft_models.logprobs.backend", "triton"),
-    "pages, flags and files for people in rft_cli only": ("rft.front_end", "rich"),
+    "pages for people in rft_cli only": ("rft.front_end", "rich"),
+    "files of settings in rft and rft_cli only": ("rft_trainer.runs.reader", "yaml"),
 }
 
 ONLY_IN = {
@@ -74,8 +75,6 @@ ONLY_IN = {
     "tensorboard": "rft_trainer.sinks",
     "torch.utils.tensorboard": "rft_trainer.sinks",
     "rich": "rft_cli",
-    "pydantic": "rft_cli",
-    "yaml": "rft_cli",
 }
 
 

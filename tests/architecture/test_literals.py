@@ -23,7 +23,7 @@ OWNERS = {
 """Which package may write a name as a string."""
 
 CEILINGS: dict[str, int] = {
-    "rft_cli.config.rules.strategy": 2,
+    "rft.config.rules.strategy": 2,
     "rft_dist.preflight.rank_facts": 1,
     "rft_models.loading.transformers_loading": 2,
 }

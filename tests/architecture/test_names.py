@@ -38,7 +38,7 @@ WEIGHT_WORDS = {
 CEILINGS: dict[str, int] = {
     "rft": 1,
     "rft_algos": 2,
-    "rft_cli": 1,
+    "rft_cli": 0,
     "rft_core": 0,
     "rft_dist": 1,
     "rft_engine": 3,

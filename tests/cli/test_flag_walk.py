@@ -26,7 +26,7 @@ from support.reward_bench import RewardServers, reward_places
 from support.tracker_doubles import install_trackers
 from support.vision_task import make_vision_task
 
-from rft_cli.config.schema import schema
+from rft.config.schema import schema
 from rft_models.families import patches
 
 BENCH = "{bench}"

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from rft_cli.config.schema import schema
+from rft.config.schema import schema
 from rft_cli.records.discovery import with_settings
 from rft_core import errors
 from rft_core.errors import ExitCode, RftError

@@ -17,8 +17,8 @@ from support.trainer_task import TrainerTask
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rft import rl_loop
 from rft.build.engines import engine_check, native_engine
+from rft.stages import rl_loop
 from rft_cli.main import main
 from rft_core.errors import ServiceError
 from rft_core.packed_tokens import PackedTokens

@@ -12,7 +12,7 @@ import torch
 from support.compare import read_rows
 from support.reward_bench import RewardServers
 
-from rft.rl import prepared
+from rft.stages.rl import prepared
 from rft_cli.config.resolve import resolve
 from rft_cli.diagnostics import bundle
 from rft_cli.main import main

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from rft import rl, sft
+from rft.stages import rl, sft
 from rft_core import fault_points
 from rft_models.tiny_models.text import build_character_model
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer

@@ -14,9 +14,9 @@ from types import ModuleType
 
 import pytest
 
+from rft.config.schema import schema
 from rft_cli.commands import table
 from rft_cli.config.resolve import resolve
-from rft_cli.config.schema import schema
 from rft_cli.diagnostics import bundle, debug_mode, fault_injection
 from rft_cli.main import main
 from rft_cli.records.command import Command

@@ -14,10 +14,11 @@ from importlib.metadata import version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from rft.config.commands import GROUP
 from rft.process.detached import open_standard_streams
 from rft_cli.diagnostics import debug_mode
 from rft_cli.records.command import Command
-from rft_cli.records.discovery import GROUP, commands, run_command
+from rft_cli.records.discovery import commands, run_command
 from rft_core.errors import OptionsError, Problem, RftError, StorageError
 from rft_core.terminal_text import visible
 from rft_trainer.installed_tasks.discovery import listed_tasks

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rft.evaluate import evaluate
 from rft.process.machine import Machine
+from rft.stages.evaluate import evaluate
 from rft_cli.config.resolve import resolve
 from rft_core.errors import OptionsError, ServiceError
 from rft_dist.collectives import SingleProcess

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from rft.config.errors import SettingsError
 from rft_cli.commands import recipes as command
 from rft_cli.commands import recipes_run
 from rft_cli.commands.arguments import Arguments
 from rft_cli.config import recipes as catalog
-from rft_cli.config.errors import SettingsError
 from rft_cli.config.recipes import Recipe
 from rft_core.errors import RftError
 

@@ -11,10 +11,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from rft.config.errors import SettingsError
 from rft_cli.commands import recipes_run
 from rft_cli.commands.arguments import parse
 from rft_cli.config import recipes
-from rft_cli.config.errors import SettingsError
 from rft_cli.config.recipe_stages import option
 from rft_cli.records.discovery import commands as records
 from rft_cli.records.discovery import find_command

@@ -31,7 +31,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return train
 
     for name in COMMANDS:
-        monkeypatch.setattr(import_module(f"rft.{name}"), "train", trains(name))
+        monkeypatch.setattr(import_module(f"rft.stages.{name}"), "train", trains(name))
     monkeypatch.setattr(training, "terminal", lambda training: "front")
     monkeypatch.setattr(run_summary, "show", lambda *words: told.append(("show", *words)))
     (Path("run") / "checkpoints" / "step_000004" / "model").mkdir(parents=True)

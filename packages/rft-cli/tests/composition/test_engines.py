@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rft.build.engines import choose_engine, engine_check, make_engine
-from rft_cli.config.errors import SettingsError
+from rft.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_core.errors import PreflightError
 from rft_engine.settings import DecodingEngineSettings

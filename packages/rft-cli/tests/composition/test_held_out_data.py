@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rft.build.prompt_data import hold_out
-from rft.sft import SftData, sft_data
-from rft_cli.config.errors import SettingsError
+from rft.config.errors import SettingsError
+from rft.stages.sft import SftData, sft_data
 from rft_cli.config.resolve import resolve
 from rft_core.errors import OptionsError
 from rft_models.tiny_models.text import build_bpe_tokenizer

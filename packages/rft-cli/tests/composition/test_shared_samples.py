@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rft.config.errors import SettingsError
 from rft.parallel.parallelize import is_sharded
 from rft_cli.commands import plan
-from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_cli.pages.run_plan_layout import strategy_line
 from rft_core.errors import OptionsError

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from rft.build.algorithm import algorithm_record
+from rft.config.errors import SettingsError
+from rft.config.names import ALIASES, OPPOSITES
+from rft.config.other_names import OTHER_NAMES
+from rft.config.refused_flags import REFUSED_FLAGS
+from rft.config.schema import schema
 from rft.settings import RlSettings
-from rft_cli.config.command_line import ALIASES, OPPOSITES
-from rft_cli.config.errors import SettingsError
-from rft_cli.config.other_names import OTHER_NAMES
-from rft_cli.config.refused_flags import REFUSED_FLAGS
 from rft_cli.config.resolve import resolve
-from rft_cli.config.schema import schema
 from rft_cli.records.discovery import with_settings
 from rft_core.errors import Problem
 from rft_core.nearest_names import nearest_names

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from rft.config.origins import GivenSetting
+from rft.config.schema import Setting
 from rft_cli.config.command_line import is_flag, read
-from rft_cli.config.origins import GivenSetting
-from rft_cli.config.schema import Setting
 
 
 def row(name: str, kind: Any, **metadata: Any) -> Setting:

@@ -10,9 +10,10 @@ from typing import get_type_hints
 
 import pytest
 
+from rft.config.commands import load
+from rft.config.schema import schema
 from rft_cli.config.help import print_help
-from rft_cli.config.schema import schema
-from rft_cli.records.discovery import find_command, load
+from rft_cli.records.discovery import find_command
 
 Shown = Callable[..., list[str]]
 

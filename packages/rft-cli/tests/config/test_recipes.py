@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rft.config.merged_sources import SettingsFile
 from rft_cli.config import recipes
 from rft_cli.config.recipe_stages import RecipeStage
-from rft_cli.config.recipes import Source
 
 HEADER = "recipe:\n  command: rl\n  task: sums\n  hardware: a CPU\n  minutes: 2\n"
 HEADER += "  expected: 0.1 -> 0.9\n  date: today\n"
@@ -56,22 +56,25 @@ def test_a_file_without_a_header_is_a_recipe_of_empty_fields(catalog: Path) -> N
 
 
 def test_a_name_a_file_and_a_run_are_found(installed: Path) -> None:
-    assert recipes.find("sums") == (Source(installed / "sums.yaml", "sums", is_recipe=True), None)
-    assert recipes.find(f"{installed}/bare.yaml") == (Source(installed / "bare.yaml", "bare", is_recipe=False), None)
+    assert recipes.find("sums") == (SettingsFile(installed / "sums.yaml", "sums", is_recipe=True), None)
+    assert recipes.find(f"{installed}/bare.yaml") == (
+        SettingsFile(installed / "bare.yaml", "bare", is_recipe=False),
+        None,
+    )
     Path("run").mkdir()
     Path("run/config.yaml").write_text("")
-    assert recipes.find("run") == (Source(Path("run/config.yaml"), "run", is_recipe=False), None)
+    assert recipes.find("run") == (SettingsFile(Path("run/config.yaml"), "run", is_recipe=False), None)
 
 
 def test_what_is_on_the_disk_wins_over_a_recipe_of_its_name(installed: Path) -> None:
     Path("sums").mkdir()
-    assert recipes.find("sums")[0] == Source(installed / "sums.yaml", "sums", is_recipe=True), "no run is in it"
+    assert recipes.find("sums")[0] == SettingsFile(installed / "sums.yaml", "sums", is_recipe=True), "no run is in it"
     Path("sums/config.yaml").write_text("")
-    assert recipes.find("sums")[0] == Source(Path("sums/config.yaml"), "sums", is_recipe=False)
+    assert recipes.find("sums")[0] == SettingsFile(Path("sums/config.yaml"), "sums", is_recipe=False)
     Path("sums/config.yaml").unlink()
     Path("sums").rmdir()
     Path("sums").write_text("")
-    assert recipes.find("sums")[0] == Source(Path("sums"), "sums", is_recipe=False)
+    assert recipes.find("sums")[0] == SettingsFile(Path("sums"), "sums", is_recipe=False)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from rft_cli.config.errors import SettingsError
-from rft_cli.config.origins import DEFAULT, KEYWORD, GivenSetting
-from rft_cli.config.render import config_yaml
-from rft_cli.config.resolve import merge, resolve, validated
-from rft_cli.config.schema import REQUIRED, build, schema
+from rft.config.errors import SettingsError
+from rft.config.merged_sources import validated
+from rft.config.origins import DEFAULT, KEYWORD, GivenSetting
+from rft.config.render import config_yaml
+from rft.config.schema import REQUIRED, build, schema
+from rft_cli.config.resolve import merge, resolve
 from rft_cli.records.discovery import with_settings
 
 KEY = "0123456789abcdef" * 2

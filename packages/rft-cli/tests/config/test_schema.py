@@ -8,13 +8,14 @@ from typing import Any, get_type_hints
 import pytest
 
 from rft.build.algorithm import algorithm_record
+from rft.config.commands import load
+from rft.config.refused_flags import REFUSED_FLAGS
+from rft.config.schema import REQUIRED, schema
 from rft.settings import EvalSettings, RlSettings, SftSettings
 from rft_algos.algorithms.published import Grpo
 from rft_cli.config.meanings import meanings
-from rft_cli.config.refused_flags import REFUSED_FLAGS
 from rft_cli.config.resolve import resolve
-from rft_cli.config.schema import REQUIRED, schema
-from rft_cli.records.discovery import find_command, load, with_settings
+from rft_cli.records.discovery import find_command, with_settings
 
 
 def required(command: str) -> list[str]:

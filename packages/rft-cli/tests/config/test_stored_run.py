@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from rft import evaluate
-from rft.evaluate import TrainedModel
+from rft.config.schema import schema
+from rft.config.trained_model import newest_model
+from rft.stages import evaluate
+from rft.stages.evaluate import TrainedModel
 from rft_cli.config.resolve import resolve
-from rft_cli.config.schema import schema
-from rft_cli.config.stored_run import as_words, names_run, newest_model, read_values, with_run
+from rft_cli.config.stored_run import as_words, names_run, read_values, with_run
 from rft_core.errors import DataError
 
 OF_TRAINING = ("temperature", "top_p", "top_k", "min_p", "prompt_data", "max_samples", "n_samples_per_prompt")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rft.config.errors import SettingsError
+from rft.config.origins import DEFAULT
 from rft.resolved import Resolved
 from rft.settings import RlSettings
-from rft_cli.config.errors import SettingsError
-from rft_cli.config.origins import DEFAULT
 from rft_cli.config.resolve import resolve
 from rft_cli.records.discovery import with_settings
 from rft_core.errors import Problem

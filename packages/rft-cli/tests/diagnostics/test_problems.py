@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rft_cli.config.errors import SettingsError
+from rft.config.errors import SettingsError
 from rft_cli.diagnostics.problems import show, show_problem, wants_json
 from rft_core.errors import DataError, Problem
 

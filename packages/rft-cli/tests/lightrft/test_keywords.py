@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rft_cli.config.schema import schema
+from rft.config.schema import schema
 from rft_cli.lightrft.keywords import BUILT, as_texts, command_words, givens, refuse_objects, resolved
 from rft_core.errors import OptionsError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rft_cli.config.errors import SettingsError
+from rft.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_cli.lightrft import keywords as lightrft_keywords
 from rft_cli.lightrft.trainer import SPMDPPOTrainer

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from rft import rl, run_lifecycle
+from rft import run_lifecycle
+from rft.stages import rl
 from rft_cli.lightrft import trainer as lightrft_trainer
 from rft_cli.lightrft.trainer import FitResult, SPMDPPOTrainer
 from rft_core.errors import OptionsError

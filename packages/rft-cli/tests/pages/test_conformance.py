@@ -14,9 +14,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from rft.config.errors import SettingsError
 from rft.conformance import EngineResult, as_record, compare, draws
 from rft_algos.decoding.sampling_options import SamplingOptions
-from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_cli.pages.conformance import facts, failure, page
 from rft_core.errors import OptionsError, PreflightError, RftError, ServiceError

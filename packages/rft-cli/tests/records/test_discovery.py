@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rft.config.commands import load
 from rft_cli.main import main, overview
 from rft_cli.records.command import Command
-from rft_cli.records.discovery import commands, find_command, load, run_command, training_of, with_settings
+from rft_cli.records.discovery import commands, find_command, run_command, training_of, with_settings
 
 RECORD = """
 from rft_cli.records.command import Command

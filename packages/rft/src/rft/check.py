@@ -13,7 +13,7 @@ from rft.build.images import tokenizer_with_images
 from rft.build.rewards import check_reward
 from rft.build.rl_data import RlData, rl_data
 from rft.settings import RlSettings, SftSettings
-from rft.sft import SftData, sft_data
+from rft.stages.sft import SftData, sft_data
 from rft_core.errors import ServiceError
 from rft_models.files.directories import existing_directory
 from rft_models.loading.context_length import model_facts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rft_cli.config import option_problems
+from rft.config import option_problems
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
 

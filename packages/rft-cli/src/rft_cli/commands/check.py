@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from rft.config.commands import load
 from rft.resolved import Resolved
 from rft_cli.config.resolve import resolve
 from rft_cli.diagnostics.console import SafeConsole
 from rft_cli.records.command import Training
-from rft_cli.records.discovery import default_command, find_command, load, with_settings
+from rft_cli.records.discovery import default_command, find_command, with_settings
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_core.terminal_text import visible

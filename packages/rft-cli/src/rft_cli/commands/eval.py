@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rft.evaluate import Evaluation, evaluate
 from rft.process.machine import open_machine
 from rft.settings import EvalSettings
+from rft.stages.evaluate import Evaluation, evaluate
 from rft_cli.config.resolve import resolve
 from rft_cli.config.stored_run import with_run
 from rft_core.durable_files import storage_errors

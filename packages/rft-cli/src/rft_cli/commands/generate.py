@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rft.generate import generate
 from rft.process.machine import open_machine
+from rft.stages.generate import generate
 from rft_cli.config.resolve import resolve
 from rft_cli.config.stored_run import with_run
 from rft_core.durable_files import storage_errors

@@ -6,10 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rft.config.commands import load
 from rft.planning.run_plan import SHARDING_NAMES, PlanRequest, plan_run
 from rft_cli.config.resolve import resolve
 from rft_cli.pages.plan import as_object, lines
-from rft_cli.records.discovery import default_command, load, training_of, with_training
+from rft_cli.records.discovery import default_command, training_of, with_training
 from rft_core.errors import OptionsError
 from rft_core.terminal_text import visible
 

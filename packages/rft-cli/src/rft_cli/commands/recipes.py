@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rft.config.errors import SettingsError
+from rft.config.option_problems import stray_word
+from rft.config.render import config_yaml
 from rft_cli.commands import arguments
 from rft_cli.config import recipes
-from rft_cli.config.errors import SettingsError
-from rft_cli.config.option_problems import stray_word
 from rft_cli.config.recipes import Recipe
-from rft_cli.config.render import config_yaml
 from rft_cli.config.resolve import merge
 from rft_cli.records.discovery import default_command, with_settings
 from rft_core.errors import DataError, OptionsError

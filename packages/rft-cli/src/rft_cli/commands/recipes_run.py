@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rft.config.option_problems import not_a_value
 from rft_cli.commands.arguments import Arguments
-from rft_cli.config.option_problems import not_a_value
 from rft_cli.config.recipe_stages import RecipeStage, option
 from rft_cli.config.recipes import Recipe
 from rft_cli.config.resolve import resolve

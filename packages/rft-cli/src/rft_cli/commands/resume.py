@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rft.config import yaml_file
+from rft.config.errors import SettingsError
 from rft.identity.storage import CONFIG, StoredRecord, config_bytes, read_record, reading, restore_config
 from rft.resolved import Resolved
 from rft_cli.commands.quickstart import command as quickstart
-from rft_cli.config import yaml_file
-from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_cli.records.discovery import with_training
 from rft_core.errors import CheckpointError, OptionsError, Problem

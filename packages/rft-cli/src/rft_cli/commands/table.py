@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from rft_cli.config.refused_flags import Refusal
+from dataclasses import asdict
+
+from rft.config import commands
+from rft.config.refused_flags import Refusal
 from rft_cli.records.command import Command, Measure, Training
 
 # settings that the short help shows, group by group
@@ -21,14 +24,12 @@ engine_type actor_learning_rate
 """
 
 SFT = Command(
-    name="sft",
+    **asdict(commands.SFT),
     summary="train a model on demonstrations",
-    settings="rft.settings:SftSettings",
-    rules="rft_cli.config.rules.sft:problems",
     essential=_TRAINED + _OF_SFT,
     training=Training(
         purpose="train it on demonstrations",
-        train="rft.sft:train",
+        train="rft.stages.sft:train",
         check="rft.check:check_sft",
         workload="rft.planning.workload:SFT",
         plan_lines="rft_cli.pages.run_plan:sft_lines",
@@ -43,17 +44,14 @@ SFT = Command(
 )
 
 RL = Command(
-    name="rl",
+    **asdict(commands.RL),
     is_default=True,
     summary="train a policy on rewards of its own responses",
-    settings="rft.settings:RlSettings",
-    rules="rft_cli.config.rules.rl:problems",
-    notes="rft_cli.config.rules.rl:idle_settings",
     essential=_TRAINED + _OF_RL,
     help_tables="rft_cli.pages.algorithms:algorithm_table",
     training=Training(
         purpose="train it on rewards of its own responses",
-        train="rft.rl:train",
+        train="rft.stages.rl:train",
         check="rft.check:check_rl",
         workload="rft.planning.workload:RL",
         plan_lines="rft_cli.pages.run_plan:rl_lines",
@@ -87,34 +85,28 @@ BUILT_IN = (
     SFT,
     RL,
     Command(
-        name="eval",
+        **asdict(commands.EVAL),
         summary="score a model on held-out data",
         run="rft_cli.commands.eval:run",
-        settings="rft.settings:EvalSettings",
-        rules="rft_cli.config.rules.rewards:problems",
         takes_run=True,
         stage_result="output",
     ),
     Command(
-        name="generate",
+        **asdict(commands.GENERATE),
         summary="answer prompts with a model",
         run="rft_cli.commands.generate:run",
-        settings="rft.settings:GenerateSettings",
         takes_run=True,
         stage_result="output",
     ),
     Command(
-        name="conformance",
+        **asdict(commands.CONFORMANCE),
         summary="compare engines with the trainer, token by token",
         run="rft_cli.commands.conformance:run",
-        settings="rft.settings:ConformanceSettings",
-        rules="rft_cli.config.rules.compared_engines:problems",
     ),
     Command(
-        name="build",
+        **asdict(commands.BUILD),
         summary="create a small model and its tokenizer from scratch",
         run="rft_cli.commands.build:run",
-        settings="rft.settings:BuildModelSettings",
         stage_result="model",
     ),
     Command(

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rft.config.commands import load
 from rft.resolved import Resolved
 from rft_cli.config.resolve import resolve
 from rft_cli.pages import run_summary
 from rft_cli.pages.terminal import terminal
-from rft_cli.records.discovery import load, training_of
+from rft_cli.records.discovery import training_of
 
 
 def run(command: str, argv: Sequence[str]) -> int:

@@ -6,16 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from rft.config.names import CONFIG, negate, setting_of
+from rft.config.origins import GivenSetting
+from rft.config.schema import Setting
 from rft.resolved import Origin
-from rft_cli.config.origins import GivenSetting
-from rft_cli.config.schema import Setting
-from rft_cli.config.values import FALSE, TRUE
-
-CONFIG = "config"
-ALIASES = {"logging_steps": "log_interval"}
-"""Other names of a setting, with the same meaning; those of one command alone are in the setting's metadata."""
-OPPOSITES = {"disable_engine_sleep": "enable_engine_sleep"}
-"""Names that mean the contrary of a switch."""
 
 
 @dataclass(slots=True)
@@ -56,25 +50,6 @@ def is_flag(word: str) -> bool:
     return word.startswith("-") and len(word) > 1 and not re.match(r"-\.?\d", word)
 
 
-def setting_of(name: str, schema: dict[str, Setting]) -> tuple[str, bool]:
-    """The setting that a name stands for, and whether it means its contrary."""
-    if name in OPPOSITES and OPPOSITES[name] in schema:
-        return OPPOSITES[name], True
-    if name in ALIASES and ALIASES[name] in schema:
-        return ALIASES[name], False
-    if name not in schema:
-        for setting in schema.values():
-            if name in (*setting.aliases, *setting.full_names):
-                return setting.name, False
-    # a setting whose own name begins with no_ is not a contrary
-    positive = name.removeprefix("no_")
-    if positive != name and name not in schema:
-        positive = setting_of(positive, schema)[0] if positive not in schema else positive
-        if positive in schema and schema[positive].is_switch:
-            return positive, True
-    return name, False
-
-
 def two_forms(
     options: Sequence[GivenSetting], schema: dict[str, Setting]
 ) -> Iterator[tuple[GivenSetting, GivenSetting]]:
@@ -90,14 +65,6 @@ def two_forms(
 
 def _bare(written: str) -> str:
     return written.lstrip("-").replace("-", "_").removeprefix("no_")
-
-
-def negate(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the contrary of a boolean written after an opposite name; another text stays, to be refused."""
-    if not texts:
-        return ("false",)
-    text = texts[0].lower()
-    return ("false",) if text in TRUE else ("true",) if text in FALSE else texts
 
 
 def _most(setting: Setting | None, name: str) -> int:

@@ -14,12 +14,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from rft.config.commands import load
+from rft.config.merged_sources import MergedSources
+from rft.config.schema import REQUIRED, Setting, flat_name
+from rft.config.values import as_text, limits
 from rft.resolved import Origin
 from rft_cli.config.meanings import meanings
-from rft_cli.config.resolve import MergedSources, merge
-from rft_cli.config.schema import REQUIRED, Setting, flat_name
-from rft_cli.config.values import as_text, limits
-from rft_cli.records.discovery import find_command, load
+from rft_cli.config.resolve import merge
+from rft_cli.records.discovery import find_command
 
 _HOW = """Values come from the defaults, then from --config FILE_OR_RECIPE (YAML, the names of the flags as keys; \
 rft-train recipes lists recipes), then from flags; the later wins. - and _ are alike. A switch is --x, --no-x, or --x \

@@ -26,8 +26,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from rft.config import yaml_file
+from rft.config.merged_sources import SettingsFile
 from rft.resolved import Origin
-from rft_cli.config import yaml_file
 from rft_cli.config.recipe_stages import RecipeStage, read_stage
 from rft_core.durable_files import kind_of
 from rft_core.errors import Problem
@@ -36,15 +37,6 @@ from rft_core.nearest_names import nearest_names
 DIRECTORY = Path(__file__).parents[1] / "recipes"
 SUFFIXES = (".yaml", ".yml")
 HEADER_FIELDS = ("command", "task", "hardware", "minutes", "expected", "date")
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A file that `--config` means."""
-
-    path: Path
-    name: str
-    is_recipe: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +84,16 @@ def read(path: Path) -> Recipe:
     )
 
 
-def find(reference: str) -> tuple[Source | None, Problem | None]:
+def find(reference: str) -> tuple[SettingsFile | None, Problem | None]:
     """The file that a `--config` means: a file, a run's directory, or a recipe's name."""
     path = Path(reference).expanduser()
     # what is on the disk wins over a recipe of the same name
     if path.is_file():
-        return Source(path, path.stem, is_recipe=False), None
+        return SettingsFile(path, path.stem), None
     if path.is_dir() and (path / "config.yaml").is_file():
-        return Source(path / "config.yaml", path.resolve().name, is_recipe=False), None
+        return SettingsFile(path / "config.yaml", path.resolve().name), None
     if reference in names():
-        return Source(DIRECTORY / f"{reference}.yaml", reference, is_recipe=True), None
+        return SettingsFile(DIRECTORY / f"{reference}.yaml", reference, is_recipe=True), None
     return None, _not_found(reference, path)
 
 

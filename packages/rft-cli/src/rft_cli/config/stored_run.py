@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import yaml
 
-from rft_cli.config.schema import schema
+from rft.config.schema import schema
 from rft_core.errors import DataError
 
 _OF_TRAINING = (
@@ -23,15 +23,6 @@ def names_run(argv: Sequence[str]) -> bool:
     return bool(argv) and not argv[0].startswith("-")
 
 
-def newest_model(path: str) -> str:
-    """Return the model of the newest checkpoint where `path` is a run, else `path`."""
-    run = Path(path).expanduser()
-    if not path or not (run / "config.yaml").is_file() or (run / "config.json").is_file():
-        return path
-    models = sorted(model for model in (run / "checkpoints").glob("step_*/model") if model.is_dir())
-    return str(models[-1]) if models else path
-
-
 def with_run(argv: Sequence[str], command: str) -> list[str]:
     """Replace a run that stands first by the flags that repeat what it did, on its newest checkpoint.
 
@@ -40,7 +31,7 @@ def with_run(argv: Sequence[str], command: str) -> list[str]:
     """
     if not names_run(argv):
         return list(argv)
-    from rft.evaluate import trained_model  # here, so that pages do not wait for torch
+    from rft.stages.evaluate import trained_model  # here, so that pages do not wait for torch
 
     trained = trained_model(Path(argv[0]), asked_by=f"rft-train {command}")
     values = read_values(trained.run / "config.yaml")

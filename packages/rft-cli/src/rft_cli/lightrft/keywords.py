@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from rft.config.merged_sources import validated
+from rft.config.names import CONFIG, negate, setting_of
+from rft.config.origins import KEYWORD, GivenSetting
+from rft.config.schema import Setting, schema
 from rft.resolved import Resolved
 from rft.settings import RlSettings
-from rft_cli.config.command_line import CONFIG, negate, setting_of
-from rft_cli.config.origins import KEYWORD, GivenSetting
-from rft_cli.config.resolve import merge, validated
-from rft_cli.config.schema import Setting, schema
+from rft_cli.config.resolve import merge
 from rft_core.errors import OptionsError
 
 COMMAND = "rl"

@@ -9,8 +9,8 @@ from typing import Any, cast
 from rft.build.engines import choose_engine
 from rft.build.rl_data import response_limits
 from rft.build.shared_parts import SamplingOptions, sampling_options
-from rft.rl import PreparedRun
 from rft.settings import RlSettings
+from rft.stages.rl import PreparedRun
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key
 from rft_core.nearest_names import nearest_names

@@ -30,7 +30,8 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor
 
-from rft import rl, run_lifecycle
+from rft import run_lifecycle
+from rft.stages import rl
 from rft_algos.objectives import RolloutBatch
 from rft_cli.lightrft import keywords
 from rft_cli.lightrft.strategy import Generation, Strategy

@@ -8,17 +8,17 @@ from rft.build.algorithm import algorithm_record, value_head
 from rft.build.images import image_counts
 from rft.build.prompt_data import PreparedPrompts
 from rft.build.rl_data import RlData, response_limits
+from rft.config.commands import load
 from rft.process.machine import Machine
 from rft.resolved import Resolved
 from rft.settings import RlSettings, SftSettings
-from rft.sft import SftData
+from rft.stages.sft import SftData
 from rft_cli.pages.run_plan_algorithm import algorithm_lines
 from rft_cli.pages.run_plan_layout import engine_line, strategy_line
 from rft_cli.pages.run_plan_model import model_lines
 from rft_cli.pages.run_plan_ranks import preflight_lines
 from rft_cli.pages.run_plan_rewards import reward_lines
 from rft_cli.records.command import Training
-from rft_cli.records.discovery import load
 from rft_core.terminal_text import visible
 from rft_trainer.data.sources import LoadedPrompts
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from rft.evaluate import change_interval
+from rft.stages.evaluate import change_interval
 from rft_cli.diagnostics.console import SafeConsole
 from rft_cli.pages import samples_html
 from rft_cli.pages.advice import next_lines, verdict_lines

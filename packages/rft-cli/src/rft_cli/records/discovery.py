@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
 
+from rft.config.commands import PackageRecord, add_program, load, package_records
 from rft_cli.records.command import Command, Training
 
-GROUP = "rft.commands"
-"""Group of entry points that name records."""
 BUILT_IN = "rft_cli.commands.table:BUILT_IN"
 """The program's own records, which are there without an installation too."""
 
 TRAINING = "rft_cli.commands.training:run"
 """How every command with a record of training is run."""
-
-
-def load(name: str) -> Any:
-    """Import what a text "module:attribute" names."""
-    module, _, attribute = name.partition(":")
-    found: Any = import_module(module)
-    for part in attribute.split("."):
-        found = getattr(found, part)
-    return found
 
 
 @cache
@@ -35,24 +22,17 @@ def commands() -> dict[str, Command]:
     A record that cannot be used is in the list with its fault; no other command fails by it.
     """
     records: dict[str, Command] = {command.name: command for command in load(BUILT_IN)}
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        record = _of_package(entry, taken=entry.name in records)
+    for found in package_records():
+        record = _of_package(found, taken=found.name in records)
         records[record.name] = record
     return records
 
 
-def _of_package(entry: EntryPoint, *, taken: bool) -> Command:
-    """Load the record that an entry point names; `taken` says that there is a command of its name already."""
-    package = entry.dist.name if entry.dist else entry.value
+def _of_package(found: PackageRecord, *, taken: bool) -> Command:
+    """Return the command of another package; `taken` says that there is a command of its name already."""
     if taken:
-        return _unusable(f"{entry.name}@{package}", f"there is another command {entry.name}")
-    try:
-        record = entry.load()
-    except Exception as error:  # noqa: BLE001 - whatever a module of another package raises while it is imported
-        return _unusable(entry.name, f"{entry.value} of {package}: {type(error).__name__}: {error}")
-    if getattr(record, "name", None) != entry.name:
-        return _unusable(entry.name, f"{entry.value} of {package} is no record of a command {entry.name}")
-    return record
+        return _unusable(f"{found.name}@{found.package}", f"there is another command {found.name}")
+    return _unusable(found.name, found.fault) if found.record is None else found.record
 
 
 def _unusable(name: str, fault: str) -> Command:
@@ -91,3 +71,7 @@ def run_command(command: Command, argv: Sequence[str]) -> int:
     if command.training is not None:
         return int(load(TRAINING)(command.name, argv))
     return int(load(command.run)(list(argv)))
+
+
+# settings are resolved in the library, which knows its own commands alone; looked up anew, since the list may grow
+add_program(lambda: commands())

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from rft.build.algorithm import algorithm_record, algorithm_type
+from rft.config.errors import SettingsError
 from rft.settings import RlSettings
 from rft_algos.algorithms import components
 from rft_algos.algorithms.published import Cpgd, Dapo, DrGrpo, Grpo, PolicyAlgorithm, Ppo
-from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_core.errors import OptionsError
 

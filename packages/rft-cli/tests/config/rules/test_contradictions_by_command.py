@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_cli.config.errors import SettingsError
+from rft.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_cli.records.discovery import with_settings
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rft.config.errors import SettingsError
 from rft.reward_kinds import reward_flags
-from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 
 CALCULATOR = "--environment calculator --apply_chat_template "

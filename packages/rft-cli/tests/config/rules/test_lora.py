@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from rft.config.errors import SettingsError
 from rft.decoder_sizes import model_sizes
 from rft.planning.lora_memory import adapter_weights
 from rft_cli.commands import plan
-from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_dist.planning.memory_estimate import DecoderSizes, TrainingMemoryConfig, estimate
 from rft_dist.strategies.registry import SHARDINGS, run_dims, run_layout

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from rft.config.errors import SettingsError
+from rft.config.rules.rewards import idle_reward_settings
 from rft.reward_kinds import reward_flags
-from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
-from rft_cli.config.rules.rewards import idle_reward_settings
 
 MODEL = ["reward_offload", "reward_batch_tokens"]
 SERVERS = ["remote_rm_timeout", "remote_rm_concurrency", "remote_rm_retries", "reward_wait", "on_reward_outage"]

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rft_cli.config.errors import SettingsError
+from rft.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 
 Refused = list[tuple[str, str]]

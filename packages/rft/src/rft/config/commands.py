@@ -1,0 +1,128 @@
+"""Commands as far as their settings go: a name, a class of settings, and the rules between them.
+
+The library's own are listed here. Those of other packages are found by the entry points of the group `rft.commands`,
+whose values are records with these attributes, and more for the command line (`rft_cli.records.command`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Protocol
+
+GROUP = "rft.commands"
+"""Group of entry points that name records."""
+
+
+class ConfiguredCommand(Protocol):
+    """A command whose settings can be given."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def settings(self) -> str:
+        """Class of its settings as "module:class"; empty if it has none."""
+        ...
+
+    @property
+    def rules(self) -> str:
+        """`(SourcedValues) -> problems`: contradictions between its settings, beside those that every command has."""
+        ...
+
+    @property
+    def notes(self) -> str:
+        """`(SourcedValues, defaults) -> lines`: settings of its own that have no effect beside the others."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSettings:
+    """Settings of one of the library's own commands; each field but the name says where an object is."""
+
+    name: str
+    settings: str
+    rules: str = ""
+    notes: str = ""
+
+
+SFT = CommandSettings(name="sft", settings="rft.settings:SftSettings", rules="rft.config.rules.sft:problems")
+RL = CommandSettings(
+    name="rl",
+    settings="rft.settings:RlSettings",
+    rules="rft.config.rules.rl:problems",
+    notes="rft.config.rules.rl:idle_settings",
+)
+EVAL = CommandSettings(name="eval", settings="rft.settings:EvalSettings", rules="rft.config.rules.rewards:problems")
+GENERATE = CommandSettings(name="generate", settings="rft.settings:GenerateSettings")
+CONFORMANCE = CommandSettings(
+    name="conformance",
+    settings="rft.settings:ConformanceSettings",
+    rules="rft.config.rules.compared_engines:problems",
+)
+BUILD = CommandSettings(name="build", settings="rft.settings:BuildModelSettings")
+OWN = (SFT, RL, EVAL, GENERATE, CONFORMANCE, BUILD)
+
+_PROGRAMS: list[Callable[[], Mapping[str, ConfiguredCommand]]] = []
+
+
+def add_program(commands: Callable[[], Mapping[str, ConfiguredCommand]]) -> None:
+    """Let a program add its commands: `commands` returns them by name, each time anew."""
+    _PROGRAMS.append(commands)
+
+
+@dataclass(frozen=True, slots=True)
+class PackageRecord:
+    """Record of another package, or the reason why it has none that can be used."""
+
+    name: str
+    package: str
+    record: Any = None
+    """None where it cannot be used."""
+    fault: str = ""
+    """Why it cannot be used."""
+
+
+def load(name: str) -> Any:
+    """Import what a text "module:attribute" names."""
+    module, _, attribute = name.partition(":")
+    found: Any = import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def package_records() -> Iterator[PackageRecord]:
+    """Yield what every entry point of `rft.commands` names, by its name; one that cannot be used says why."""
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        yield _of_package(entry)
+
+
+def _of_package(entry: EntryPoint) -> PackageRecord:
+    package = entry.dist.name if entry.dist else entry.value
+    source = f"{entry.value} of {package}"
+    try:
+        record = entry.load()
+    except Exception as error:  # noqa: BLE001 - whatever a module of another package raises while it is imported
+        return PackageRecord(entry.name, package, fault=f"{source}: {type(error).__name__}: {error}")
+    if getattr(record, "name", None) != entry.name:
+        return PackageRecord(entry.name, package, fault=f"{source} is no record of a command {entry.name}")
+    return PackageRecord(entry.name, package, record)
+
+
+def known() -> dict[str, ConfiguredCommand]:
+    """Every command with settings by its name: the library's own, those of programs and of other packages."""
+    rows: dict[str, ConfiguredCommand] = {row.name: row for row in OWN}
+    others = [row for program in _PROGRAMS for row in program().values()]
+    others += [found.record for found in package_records() if found.record is not None]
+    for row in others:
+        if getattr(row, "settings", ""):
+            rows.setdefault(row.name, row)
+    return rows
+
+
+def configured(name: str) -> ConfiguredCommand:
+    """The command of this name, which is known to have settings."""
+    # the library's own first: they need no look at what is installed
+    return next((row for row in OWN if row.name == name), None) or known()[name]

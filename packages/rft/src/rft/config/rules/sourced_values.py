@@ -1,0 +1,30 @@
+"""Values of settings with their origins, as every rule gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rft.config.values import as_text
+from rft.resolved import Origin
+from rft_core.errors import Problem
+
+Values = Mapping[str, Any]
+Origins = Mapping[str, Origin]
+MakeProblem = Callable[[str, list[str], str, str], Problem]
+"""(code, names of the settings, why, remedy) -> the problem, with values and origins filled in."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourcedValues:
+    """The settings of a command, and where each value came from."""
+
+    values: Values
+    origins: Origins
+
+    def make_problem(self, code: str, names: list[str], why: str, do: str) -> Problem:
+        """Return the problem of settings that contradict one another, with their values and origins."""
+        what = ", ".join(f"{name} = {as_text(self.values[name])}" for name in names)
+        where = ", ".join(f"{name}: {self.origins[name]}" for name in names)
+        return Problem(code=code, what=what, where=where, why=why, do=do)

@@ -1,0 +1,27 @@
+"""Settings of every command that trains which contradict one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rft.config.rules.lora import adapter_problems
+from rft.config.rules.sourced_values import MakeProblem, SourcedValues, Values
+from rft.config.rules.strategy import strategy_problems
+from rft_core.errors import Problem
+
+
+def training_problems(given: SourcedValues) -> Iterator[Problem]:
+    """Yield the contradictions of checkpoints, strategies and adapters."""
+    yield from _weights_of_a_checkpoint(given.values, given.make_problem)
+    yield from strategy_problems(given.values, given.make_problem)
+    yield from adapter_problems(given.values, given.make_problem)
+
+
+def _weights_of_a_checkpoint(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
+    ways = [name for name in ("load_checkpoint", "ckpt_weights_only", "ckpt_partial") if values[name]]
+    if len(ways) > 1:
+        why = "a run continues a checkpoint, or starts from all of its weights, or from some of them"
+        yield make_problem("checkpoint.two_ways", ways, why, f"--{ways[0]} alone")
+    elif ways and ways != ["load_checkpoint"] and not values["ckpt_path"]:
+        why = "weights are taken from a named checkpoint, and none is named"
+        yield make_problem("checkpoint.no_path", [ways[0], "ckpt_path"], why, "--ckpt_path RUN")
