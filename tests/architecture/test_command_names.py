@@ -13,6 +13,8 @@ NAMES = [command.name for command in BUILT_IN if command.training]
 NAMED = re.compile(rf"(rft-train )?({'|'.join(NAMES)})$|.*rft-train ({'|'.join(NAMES)})\b", re.S)
 
 ALLOWED = {
+    # names of functions
+    "rft.__init__",
     "rft.config.commands",
     "rft_cli.commands.table",
     # modules of one command: what it proposes at its end, and the quickstart, which trains by two commands

@@ -24,6 +24,8 @@ OWNERS = {
 
 CEILINGS: dict[str, int] = {
     "rft.config.rules.strategy": 2,
+    # the choices of a setting as a type, written from the code
+    "rft.library.keywords": 12,
     "rft_dist.preflight.rank_facts": 1,
     "rft_models.loading.transformers_loading": 2,
 }

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from rft.config.schema import schema
-from rft_cli.lightrft.keywords import BUILT, as_texts, command_words, givens, refuse_objects, resolved
+from rft.library.keyword_settings import as_texts, givens
+from rft_cli.lightrft.keywords import BUILT, command_words, refuse_objects, resolved
 from rft_core.errors import OptionsError
 
 
@@ -35,7 +36,7 @@ from rft_core.errors import OptionsError
 def test_a_keyword_is_a_setting_as_it_would_be_written(
     name: str, value: Any, setting: str, texts: tuple[str, ...], is_null: bool
 ) -> None:
-    (option,) = givens({"config": "left out", name: value})
+    (option,) = givens("rl", {"config": "left out", name: value})
     assert (option.written, option.name, option.texts, option.is_null) == (name, setting, texts, is_null)
     assert option.origin.kind == "keyword argument"
     assert command_words({name: value}) == [f"--{setting}", *texts]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import cast
 
 from rft.config.merged_sources import validated
-from rft.config.names import CONFIG, negate, setting_of
+from rft.config.names import CONFIG
 from rft.config.origins import KEYWORD, GivenSetting
-from rft.config.schema import Setting, schema
+from rft.library.keyword_settings import givens
 from rft.resolved import Resolved
 from rft.settings import RlSettings
 from rft_cli.config.resolve import merge
@@ -41,7 +41,7 @@ def resolved(keywords: Mapping[str, object], reward: str | None = None) -> Resol
         OptionsError: an object instead of settings, or two rewards.
     """
     refuse_objects([name for name in keywords if name in BUILT])
-    options = givens(keywords)
+    options = givens(COMMAND, keywords)
     if reward is not None:
         if "reward" in keywords:
             raise _two_rewards(keywords["reward"], reward)
@@ -51,34 +51,8 @@ def resolved(keywords: Mapping[str, object], reward: str | None = None) -> Resol
 
 def command_words(keywords: Mapping[str, object]) -> list[str]:
     """Return the flags of `rft-train rl` that mean the same as the keywords."""
-    words = [[f"--{option.name}", *option.texts] for option in givens(keywords)]
+    words = [[f"--{option.name}", *option.texts] for option in givens(COMMAND, keywords)]
     return [*_config_words(keywords), *(word for flag in words for word in flag)]
-
-
-def givens(keywords: Mapping[str, object]) -> list[GivenSetting]:
-    """Each keyword as a setting that was given; `config` is none, it names files of settings."""
-    table = schema(COMMAND)
-    result: list[GivenSetting] = []
-    for written, value in keywords.items():
-        if written == CONFIG:
-            continue
-        name, negated = setting_of(written, table)
-        texts = as_texts(value, table.get(name))
-        result.append(GivenSetting(written, name, negate(texts) if negated else texts, KEYWORD, is_null=value is None))
-    return result
-
-
-def as_texts(value: object, setting: Setting | None = None) -> tuple[str, ...]:
-    """A value as it would be written on the command line; True is a flag alone."""
-    if value is None:
-        return ("none",)
-    if isinstance(value, bool):
-        if setting is not None and "bare" in setting.metadata:
-            return (str(setting.metadata["bare"]) if value else "",)
-        return (str(value).lower(),)
-    if isinstance(value, list | tuple):
-        return tuple(str(part) for part in cast("Sequence[object]", value))
-    return (str(value),)
 
 
 def refuse_objects(names: Sequence[str]) -> None:

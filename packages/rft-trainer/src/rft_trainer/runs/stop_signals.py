@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from contextlib import suppress
 from types import FrameType
 
@@ -18,7 +19,8 @@ _WAITING = b"\nstopping: this step is finished and saved first; Ctrl-C again los
 class StopSignals:
     """Signal handlers: SIGTERM, SIGINT and SIGUSR1 request a save and an orderly end; a second SIGINT stops at once.
 
-    SIGUSR1 is what SLURM sends ahead of a time limit.
+    SIGUSR1 is what SLURM sends ahead of a time limit. Only the main thread of a program can handle signals: in another
+    one nothing is installed, and `received` is set by whoever asks for the stop.
     """
 
     _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -29,6 +31,8 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         _IN_FORCE.append(self)
+        if threading.current_thread() is not threading.main_thread():
+            return self
         for number in self._SIGNALS:
             # kept, because a program may go on after the run with the handlers that it had
             self._previous[number] = signal.signal(number, self._on_signal)

@@ -54,6 +54,9 @@ sequence_parallel sequence_parallel_size: sp_size
 random_seed: seed
 weight_decay: l2
 zero: zero_stage
+d_model hidden_dim hidden_size n_embd: hidden
+n_layer n_layers num_hidden_layers num_layers: layers
+n_head n_heads num_attention_heads num_heads: heads
 """
 
 OTHER_NAMES: dict[str, tuple[str, ...]] = {

@@ -17,7 +17,11 @@ from rft_core.nearest_names import nearest_names
 from rft_trainer.runs.reader import RunFiles, is_number, is_run, read_run, rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.figure import Figure
+
+    from rft.library.given_rewards import GivenReward
 
 Table = Literal["metrics", "evaluations", "samples"]
 _CURVES = ("reward/mean", "sft/loss", "eval/accuracy", "eval/loss", "policy/entropy", "policy/gradient_norm")
@@ -49,6 +53,9 @@ class Run:
         self.path = Path(directory).expanduser()
         if not is_run(self.path):
             raise _no_run(self.path)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
 
     @property
     def name(self) -> str:
@@ -98,6 +105,32 @@ class Run:
     def checkpoints(self) -> list[int]:
         """Steps of the checkpoints, the oldest first."""
         return [int(name.removeprefix("step_")) for name in self._files.checkpoints]
+
+    def resume(
+        self,
+        *,
+        reward: GivenReward | None = None,
+        callbacks: Sequence[Any] = (),
+        panel: bool | None = None,
+        **settings: object,
+    ) -> Run:
+        """Continue the run from its newest checkpoint that verifies, and return it when it has ended.
+
+        The result is that of a run which was never interrupted, to the bit.
+
+        Args:
+            reward: the function, or functions, that the run was started with; none where its reward has a name.
+            callbacks: `rft.Callback`s, called after every step and evaluation.
+            panel: whether a panel is shown; None: in a notebook.
+            **settings: of the run's command, in the place of the stored ones from here on.
+
+        Raises:
+            OptionsError: the reward of the run is a function, and none is given.
+            CheckpointError: nothing is left to train, or no checkpoint verifies.
+        """
+        # looked up when it is called: it starts runs and returns them, and so stands above this module
+        continues: Any = import_module("rft.library.resume")
+        return continues.resumed(self, settings, reward, callbacks, panel=panel)
 
     def frame(self, table: Table = "metrics") -> Any:
         """Return metrics, evaluations or samples as a pandas frame, a row a step, an evaluation or a sample.

@@ -31,6 +31,7 @@ from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
 from rft_trainer.evaluation.task_metrics import TaskMetrics
 from rft_trainer.protocols import Collectives
 from rft_trainer.records.rollouts import Prompt, Rollout
+from rft_trainer.records.scores import Reward
 from rft_trainer.runs.step_report import gather_rows, rollout_row
 
 
@@ -82,8 +83,8 @@ def trained_model(path: Path, *, asked_by: str) -> TrainedModel:
     return TrainedModel(checkpoint.path.parent.parent, checkpoint.model_directory)
 
 
-def evaluate(settings: EvalSettings, machine: Machine) -> Evaluation:
-    """Score all prompts; every rank answers its share of them.
+def evaluate(settings: EvalSettings, machine: Machine, *, reward: Reward | None = None) -> Evaluation:
+    """Score all prompts; every rank answers its share of them. `reward` takes the place of the named function.
 
     Raises:
         OptionsError: no data to evaluate on, or settings that the engine, the reward or the model refuse.
@@ -99,10 +100,10 @@ def evaluate(settings: EvalSettings, machine: Machine) -> Evaluation:
         )
     settings = with_model_directories(settings)
     with ExitStack() as opened:
-        return _evaluate(settings, machine, opened)
+        return _evaluate(settings, machine, opened, reward)
 
 
-def _evaluate(settings: EvalSettings, machine: Machine, opened: ExitStack) -> Evaluation:
+def _evaluate(settings: EvalSettings, machine: Machine, opened: ExitStack, function: Reward | None) -> Evaluation:
     tokenizer = tokenizer_with_images(settings.model, settings.images)
     environment = enter_environment(settings.conversation, tokenizer, opened)
     trie, metrics = constraint_of(settings, tokenizer), TaskMetrics.of(settings.data.eval_metrics)
@@ -114,7 +115,7 @@ def _evaluate(settings: EvalSettings, machine: Machine, opened: ExitStack) -> Ev
     response, longest = response_limits(settings, max(len(prompt.token_ids) for prompt in prompts))
     longest = environment.room(settings.model.pretrain, longest, response) if environment else longest
     engine = within(make_engine(settings.engine, machine, policy, settings.model.pretrain, longest), trie)
-    reward = build_reward(settings, machine, columns=columns_of(prompts))
+    reward = build_reward(settings, machine, function=function, columns=columns_of(prompts))
     try:
         evaluator = Evaluator(
             engine,

@@ -189,19 +189,27 @@ def train(
     command: Sequence[str],
     *,
     in_place: Path | None = None,
+    reward: Reward | None = None,
+    script: str = "",
+    signals: StopSignals | None = None,
     front: FrontEnd = SILENT,
 ) -> TrainedRun:
     """Run RL from its settings to its end; `in_place` continues the run in that directory.
 
-    `command` is what is written into the run directory as the way to start it again.
+    `command` is what is written into the run directory as the way to start it again. `reward` takes the place of what
+    the settings name: it is code of `script`, and only that script can continue the run then. `signals` stop the run.
     """
-    with StopSignals() as signals, _opened(resolved, command, {}, in_place=in_place, front=front) as run:
+    functions = {"reward": reward}
+    with (
+        signals or StopSignals() as listening,
+        _opened(resolved, command, functions, in_place=in_place, front=front) as run,
+    ):
 
         def attempt(rollback: Rollback | None) -> TrainedRun:
             now, place = run, in_place
             if rollback is not None:
                 now, place = replace(run, at=continuation(run.at.resolved, rollback.run)), rollback.run
-            with _built(now, command, in_place=place, front=front) as ready:
-                return execute(ready.training, ready.started, signals, rollback)
+            with _built(now, command, in_place=place, reward=reward, script=script, front=front) as ready:
+                return execute(ready.training, ready.started, listening, rollback)
 
         return with_rollbacks(attempt)

@@ -232,11 +232,12 @@ def train(
     command: Sequence[str],
     *,
     in_place: Path | None = None,
+    signals: StopSignals | None = None,
     front: FrontEnd = SILENT,
 ) -> TrainedRun:
     """Run supervised fine-tuning from its settings to its end; `in_place` continues the run in that directory.
 
-    `command` is what is written into the run directory as the way to start it again.
+    `command` is what is written into the run directory as the way to start it again. `signals` stop the run.
     """
     # before anything is read: a setting that has changed underneath would be told as another fault
     at = with_commits(continuation(resolved, in_place))
@@ -244,7 +245,7 @@ def train(
     settings = resolved.settings
     request = requested_run(resolved, in_place)
     with (
-        StopSignals() as signals,
+        signals or StopSignals() as listening,
         open_machine(
             settings.model.device,
             request,
@@ -264,6 +265,6 @@ def train(
             now, place = (at, in_place) if rollback is None else (continuation(at.resolved, rollback.run), rollback.run)
             started = start(now, command, machine, data.num_steps, facts, in_place=place, front=front)
             training = build_sft(settings, started, tokenizer, data)
-            return execute(training, started, signals, rollback)
+            return execute(training, started, listening, rollback)
 
         return with_rollbacks(attempt)

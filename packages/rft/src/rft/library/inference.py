@@ -1,0 +1,147 @@
+"""Evaluation and generation from Python: `rft.evaluate` and `rft.generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from rft.config.commands import EVAL, GENERATE
+from rft.config.origins import KEYWORD, GivenSetting
+from rft.library.given_model import model_place
+from rft.library.given_rewards import GivenReward, chosen_reward
+from rft.library.given_rows import Rows, rows_file
+from rft.library.keyword_settings import resolved
+from rft.library.training_calls import Config, Model
+from rft_core.errors import OptionsError
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from rft.library.keywords import EvalKeywords, GenerateKeywords
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationScores:
+    """Scores of a model on held-out rows; rows without a reward are in no mean."""
+
+    accuracy: float
+    """Share of the scored rows whose answer is right; nan where none was scored."""
+    reward: float
+    """Mean reward of the scored rows."""
+    accuracy_interval: tuple[float, float]
+    """The 95 % interval of the accuracy (Wilson)."""
+    reward_interval: tuple[float, float]
+    """The 95 % interval of the mean reward."""
+    metrics: dict[str, object]
+    """What a row of evals.jsonl has, by name: `eval/accuracy`, `eval/n`, `eval/unscored`, ..."""
+    rows: list[dict[str, Any]] = field(repr=False)
+    """Prompt, response, label and reward of every row."""
+
+
+def evaluate(
+    model: Model,
+    data: Rows,
+    reward: GivenReward | None = None,
+    *,
+    tokenizer: object | None = None,
+    config: Config = (),
+    **settings: Unpack[EvalKeywords],
+) -> EvaluationScores:
+    """Answer every row of `data` and score it, as `rft-train eval` does; every rank of several gets the result.
+
+    Args:
+        model: a directory, a name on the Hub, a `Run`, or a model of transformers.
+        data: held-out rows, as objects, a path or a name on the Hub.
+        reward: as `rft.rl` takes it.
+        tokenizer: of a model of transformers that was loaded from no directory.
+        config: files of settings; keywords win over them.
+        **settings: those of `rft-train eval` (docs/reference/eval.md).
+
+    Raises:
+        SettingsError: with every problem of the settings.
+        ServiceError: no answer has a reward.
+    """
+    chosen = chosen_reward(reward)
+    own = [_given("pretrain", model_place(model, tokenizer)), _given("eval_data", rows_file(data, "data"))]
+    own += [_given("reward", chosen.setting)] if chosen.setting else []
+    prepared = resolved(EVAL.name, settings, config, own)
+    from rft.process.machine import open_machine
+    from rft.stages.evaluate import evaluate as scored
+
+    with open_machine(prepared.settings.model.device) as machine:
+        found = scored(prepared.settings, machine, reward=chosen.function)
+        accuracy, mean = found.accuracy_interval, found.reward_interval
+        return EvaluationScores(
+            accuracy=found.result.accuracy,
+            reward=found.result.mean_reward,
+            accuracy_interval=(accuracy.low, accuracy.high),
+            reward_interval=(mean.low, mean.high),
+            metrics=found.result.as_record(),
+            rows=found.rows(machine.collectives),
+        )
+
+
+def generate(
+    model: Model,
+    prompts: str | Sequence[str] | Rows,
+    *,
+    tokenizer: object | None = None,
+    config: Config = (),
+    **settings: Unpack[GenerateKeywords],
+) -> list[dict[str, Any]]:
+    """Answer prompts, as `rft-train generate` does: a row a response, with "prompt", "response", "finish_reason".
+
+    Args:
+        model: a directory, a name on the Hub, a `Run`, or a model of transformers.
+        prompts: a text, texts, or rows with a column of prompts.
+        tokenizer: of a model of transformers that was loaded from no directory.
+        config: files of settings; keywords win over them.
+        **settings: those of `rft-train generate` (docs/reference/generate.md).
+
+    Raises:
+        SettingsError: with every problem of the settings.
+        OptionsError: no prompts.
+    """
+    own = [
+        _given("pretrain", model_place(model, tokenizer)),
+        _given("prompt_data", _prompts_file(prompts, settings.get("input_key", "input"))),
+    ]
+    prepared = resolved(GENERATE.name, settings, config, own)
+    from rft.process.machine import open_machine
+    from rft.stages.generate import generate as answered
+
+    with open_machine(prepared.settings.model.device) as machine:
+        return answered(prepared.settings, machine)
+
+
+def _prompts_file(prompts: object, column: str) -> str:
+    """Return the file of the prompts; a text is a prompt, and a path is a `Path`."""
+    if isinstance(prompts, Path):
+        return str(prompts)
+    texts = _texts(prompts)
+    if texts is None:
+        return rows_file(prompts, "prompts")
+    if not texts:
+        raise OptionsError(
+            code="library.no_prompts",
+            what="prompts is empty",
+            where="argument prompts",
+            why="there is nothing to answer",
+            do='prompts=["2+3="]',
+        )
+    return rows_file([{column: text} for text in texts], "prompts")
+
+
+def _texts(prompts: object) -> list[str] | None:
+    """Return the prompts where they are texts; None where they are rows."""
+    if isinstance(prompts, str):
+        return [prompts]
+    parts = list(cast("Sequence[object]", prompts)) if isinstance(prompts, list | tuple) else [None]
+    texts = [part for part in parts if isinstance(part, str)]
+    return texts if len(texts) == len(parts) else None
+
+
+def _given(name: str, value: str) -> GivenSetting:
+    return GivenSetting(name, name, (value,), KEYWORD)

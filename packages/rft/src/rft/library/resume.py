@@ -1,0 +1,90 @@
+"""Continuation of a run from Python, in the directory in which it was started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import chdir, nullcontext
+from pathlib import Path
+from typing import Any
+
+from rft.config import yaml_file
+from rft.config.commands import RL, SFT
+from rft.config.origins import KEYWORD, GivenSetting
+from rft.identity.storage import CONFIG, read_record, restore_config
+from rft.library.callbacks import Callback
+from rft.library.given_rewards import GivenReward, chosen_reward
+from rft.library.keyword_settings import resolved
+from rft.library.run import Run
+from rft.library.training_calls import script_words, train
+from rft_core.errors import OptionsError
+from rft_trainer.rewards.in_process import IN_PROCESS
+from rft_trainer.runs.reader import as_object, read_text
+
+
+def resumed(
+    run: Run,
+    settings: Mapping[str, object],
+    reward: GivenReward | None,
+    callbacks: Sequence[Callback],
+    *,
+    panel: bool | None,
+) -> Run:
+    """Continue `run`; see `Run.resume`."""
+    path = run.path.resolve()
+    recorded = read_record(path)
+    if recorded is not None:
+        restore_config(path, recorded)
+    command = _command_of(path)
+    chosen = chosen_reward(reward)
+    own = [GivenSetting("save_path", "save_path", (str(path),), KEYWORD)]
+    own += [GivenSetting("reward", "reward", (chosen.setting,), KEYWORD)] if chosen.setting else []
+    # paths in the settings are relative to the directory in which the run was started
+    began_in = _stored_object(path / "env.json").get("working_directory")
+    place = chdir(began_in) if isinstance(began_in, str) and Path(began_in).is_dir() else nullcontext()
+    with place:
+        prepared = resolved(command, settings, path, own)
+        stored: Any = prepared.values.get("reward", "")
+        if str(stored).startswith(IN_PROCESS) and chosen.function is None:
+            raise _no_function(path, str(stored).removeprefix(IN_PROCESS))
+        script = " ".join(script_words()) if chosen.function is not None else ""
+        words = script_words() if script else ["rft-train", "resume", str(path)]
+        return train(prepared, words, callbacks=callbacks, panel=panel, chosen=chosen, script=script, in_place=path)
+
+
+def _stored_object(file: Path) -> dict[str, Any]:
+    try:
+        return as_object(json.loads(read_text(file)))
+    except ValueError:  # cut or damaged: paths are then relative to where the program is
+        return {}
+
+
+def _command_of(path: Path) -> str:
+    """Return the command that made the run.
+
+    Raises:
+        OptionsError: config.yaml names none that trains from Python.
+    """
+    command = yaml_file.read(path / CONFIG, {}).header.get("command", "")
+    if command in (RL.name, SFT.name):
+        return command
+    raise OptionsError(
+        code="library.resume_command",
+        what=f"{path / CONFIG} names the command {command!r}",
+        where="Run.resume",
+        why=f"runs of {RL.name} and {SFT.name} are continued from Python",
+        state="nothing was started",
+        do=f"rft-train resume {path}",
+    )
+
+
+def _no_function(path: Path, name: str) -> OptionsError:
+    names = name.replace("+", ", ")
+    return OptionsError(
+        code="library.resume_reward",
+        what=f"the reward of {path} is the function {name} of the program that started it",
+        where="Run.resume",
+        why="a run continues with the reward that it began with",
+        state="nothing was started and nothing was changed",
+        do=f"rft.Run({str(path)!r}).resume(reward={f'[{names}]' if '+' in name else names})",
+    )

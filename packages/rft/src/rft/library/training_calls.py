@@ -1,0 +1,239 @@
+"""Training from Python: `rft.grpo`, `rft.rl` and `rft.sft`, with the settings of the commands as typed keywords.
+
+```python
+import rft
+
+def reward(responses, labels):
+    return [float(response.strip() == label) for response, label in zip(responses, labels)]
+
+run = rft.grpo("Qwen/Qwen3-0.6B", [{"input": "2+3=", "label": "5"}], reward, max_steps=100)
+run.plot()
+```
+
+They make the run that `rft-train rl` and `rft-train sft` make: same settings, same errors, same directory. Nothing is
+printed; a notebook gets a panel.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rft.config.commands import RL, SFT
+from rft.config.origins import KEYWORD, GivenSetting
+from rft.front_end import FrontEnd
+from rft.library.callbacks import REQUEST, Callback, CallbackSink
+from rft.library.given_model import model_place
+from rft.library.given_rewards import ChosenReward, GivenReward, chosen_reward
+from rft.library.given_rows import Rows, rows_file
+from rft.library.keyword_settings import command_words, givens, resolved
+from rft.library.notebook_panel import NotebookPanel, in_notebook
+from rft.library.run import Run
+from rft.resolved import Resolved
+from rft_core.errors import OptionsError, SavedAfterSignal
+from rft_trainer.metrics.sink import Sink
+from rft_trainer.runs.stop_signals import StopSignals
+from rft_trainer.settings.run import RunSettings
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from rft.library.keywords import RlKeywords, SftKeywords
+
+Config: TypeAlias = str | Path | Sequence[str | Path]
+"""Files of settings, or directories of runs."""
+Model: TypeAlias = object
+"""A directory, a name on the Hub, a `Run`, or a model of transformers."""
+
+_GRPO = "grpo"
+
+
+def grpo(
+    model: Model,
+    data: Rows,
+    reward: GivenReward | None = None,
+    *,
+    eval_data: Rows | None = None,
+    tokenizer: object | None = None,
+    config: Config = (),
+    callbacks: Sequence[Callback] = (),
+    panel: bool | None = None,
+    **settings: Unpack[RlKeywords],
+) -> Run:
+    """Train a policy by GRPO (Shao et al. 2024, arXiv 2402.03300): `rl` with `advantage_estimator="grpo"`.
+
+    Raises:
+        OptionsError: another `advantage_estimator`; and what `rl` raises.
+    """
+    chosen = settings.get("advantage_estimator", _GRPO)
+    if chosen not in (_GRPO, "group_norm"):
+        raise OptionsError(
+            code="library.not_grpo",
+            what=f"rft.grpo with advantage_estimator={chosen!r}",
+            where="keyword argument advantage_estimator",
+            why="grpo is an algorithm as a whole",
+            state="nothing was started",
+            do=f"rft.rl(..., advantage_estimator={chosen!r})",
+        )
+    return rl(
+        model,
+        data,
+        reward,
+        eval_data=eval_data,
+        tokenizer=tokenizer,
+        config=config,
+        callbacks=callbacks,
+        panel=panel,
+        **{**settings, "advantage_estimator": chosen},
+    )
+
+
+def rl(
+    model: Model,
+    data: Rows,
+    reward: GivenReward | None = None,
+    *,
+    eval_data: Rows | None = None,
+    tokenizer: object | None = None,
+    config: Config = (),
+    callbacks: Sequence[Callback] = (),
+    panel: bool | None = None,
+    **settings: Unpack[RlKeywords],
+) -> Run:
+    """Train a policy on rewards of its own responses, as `rft-train rl` does, and return the run.
+
+    Args:
+        model: a directory, a name on the Hub, a `Run`, or a model of transformers.
+        data: training rows as dicts, a `datasets.Dataset` or a pandas frame; a path or a name on the Hub.
+        reward: a function of responses, labels and any columns (docs/rewards.md), several functions that are added
+            up, or a name as `--reward` takes it. A function is called in this process.
+        eval_data: held-out rows, scored before, along and after the training.
+        tokenizer: of a model of transformers that was loaded from no directory.
+        config: files of settings, or run directories; keywords win over them.
+        callbacks: called after every step and evaluation.
+        panel: whether a panel is shown; None: in a notebook.
+        **settings: those of `rft-train rl` under the names of their flags (docs/reference/rl.md).
+
+    Raises:
+        SettingsError: with every problem of the settings, as on the command line.
+        RftError: what ends `rft-train rl` with an exit code; an interrupt ends it as `SavedAfterSignal` once the
+            step is finished and saved.
+    """
+    chosen = chosen_reward(reward)
+    own = [*_places(model, data, eval_data, tokenizer), *_reward_setting(chosen)]
+    prepared = resolved(RL.name, settings, config, own)
+    return _trained(prepared, [*givens(RL.name, settings), *own], config, callbacks, panel, chosen)
+
+
+def sft(
+    model: Model,
+    data: Rows,
+    *,
+    eval_data: Rows | None = None,
+    tokenizer: object | None = None,
+    config: Config = (),
+    callbacks: Sequence[Callback] = (),
+    panel: bool | None = None,
+    **settings: Unpack[SftKeywords],
+) -> Run:
+    """Train a model on demonstrations, as `rft-train sft` does, and return the run.
+
+    Arguments and errors are those of `rl`; the settings are in docs/reference/sft.md.
+    """
+    own = _places(model, data, eval_data, tokenizer)
+    prepared = resolved(SFT.name, settings, config, own)
+    return _trained(prepared, [*givens(SFT.name, settings), *own], config, callbacks, panel)
+
+
+def _places(model: Model, data: Rows, eval_data: Rows | None, tokenizer: object | None) -> list[GivenSetting]:
+    """Return the settings that say where model and rows are, once they are written where they were objects."""
+    places = {"pretrain": model_place(model, tokenizer), "prompt_data": rows_file(data, "data")}
+    if eval_data is not None:
+        places["eval_data"] = rows_file(eval_data, "eval_data")
+    return [GivenSetting(name, name, (place,), KEYWORD) for name, place in places.items()]
+
+
+def _reward_setting(chosen: ChosenReward) -> list[GivenSetting]:
+    return [GivenSetting("reward", "reward", (chosen.setting,), KEYWORD)] if chosen.setting else []
+
+
+def _trained(
+    prepared: Resolved[Any],
+    options: Sequence[GivenSetting],
+    config: Config,
+    callbacks: Sequence[Callback],
+    panel: bool | None,
+    chosen: ChosenReward | None = None,
+) -> Run:
+    """Train to the end of the run, or to where a callback stops it."""
+    script = ""
+    command = command_words(prepared.command, options, config)
+    if chosen is not None and chosen.function is not None:
+        # `rft-train resume` cannot find code of a program: then the program is the command
+        command = script_words()
+        script = " ".join(command)
+    return train(prepared, command, callbacks=callbacks, panel=panel, chosen=chosen, script=script)
+
+
+def train(
+    prepared: Resolved[Any],
+    command: Sequence[str],
+    *,
+    callbacks: Sequence[Callback] = (),
+    panel: bool | None = None,
+    chosen: ChosenReward | None = None,
+    script: str = "",
+    in_place: Path | None = None,
+) -> Run:
+    """Train with settings that are resolved; `in_place` continues the run in that directory."""
+    begun: list[Path] = []
+    front = _front(callbacks, in_notebook() if panel is None else panel, begun)
+    # around the run's own handlers: a callback asks the innermost for a stop
+    signals = StopSignals()
+    try:
+        if prepared.command == RL.name:
+            from rft.stages import rl as stage
+
+            function = chosen.function if chosen is not None else None
+            trained = stage.train(
+                prepared, command, in_place=in_place, front=front, reward=function, script=script, signals=signals
+            )
+        else:
+            from rft.stages import sft as supervised
+
+            trained = supervised.train(prepared, command, in_place=in_place, front=front, signals=signals)
+    except SavedAfterSignal:
+        # a callback ends a run as it likes; whoever interrupts the program wants no line after this one to run
+        if signals.received != REQUEST or not begun:
+            raise
+        return Run(begun[0])
+    return Run(trained.directory.path)
+
+
+def script_words() -> list[str]:
+    """Return the command of this program; of a notebook or a prompt, which have none, a text that says so."""
+    if hasattr(sys.modules.get("__main__"), "__file__") and not in_notebook():
+        return ["python", *sys.argv]
+    return ["python", "(a notebook or a prompt)"]
+
+
+def _front(callbacks: Sequence[Callback], shows: bool, begun: list[Path]) -> FrontEnd:
+    for callback in callbacks:
+        # people pass functions
+        if getattr(callback, "on_step", None) is None:
+            raise OptionsError(
+                code="library.callback",
+                what=f"{callback!r} is no rft.Callback",
+                where="argument callbacks",
+                why="a run calls on_begin, on_step, on_evaluation and on_end of each",
+                state="nothing was started",
+                do="class MyCallback(rft.Callback), and callbacks=[MyCallback()]",
+            )
+
+    def make_sinks(run: RunSettings, num_steps: int) -> list[Sink]:
+        shown: list[Sink] = [NotebookPanel(num_steps)] if shows else []
+        return [*shown, CallbackSink(callbacks)] if callbacks else shown
+
+    return FrontEnd(make_sinks=make_sinks, run_begins=begun.append)

@@ -1,0 +1,65 @@
+"""Rewards as objects: names, one function, and several that are parts under their own names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rft.library.given_rewards import FunctionRewards, chosen_reward
+from rft_core.errors import OptionsError
+from rft_trainer.records.scores import RewardItem
+
+
+def right(responses: Sequence[str], labels: Sequence[str]) -> list[float]:
+    return [float(response == label) for response, label in zip(responses, labels, strict=True)]
+
+
+def short(completions: Sequence[str]) -> list[float]:
+    return [1.0 / len(text) for text in completions]
+
+
+def item(response: str, label: str) -> RewardItem:
+    return RewardItem(
+        prompt_id="a:0", prompt_text="?", response_text=response, label=label, finish_reason="stop", num_tokens=1
+    )
+
+
+def test_names_are_settings() -> None:
+    assert chosen_reward(None) == chosen_reward("")
+    assert (chosen_reward("math").setting, chosen_reward("math").function) == ("math", None)
+
+
+@pytest.mark.parametrize("given", [right, [right], (right,)], ids=["function", "list", "tuple"])
+def test_a_function_is_called_in_this_process(given: Any) -> None:
+    chosen = chosen_reward(given)
+    assert chosen.setting == "in-process:right"
+    assert chosen.function is not None
+    assert [score.value for score in chosen.function([item("a", "a"), item("b", "a")])] == [1.0, 0.0]
+
+
+def test_several_functions_are_added_up_under_their_names() -> None:
+    chosen = chosen_reward([right, short])
+    assert chosen.setting == "in-process:right+short"
+    assert isinstance(chosen.function, FunctionRewards)
+    chosen.function.bind_columns({"input": "", "label": ""})
+    (score,) = chosen.function([item("ab", "ab")])
+    assert (score.value, dict(score.breakdown)) == (1.5, {"right": 1.0, "short": 0.5})
+    assert chosen.function.function == (right, short)
+    chosen.function.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (5, "reward is 5"),
+        ([], "reward is an empty list"),
+        ([right, "math"], "reward holds 'math'"),
+        ([right, right], "reward holds two functions called right"),
+    ],
+)
+def test_what_is_no_reward_is_refused(given: Any, what: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        chosen_reward(given)
+    assert caught.value.problem.what == what
