@@ -80,6 +80,11 @@ BEYOND = {
     "sft on two ranks": ("sft", (*SFT, "--max_rows_set_aside", "1"), 2),
     "a critic": ("rl", (*CRITIC, "--max_rows_set_aside", "3"), 1),
     "averages": ("rl", (*RL, "--max_rows_set_aside", "3", "--enable_ema"), 1),
+    "rollouts ahead": (
+        "rl",
+        (*RL, "--max_rows_set_aside", "3", "--max_staleness", "1", "--async_deterministic"),
+        1,
+    ),
     "adapters": ("rl", (*RL, "--max_rows_set_aside", "3", "--lora_rank", "4", "--lr_factors="), 1),
     "fsdp": ("rl", (*RL, "--max_rows_set_aside", "3", "--fsdp"), 2),
     "zero 3": ("rl", (*RL, "--max_rows_set_aside", "3", "--zero_stage", "3"), 2),
@@ -101,6 +106,19 @@ def test_beyond_its_budget_a_run_goes_back_and_ends_as_one_that_was_resumed_by_h
     assert len(rollbacks) == len(set(rollbacks)) >= 1
     assert differing(by_hand, run) == []
     assert sum("rollback" in row["what"] for row in read_rows(run / "numerics.jsonl")) == len(rollbacks)
+
+
+def test_without_async_deterministic_a_run_with_rollouts_ahead_goes_back_and_finishes_without_the_rows(
+    server: ForkServer, task: TinyTask, runs: Path
+) -> None:
+    flags, run = ("--max_rows_set_aside", "3", "--max_staleness", "1"), runs / "run"
+    server.must_finish(*task.words("rl", run, *RL, *flags), preludes=bad_rows(3, 4))
+    progress = state_records(run)["progress"]
+    left_out = progress["guards"]["policy"]["left_out"]
+    assert progress["step"] == int(RL[1])
+    assert len(progress["rollbacks"]) == 2
+    assert {name.split("#")[0].rpartition("/")[2] for name in left_out} == {"train:3", "train:4"}
+    assert len(left_out) == 8
 
 
 def test_a_run_that_is_killed_after_it_went_back_has_the_rows_left_out_when_it_is_resumed(

@@ -19,7 +19,7 @@ from rft_trainer.async_rollouts.partial_rollout import PartialGroup, PartialSamp
 from rft_trainer.async_rollouts.protocols import PartialRollout
 from rft_trainer.async_rollouts.queue import AsyncConfig, AsyncRollouts
 from rft_trainer.async_rollouts.shared_state import SharedState
-from rft_trainer.batches.prompt_ledger import Ledger, LedgerEntry
+from rft_trainer.batches.prompt_ledger import EntryState, Ledger, LedgerEntry
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
 from rft_trainer.records.scores import RewardStatus
@@ -339,6 +339,29 @@ def test_samples_in_flight_go_on_after_a_resume_unless_they_are_too_old() -> Non
     assert [group.entry.position for group in second.board.to_score] == [2], "whole, and without its rewards"
     assert {version for _, _, version in second.plan()} == {2}, "no older weights than those of the checkpoint"
     assert [entry.position for entry in entries] == [0, 1]
+
+
+def test_a_save_before_the_first_step_after_a_resume_has_the_samples_that_were_restored() -> None:
+    first = Made(deterministic=True)
+    trained = first.queue.reserve(2)
+    first.collect(trained)
+    first.queue.load_weights(1)
+    score(first.board, [group.entry for group in first.board.groups.values() if group.version == 0])
+    first.board.play = lambda: None
+    state = first.queue.state()
+    assert [row["entry"][1] for row in state["groups"]] == [2, 3]
+
+    second = Made(deterministic=True)
+    second.queue.load_state(json.loads(json.dumps(state)))
+    second.queue.load_weights(1)
+    assert json.dumps(second.queue.state()) == json.dumps(state)
+    # handed out they are counted once
+    for each in (EntryState.GENERATED, EntryState.SCORED, EntryState.TRAINED):
+        first.ledger.advance(trained, each)
+    second.ledger.load_state(first.ledger.state())
+    second.queue.reserve(2)
+    second.board.play = lambda: None
+    assert [row["entry"][1] for row in second.queue.state()["groups"]] == [2, 3]
 
 
 def test_a_state_of_another_form_is_refused() -> None:

@@ -104,7 +104,7 @@ class AsyncRollouts:
         self._board = SharedState(rules.patience)
         self._drawing = GenerationLoop(self._board, engine, sampling, deterministic=rules.deterministic)
         self._reserved: deque[list[LedgerEntry]] = deque()
-        self._restored: dict[LedgerEntry, Mapping[str, Any]] = {}
+        self._restored: dict[LedgerEntry, dict[str, Any]] = {}
         self._collected: list[LedgerEntry] = []
         self._first_version = self._num_batches = 0
         self._begun = False
@@ -228,7 +228,7 @@ class AsyncRollouts:
                 do="resume with the version of the program that wrote it",
             )
         # of all ranks: a resume may have another number of them, and each takes the rows that it owns now
-        rows = {LedgerEntry(*(int(value) for value in row["entry"])): row for row in state["groups"]}
+        rows = {LedgerEntry(*(int(value) for value in row["entry"])): dict(row) for row in state["groups"]}
         self._restored = {entry: row for entry, row in rows.items() if self._ranks.owns(entry)}
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -239,7 +239,9 @@ class AsyncRollouts:
             what = "the samples of older weights, for a checkpoint"
             board.wait(self._older_are_whole, what, despite_outage=True)
         with board.changed:
-            return [group.state() for group in board.groups.values() if self._is_kept(group)]
+            kept = [group.state() for group in board.groups.values() if self._is_kept(group)]
+        # restored and not handed out again yet: a save before the first step would lose them otherwise
+        return [*kept, *self._restored.values()]
 
     def _older_are_whole(self) -> bool:
         board = self._board
