@@ -81,6 +81,8 @@ def test_only_new_rows_are_trained_and_a_resumed_run_goes_on_with_them(
         ("--freeze_prefix model", "freezing.nothing_trained", "--freeze_prefix with fewer names"),
         ("--train_only_tokens_from 100000", "freezing.no_new_tokens", "first new token"),
         ("--train_only_tokens_from 3 --freeze_prefix model.norm", "freezing.two_ways", "--train_only_tokens_from 3"),
+        ("--freeze_prefix model.norm --lr_factors model.norm=2", "optimizer.no_such_parameter", "--lr_factors"),
+        ("--train_only_tokens_from 3 --l2_factors model.layers=0.5", "optimizer.no_such_parameter", "--l2_factors"),
         ("--aux_loss_coef 0.1", "router.none", "leave aux_loss_coef out"),
         ("--model_code absent.py", "models.model_code", "--model_code FILE.py"),
         ("--freeze_LLM", "option.refused", "--train_only_tokens_from N"),

@@ -194,6 +194,7 @@ def test_the_preview_needs_no_weights_and_says_what_loading_does(rules: FreezeRu
     policy = load_policy(character_directory)
     told = preview(character_directory, rules)
     assert told == freeze(policy, rules)
+    assert list(told.trained) == [name for name, _ in policy.trainable_parameters()]
     loaded = load_policy(character_directory, freeze=rules)
     trained = [(name, parameter.shape) for name, parameter in loaded.trainable_parameters()]
     assert trained == [(name, parameter.shape) for name, parameter in policy.trainable_parameters()]

@@ -60,7 +60,7 @@ def test_weights_are_listed_by_names_that_cover_layers() -> None:
         "head.0": 1024,
         "1.head": 2048,
     }
-    assert FreezeReport(tensors, {}, 0, 0).tensors_by_pattern() == {
+    assert FreezeReport(tensors, {}, 0, 0, ()).tensors_by_pattern() == {
         "model.embed.weight": 7,
         "model.layers.[0-2,5-6,10].up.weight": 63,
         "model.layers.[3-4].experts.4.w": 192,

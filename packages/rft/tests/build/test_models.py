@@ -10,6 +10,8 @@ from torch import nn
 from rft.build import models
 from rft_core.errors import OptionsError
 from rft_dist.settings import AdamSettings
+from rft_models.policy import freezing
+from rft_models.settings import ModelSettings
 
 
 def test_the_code_of_a_model_runs_before_its_tokenizer_is_read(calls: Any) -> None:
@@ -48,26 +50,43 @@ def test_a_preview_reads_what_the_settings_ask_for(calls: Any, freezes: bool, lo
 
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.ModuleDict({"layers": nn.Linear(2, 2), "table": nn.Embedding(2, 2)})
-    monkeypatch.setattr(models, "model_without_weights", lambda directory: model)
+    def model(directory: str) -> nn.Module:
+        assert directory == "m"
+        return nn.ModuleDict({"layers": nn.Linear(2, 2), "table": nn.Embedding(2, 2)})
+
+    monkeypatch.setattr(freezing, "model_without_weights", model)
 
 
 @pytest.mark.usefixtures("named")
 def test_parts_with_a_rate_or_a_decay_of_their_own_are_listed() -> None:
     adam = AdamSettings(lr_factors="layers=0.5,score.weight=2", l2_factors="table=1")
-    assert models.preview_groups("m", adam, "score.weight") == [
+    assert models.preview_groups(ModelSettings(pretrain="m"), adam, "score.weight") == [
         "layers: 0.5 x the learning rate (2 of 4 tensors)",
         "score.weight: 2 x the learning rate (1 of 4 tensors)",
         "table: 1 x the weight decay (1 of 4 tensors)",
     ]
-    assert models.preview_groups("m", AdamSettings()) == []
+    assert models.preview_groups(ModelSettings(pretrain="m"), AdamSettings()) == []
 
 
 @pytest.mark.usefixtures("named")
 def test_a_part_that_the_model_does_not_have_is_refused_before_it_is_loaded() -> None:
     with pytest.raises(OptionsError) as caught:
-        models.preview_groups("m", AdamSettings(lr_factors="score.weight=2"))
+        models.preview_groups(ModelSettings(pretrain="m"), AdamSettings(lr_factors="score.weight=2"))
     assert caught.value.problem.code == "optimizer.no_such_parameter"
+
+
+@pytest.mark.usefixtures("named")
+@pytest.mark.parametrize("setting", ["lr_factors", "l2_factors"])
+def test_a_part_that_is_frozen_is_refused_before_it_is_loaded_as_at_the_start(calls: Any, setting: str) -> None:
+    frozen, table = ModelSettings(pretrain="m", freeze_prefix="table"), AdamSettings(**{setting: "table=2"})
+    with pytest.raises(OptionsError) as caught:
+        models.preview_groups(frozen, table)
+    trained = [("layers.weight", None), ("layers.bias", None)]
+    with pytest.raises(OptionsError) as at_the_start:
+        models.refuse_unknown_parts(calls.double("policy", trainable_parameters=lambda: trained), table)
+    assert caught.value.problem == at_the_start.value.problem
+    layers = AdamSettings(lr_factors="layers=0.5")
+    assert models.preview_groups(frozen, layers) == ["layers: 0.5 x the learning rate (2 of 2 tensors)"]
 
 
 def test_a_part_that_is_not_trained_is_refused_once_the_model_is_there(calls: Any) -> None:

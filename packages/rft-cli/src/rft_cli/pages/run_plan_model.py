@@ -36,7 +36,7 @@ def model_lines(
         ("memory", [f"gradient checkpointing {model.checkpointing}"] if model.checkpointing else []),
         ("frozen", frozen_lines(model.frozen) if model.frozen else []),
         # adapters have names of their own, which are known once they are made
-        ("optimizer", [] if adapters else preview_groups(settings.pretrain, adam, value_head)),
+        ("optimizer", [] if adapters else preview_groups(settings, adam, value_head)),
         ("routers", _routers(settings, model)),
     ]
 

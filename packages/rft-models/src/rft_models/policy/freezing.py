@@ -72,6 +72,8 @@ class FreezeReport:
     """Weights that are trained."""
     num_weights: int
     """Weights of the model, tied matrices counted once."""
+    trained: tuple[str, ...]
+    """Names of what an optimizer steps on, as of `PackedModel.trainable_parameters`."""
 
     def tensors_by_pattern(self) -> dict[str, int]:
         """Return weights by names that cover all layers, as `model.layers.[0-11].mlp.up_proj.weight`."""
@@ -191,6 +193,7 @@ def _describe(model: Any, rows: Mapping[str, TrainedRows]) -> FreezeReport:
         rows={name: (rows[name].first, part.shape[0], part.shape[1]) for name, part in parts.items()},
         num_trained=sum(trained.values()),
         num_weights=sum(parameter.numel() for parameter in named.values()),
+        trained=tuple(rows[name].name if name in rows else name for name in trained),
     )
 
 

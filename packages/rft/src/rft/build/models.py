@@ -12,7 +12,6 @@ from rft_models.families.custom import load_model_code
 from rft_models.layers.gradient_checkpointing import Checkpointing
 from rft_models.layers.moe_router import Router, router_facts
 from rft_models.loading.context_length import model_facts
-from rft_models.loading.transformers_loading import model_without_weights
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import FreezeReport, preview
 from rft_models.policy.load_for_training import checkpointing_of, freezing_of
@@ -72,20 +71,21 @@ def refuse_unknown_parts(policy: CausalPolicy, adam: AdamSettings, value_head: s
     require_known_names(adam, [*trained, value_head] if value_head else trained)
 
 
-def preview_groups(pretrain: str, adam: AdamSettings, value_head: str = "") -> list[str]:
+def preview_groups(settings: ModelSettings, adam: AdamSettings, value_head: str = "") -> list[str]:
     """Return a line for each part of the model with a rate or decay of its own, from the configuration alone.
 
     Args:
-        pretrain: the model's directory.
+        settings: the model, and what of it is frozen.
         adam: the settings of the update.
         value_head: name of the weight of a critic's head that is trained too; empty = none.
 
     Raises:
-        OptionsError: a name that no parameter has.
+        OptionsError: a name that no trained parameter has, as a start refuses it.
     """
     if not adam.lr_factors and not adam.l2_factors:
         return []
-    names = [name for name, _ in model_without_weights(pretrain).named_parameters()]
+    # those that are trained alone: a factor of a frozen part would have no effect
+    names = [*preview(settings.pretrain, freezing_of(settings)).trained]
     names += [value_head] if value_head else []
     require_known_names(adam, names)
     lines: list[str] = []
