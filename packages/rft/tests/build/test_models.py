@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ def test_a_part_that_the_model_does_not_have_is_refused_before_it_is_loaded() ->
 @pytest.mark.usefixtures("named")
 @pytest.mark.parametrize("setting", ["lr_factors", "l2_factors"])
 def test_a_part_that_is_frozen_is_refused_before_it_is_loaded_as_at_the_start(calls: Any, setting: str) -> None:
-    frozen, table = ModelSettings(pretrain="m", freeze_prefix="table"), AdamSettings(**{setting: "table=2"})
+    frozen, table = ModelSettings(pretrain="m", freeze_prefix="table"), replace(AdamSettings(), **{setting: "table=2"})
     with pytest.raises(OptionsError) as caught:
         models.preview_groups(frozen, table)
     trained = [("layers.weight", None), ("layers.bias", None)]
