@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from support.compare import final_checkpoint, read_rows
 from support.references import SAVED_AFTER_SIGNAL, References
 from support.runs import ForkServer
 from support.setup import TinyTask
 from torch import Tensor
+
+from rft_dist.checkpoints.reader import open_verified
 
 pytestmark = pytest.mark.xdist_group("invariants")
 
@@ -36,6 +39,9 @@ CHANGES: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
     "zero 2 to parts": (("--zero_stage", "2"), ("--zero_stage", "0", "--tp_size", "2"), 2),
     "replicas to zero 3": ((), ("--zero_stage", "3"), 2),
 }
+
+
+COPIES: dict[str, tuple[str, ...]] = {"replicas": (), "zero 2": STRATEGIES["zero 2"], "parts": STRATEGIES["parts"]}
 
 
 def words(task: TinyTask, run: Path, *more: str) -> list[str]:
@@ -108,3 +114,15 @@ def test_the_best_weights_go_on_under_another_strategy(
     assert (stopped.code, *stopped.other_codes) == (SAVED_AFTER_SIGNAL,) * 2, stopped.output[-3000:]
     server.must_finish("resume", str(runs / "run"), *continued, num_ranks=num_ranks)
     compare(runs / "run", one)
+
+
+@pytest.mark.parametrize("strategy", COPIES)
+def test_the_float32_copies_that_are_stepped_on_are_the_best_weights_too(
+    server: ForkServer, task: TinyTask, runs: Path, strategy: str
+) -> None:
+    server.must_finish(*words(task, runs / "run", "--use_mp_opt", *COPIES[strategy]), num_ranks=2)
+    assert _last(runs / "run")["eval/best_step"] < _last(runs / "run")["step"], "better weights were put back"
+    checkpoint = open_verified(final_checkpoint(runs / "run"))
+    state = checkpoint.component("optimizer").tensors()
+    for name, tensor in weights(runs / "run").items():
+        assert torch.equal(state[f"master/{name}"].to(tensor.dtype), tensor), name

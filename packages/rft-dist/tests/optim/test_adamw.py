@@ -241,3 +241,22 @@ def test_weights_that_have_moved_to_other_memory_get_the_step() -> None:
     held["w"].data = torch.ones(2)
     step(adamw, 0)
     assert held["w"].tolist() == pytest.approx([1 - RATE] * 2)
+
+
+def test_the_copy_of_what_was_written_follows_it_and_no_other_does() -> None:
+    matrix = torch.ones(5, 2, dtype=torch.bfloat16)
+    held = {**weights(), "rows": matrix[3:]}
+    adamw = optimizer_of(held)
+    step(adamw, 0)
+    copies = {name: tensor.clone() for name, tensor in adamw.state_tensors().items()}
+    assert copies["master/b"].tolist() != held["b"].tolist(), "of more bits than what it is rounded to"
+    held["w"].fill_(2.0)
+    adamw.follow(held["w"])
+    matrix.fill_(3.0)
+    adamw.follow(matrix)
+    adamw.follow(matrix[:3])
+    found = adamw.state_tensors()
+    assert found["master/w"].tolist() == [[2.0] * 2] * 3
+    assert found["master/rows"].tolist() == [[3.0] * 2] * 2
+    changed = {name for name, tensor in copies.items() if not torch.equal(tensor, found[name])}
+    assert changed == {"master/w", "master/rows"}

@@ -17,6 +17,7 @@ from rft_dist.strategies.fsdp import ShardedOptimizer
 from rft_dist.strategies.protocols import DistributedModel, StrategyContext
 from rft_dist.strategies.tensor_parallel import TensorParallelOptimizer
 from rft_dist.strategies.tensor_parallel_fsdp import TensorShardedOptimizer
+from rft_dist.strategies.weights_snapshot import WeightsSnapshot
 from rft_dist.testing.thread_ranks import rank_program, run_in_threads
 
 pytestmark = pytest.mark.xdist_group("tensor")
@@ -156,6 +157,38 @@ def test_narrow_parts_are_stepped_on_in_float32_copies() -> None:
         return found
 
     assert run_in_threads(2, work) == [[False, True]] * 2
+
+
+@pytest.mark.parametrize("name", ["replicas", *WAYS])
+def test_weights_that_are_put_back_are_those_that_the_next_step_begins_with(name: str) -> None:
+    way, settings = WAYS.get(name, (data_parallel, {}))
+
+    def work(ranks: TorchCollectives) -> None:
+        # blocks are float32, and narrowed for the forward
+        model = Shardable(torch.float32 if "fsdp" in settings else torch.bfloat16)
+        made = distributed(ranks, way, model, use_mp_opt=True, **settings)
+        optimizer = made.optimizer
+        assert optimizer is not None
+
+        def weights() -> dict[str, Tensor]:
+            return {name: tensor.clone() for name, tensor in made.weights.full_tensors()}
+
+        def step(learning_rate: float) -> None:
+            optimizer.backward(model.loss(torch.arange(5)), last=True)
+            assert optimizer.step(learning_rate).applied
+
+        step(1e-2)
+        best = WeightsSnapshot(made.weights, list(weights()))
+        best.keep()
+        kept = weights()
+        step(1e-1)
+        assert any(not torch.equal(tensor, kept[name]) for name, tensor in weights().items())
+        best.put_back()
+        # also the weight decay of a step follows its rate
+        step(0.0)
+        assert all(torch.equal(tensor, kept[name]) for name, tensor in weights().items())
+
+    run_in_threads(4, work)
 
 
 @pytest.mark.parametrize(

@@ -88,11 +88,27 @@ class LocalAdamW:
         for name, parameter in self._stepped.items():
             # a converted gradient has no other owner: it is freed here and does not wait for the next step
             parameter.grad = None
-            # round a master copy back, or bring it from the host; a step in place has nothing to copy
-            if parameter.data_ptr() != self.local[name].data_ptr():
+            # round a master copy back, or bring it from the host
+            if self._is_copy(name):
                 self.local[name].detach().copy_(parameter.detach())
         if self._average is not None:
             self._average.update(self._stepped)
+
+    def follow(self, written: Tensor) -> None:
+        """Take values that something else than a step has written into the copies that are stepped on, where there are.
+
+        Without it the next step would bring the values before back.
+
+        Args:
+            written: one of the tensors, or one that has its memory, as a matrix has that of its trained rows.
+        """
+        for name, tensor in self.local.items():
+            if self._is_copy(name) and _share_memory(tensor, written):
+                self._stepped[name].detach().copy_(tensor.detach())
+
+    def _is_copy(self, name: str) -> bool:
+        """Return whether another tensor than the one that was given is stepped on."""
+        return self._stepped[name].data_ptr() != self.local[name].data_ptr()
 
     def state_tensors(self) -> dict[str, Tensor]:
         """ "exp_avg/<name>", "exp_avg_sq/<name>", "step/<name>"; "master/<name>" of a copy, "ema/<name>" of an average.
@@ -178,6 +194,12 @@ def _stepped(tensor: Tensor, master: bool, offload: bool) -> Parameter:
     dtype = torch.float32 if master and tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
     device = torch.device("cpu") if offload else tensor.device
     return Parameter(tensor.detach().to(device, dtype))  # which is the tensor itself where neither differs
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors without gaps overlap in memory."""
+    first, second = one.data_ptr(), other.data_ptr()
+    return first < second + other.nbytes and second < first + one.nbytes
 
 
 def total_norm(gradients: list[Tensor]) -> float:

@@ -60,12 +60,16 @@ def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedM
             context.collectives,
             **context.adamw_options(model, master=narrow_dtype(context.settings) is not None),
         )
-    return DistributedModel(data=data, weights=weights_of(model, context), optimizer=optimizer)
+    return DistributedModel(data=data, weights=weights_of(model, context, optimizer), optimizer=optimizer)
 
 
-def weights_of(model: ShardableModel, context: StrategyContext) -> ShardedWeights:
-    """Return the weights of a distributed model by their names in checkpoints, which its module may not have."""
-    return ShardedWeights(model.named_parameters, context.collectives.rank)
+def weights_of(model: ShardableModel, context: StrategyContext, optimizer: AdamWOptimizer | None) -> ShardedWeights:
+    """Return the weights of a distributed model by their names in checkpoints, which its module may not have.
+
+    What is written there goes into the copies that `optimizer` steps on as well.
+    """
+    follow = None if optimizer is None else optimizer.follow
+    return ShardedWeights(model.named_parameters, context.collectives.rank, written=follow)
 
 
 def share_sequences(model: ShardableModel, context: StrategyContext) -> DataRanks:

@@ -115,10 +115,23 @@ def is_sharded(tensor: Tensor) -> bool:
 class ShardedWeights:
     """The parameters of a model as the ranks keep them: distributed tensors, or the same full ones on every rank."""
 
-    def __init__(self, named_parameters: Callable[[], Iterable[tuple[str, nn.Parameter]]], rank: int) -> None:
-        """`named_parameters` is asked anew at every use, as they may be replaced."""
+    def __init__(
+        self,
+        named_parameters: Callable[[], Iterable[tuple[str, nn.Parameter]]],
+        rank: int,
+        *,
+        written: Callable[[Tensor], None] | None = None,
+    ) -> None:
+        """Keep what gives the parameters.
+
+        Args:
+            named_parameters: is asked anew at every use, as they may be replaced.
+            rank: of this process.
+            written: is called with this rank's shard of a parameter after `write`; for copies that are stepped on.
+        """
         self._named_parameters = named_parameters
         self._rank = rank
+        self._written = written
 
     def full_tensors(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
         """(name, full parameter) one by one, on every rank, see `full_tensors`; `trained`: no frozen ones."""
@@ -145,7 +158,10 @@ class ShardedWeights:
     def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
         """Copy a tensor that was read into this rank's shard (`ShardSink`)."""
         del start
-        local(dict(self._named_parameters())[name]).copy_(tensor)
+        shard = local(dict(self._named_parameters())[name])
+        shard.copy_(tensor)
+        if self._written is not None:
+            self._written(shard)
 
     def blocks(self) -> list[CheckpointShard]:
         """Return this rank's shards with their places, sharing memory; also those that other ranks keep too."""

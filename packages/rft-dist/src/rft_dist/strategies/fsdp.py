@@ -57,7 +57,7 @@ def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedM
         optimizer = ShardedOptimizer(
             model.trainable_parameters(), context.collectives, **context.adamw_options(model, first_rows=first_rows)
         )
-    return DistributedModel(data=data, weights=weights_of(model, context), optimizer=optimizer)
+    return DistributedModel(data=data, weights=weights_of(model, context, optimizer), optimizer=optimizer)
 
 
 def shard_weights(model: ShardableModel, context: StrategyContext, mesh: DeviceMesh | None = None) -> FullyShardedModel:

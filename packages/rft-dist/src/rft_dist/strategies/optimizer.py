@@ -244,6 +244,13 @@ class AdamWOptimizer(ABC):
         self._adamw.load_state_tensors({name: tensor for name, tensor in tensors.items() if name != KEY})
         self._scaler.load_state_tensors(tensors)
 
+    def follow(self, written: Tensor) -> None:
+        """Step from the values that this rank's part of a parameter was given by something else than a step.
+
+        A copy in float32 or in host memory would bring the values before back, and be saved with them.
+        """
+        self._adamw.follow(written)
+
     def swap_in_ema(self) -> AbstractContextManager[None]:
         """Replace the trained weights by their moving averages while the context is open."""
         return swap_in_ema(self._parameters, self._adamw.state_tensors)

@@ -47,7 +47,9 @@ def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedM
             **context.adamw_options(model, master=narrow_dtype(context.settings) is not None, first_rows=first_rows),
         )
     return DistributedModel(
-        data=DataParallelRanks(context.collectives, group), weights=weights_of(model, context), optimizer=optimizer
+        data=DataParallelRanks(context.collectives, group),
+        weights=weights_of(model, context, optimizer),
+        optimizer=optimizer,
     )
 
 

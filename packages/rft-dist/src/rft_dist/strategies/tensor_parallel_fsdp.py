@@ -37,7 +37,9 @@ def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedM
             **context.adamw_options(model, first_rows=first_rows),
         )
     return DistributedModel(
-        data=DataParallelRanks(context.collectives, group), weights=weights_of(model, context), optimizer=optimizer
+        data=DataParallelRanks(context.collectives, group),
+        weights=weights_of(model, context, optimizer),
+        optimizer=optimizer,
     )
 
 
