@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,42 @@ def test_a_run_whose_output_is_lost_trains_to_its_end(
     ended = server.run(*task.words(command, runs / "run", *SHORT), preludes=[(prelude, arguments)])
     assert ended.code == 0, ended.output[-3000:]
     assert differences(references.run(command, *SHORT), runs / "run") == []
+
+
+IMPORTING = """
+import importlib.abc, os, signal, sys
+
+class Signals(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            os.kill(os.getpid(), signal.{name})
+            os._exit({goes_on})
+
+sys.meta_path.insert(0, Signals())
+"""
+"""Of a process that gets a signal when it begins to import torch."""
+GOES_ON = 42
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 130), ("SIGUSR1", 130), ("SIGHUP", GOES_ON)])
+def test_a_signal_during_the_imports_ends_what_has_not_begun_with_a_word_and_its_exit_code(
+    task: TinyTask, runs: Path, name: str, code: int
+) -> None:
+    hook, run = runs / "hook", runs / "run"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(IMPORTING.format(name=name, goes_on=GOES_ON))
+    ended = subprocess.run(
+        [sys.executable, "-m", "rft_cli.main", *task.words("sft", run, *SHORT)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(hook), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ended.returncode == code, ended.stderr
+    line = f"stopped by {name} before the run began; the same command starts it again\n"
+    assert ended.stderr == (line if code == 130 else "")
+    assert not run.exists()
 
 
 @pytest.mark.parametrize("command", ["rl", "sft"])

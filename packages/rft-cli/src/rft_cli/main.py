@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rft.config.commands import GROUP
-from rft.process.detached import open_standard_streams
+from rft.process.detached import INTERRUPTED, open_standard_streams
 from rft_cli.diagnostics import debug_mode
 from rft_cli.records.command import Command
 from rft_cli.records.discovery import commands, run_command
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
 
 UNEXPECTED = 1
-INTERRUPTED = 130
 _HELP = ("-h", "--help")
 _HELP_ALL = ("--help-all", "--help_all")
 _PRINT_CONFIG = ("--print_config", "--print-config")

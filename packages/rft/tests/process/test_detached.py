@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rft.process.detached import LastingStream, open_standard_streams, outliving_terminal
+from rft.process.detached import INTERRUPTED, LastingStream, open_standard_streams, outliving_terminal
 
 NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
@@ -96,8 +96,11 @@ sys.exit(75)
 def test_a_stop_signal_ends_what_has_not_begun_and_spares_the_exit_code_of_what_has(
     name: str, state: str, begun: bool
 ) -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, state, name], check=False, timeout=60)
-    assert done.returncode == (75 if begun else -getattr(signal, name))
+    words = [sys.executable, "-c", PROGRAM, state, name]
+    done = subprocess.run(words, check=False, timeout=60, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == (75 if begun else INTERRUPTED)
+    line = f"stopped by {name} before the run began; the same command starts it again\n"
+    assert done.stderr == ("" if begun else line)
 
 
 def test_a_program_that_was_started_without_streams_has_some(

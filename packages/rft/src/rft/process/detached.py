@@ -10,9 +10,13 @@ import signal
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TextIO
+
+INTERRUPTED = 130
+"""Exit code of an end at once by a signal: before there was anything to save, or by a second Ctrl-C."""
+_STDERR = 2
 
 
 class LastingStream:
@@ -79,10 +83,11 @@ class _State:
 def outliving_terminal(*, for_good: bool) -> Generator[None]:
     """Have this process, and the ones that it starts, go on without a terminal, and end once by a signal.
 
-    SIGHUP is ignored. Until `run_has_begun`, SIGTERM and SIGUSR1 end the process as they always do; afterwards the
-    run's own handlers save and end it, and a signal that comes when they are gone again finds a process on its way to
-    the exit code of the save: it is ignored. With `for_good` nothing is put back at the end of the block, for a
-    process that ends with it. In any other thread than the main one, which alone may handle signals, nothing is done.
+    SIGHUP is ignored. Until `run_has_begun`, SIGTERM and SIGUSR1 end the process with `INTERRUPTED` and a line, also
+    while modules are imported; afterwards the run's own handlers save and end it, and a signal that comes when they are
+    gone again finds a process on its way to the exit code of the save: it is ignored. With `for_good` nothing is put
+    back at the end of the block, for a process that ends with it. In any other thread than the main one, which alone
+    may handle signals, nothing is done.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -107,6 +112,10 @@ def run_has_begun() -> None:
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    if not _State.begun:
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+    if _State.begun:
+        return
+    line = f"stopped by {signal.Signals(number).name} before the run began; the same command starts it again\n"
+    with suppress(OSError):
+        os.write(_STDERR, line.encode())
+    # at once: an exception would pass through whatever module is just being imported, which may catch it
+    os._exit(INTERRUPTED)
