@@ -47,7 +47,6 @@ TYPE_CHECKS: dict[str, int] = {
     "rft.build.prompt_data": 1,
     "rft.planning.image_tokens": 1,
     "rft.process.monitored": 1,
-    "rft_algos.algorithms.published": 1,
     "rft_algos.objectives.advantages": 5,
     "rft_dist.checkpoints.rank_exchange": 1,
     "rft_dist.checkpoints.writer": 1,

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, fields, replace
 import pytest
 
 from rft_algos.algorithms import components
-from rft_algos.algorithms.published import ALIASES, PUBLISHED, DrGrpo, Grpo, PolicyAlgorithm, Sft, by_name
+from rft_algos.algorithms.published import ALIASES, PUBLISHED, DrGrpo, Grpo, KlEstimator, PolicyAlgorithm, Sft, by_name
 from rft_core.errors import OptionsError
 
 NAN = float("nan")
@@ -149,6 +149,17 @@ def test_a_value_that_cannot_be_used_is_refused_with_one_remedy(field: str, valu
     assert problem.code.startswith("algorithm.")
     assert "must be" in problem.why
     assert remedy.partition("=")[0] in problem.what + problem.why or field in problem.what
+
+
+@pytest.mark.parametrize(
+    ("estimator", "remedy"),
+    [("k1+", "k1"), ("k3+", "k3"), ("unbiased_k3", "k3"), ("importance_weighted_k1", "k1")],
+)
+def test_an_estimator_that_differs_by_its_gradient_alone_is_refused_in_the_reward(estimator: KlEstimator, remedy: str):
+    with pytest.raises(OptionsError, match='with kl_place="reward"') as caught:
+        Grpo(kl_place="reward", kl_estimator=estimator)
+    assert caught.value.problem.do == f'kl_estimator="{remedy}"'
+    assert Grpo(kl_estimator=estimator).kl_place == "loss"
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 
+from rft_algos.algorithms.published import KlEstimator
 from rft_algos.losses import kl
 
 
@@ -135,6 +137,19 @@ def test_absolute_is_neither_right_as_value_nor_as_loss():
     found = expected_gradient(kl.absolute, logits, reference)
     for reverse in (False, True):
         assert float((found - divergence_gradient(logits, reference, reverse=reverse)).abs().max()) > 1e-2
+
+
+def test_absolute_as_a_loss_has_the_gradient_of_twice_the_total_variation():
+    logits, reference = two_policies()
+    leaf = logits.clone().requires_grad_()
+    (torch.softmax(leaf, -1) - reference.exp()).abs().sum().backward()
+    assert leaf.grad is not None
+    torch.testing.assert_close(expected_gradient(kl.absolute, logits, reference), leaf.grad, rtol=1e-10, atol=1e-14)
+
+
+def test_every_word_of_a_record_has_one_estimator():
+    assert {*kl.ON_POLICY, *kl.OFF_POLICY} == set(get_args(KlEstimator))
+    assert not kl.ON_POLICY.keys() & kl.OFF_POLICY.keys()
 
 
 def test_absolute_pulls_with_the_same_force_everywhere():

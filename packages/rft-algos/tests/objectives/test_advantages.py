@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rft_algos import advantages, surrogates
 from rft_algos.algorithms import components
-from rft_algos.algorithms.published import PUBLISHED, Grpo, PolicyAlgorithm, by_name
+from rft_algos.algorithms.published import PUBLISHED, REWARD_KL_ESTIMATORS, Grpo, PolicyAlgorithm, by_name
 from rft_algos.algorithms.registry import clip_indicator_of, equation_of
 from rft_algos.input_checks import InputError
 from rft_algos.objectives import (
@@ -172,11 +172,11 @@ def test_cpgd_takes_its_largest_weight():
 # the KL penalty in the reward
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("estimator", REWARD_KL_ESTIMATORS)
 def test_the_penalty_comes_before_the_comparison_of_groups(estimator: str):
     b = batch()
     x = b.old_logprobs_T - b.reference_logprobs_T
-    kl = {"k1": x, "k2": x.square() / 2, "k3": torch.expm1(-x) + x}[estimator]
+    kl = {"k1": x, "k2": x.square() / 2, "k3": torch.expm1(-x) + x, "abs": x.abs()}[estimator]
     spent = torch.zeros(6, dtype=D).index_add_(0, b.segment_ids_T, torch.where(b.loss_mask_T, kl, 0.0))
     expected = advantages.leave_one_out(REWARDS - 0.3 * spent, GROUPS)
     record = replace(published("rloo"), kl_coef=0.3, kl_estimator=estimator)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_algos.algorithms.components import PpoClip
-from rft_algos.algorithms.published import Aggregation, Grpo, PolicyAlgorithm, Sft
+from rft_algos.algorithms.published import Aggregation, Grpo, KlEstimator, PolicyAlgorithm, Sft
 from rft_algos.input_checks import InputError
 from rft_algos.objectives import LossOutput, policy_loss, supervised_loss, token_weights
 from rft_algos.objectives.policy_loss import total_and_count
@@ -83,14 +84,28 @@ def loss_of(
     )
 
 
+def plain_kl(estimator: str, x: float, r: float) -> tuple[float, float]:
+    """An estimate and its slope in log pi, x = log(pi / pi_ref) and r = pi / pi_old."""
+    k3 = math.exp(-x) - 1 + x
+    return {
+        "k1": (x, 1.0),
+        "k2": (x * x / 2, x),
+        "k3": (k3, 1 - math.exp(-x)),
+        "abs": (abs(x), math.copysign(1.0, x)),
+        "k1+": (x, x),
+        "k3+": (k3, x),
+        "unbiased_k3": (r * k3, r * x),
+        "importance_weighted_k1": (r * x, r * x + r),
+    }[estimator]
+
+
 def plain_token(record: PolicyAlgorithm, s: Sequence, t: int) -> float:
     r, a = math.exp(s.logprobs[t] - s.old[t]), s.advantage
     clip = record.surrogate
     assert isinstance(clip, PpoClip)
     value = -min(a * r, a * max(1 - clip.low, min(1 + clip.high, r)))
     if record.kl_place == "loss":
-        x = s.logprobs[t] - s.reference[t]
-        value += record.kl_coef * {"k1": x, "k2": x * x / 2, "k3": math.exp(-x) - 1 + x}[record.kl_estimator]
+        value += record.kl_coef * plain_kl(record.kl_estimator, s.logprobs[t] - s.reference[t], r)[0]
     return value - record.entropy_coef * s.entropy[t]
 
 
@@ -115,8 +130,8 @@ def plain_loss(record: PolicyAlgorithm, sequences: list[Sequence]) -> float:
 @every_aggregation
 @given(
     seed=st.integers(0, 10**6),
-    estimator=st.sampled_from(["k1", "k2", "k3"]),
-    place=st.sampled_from(["loss", "reward", "none"]),
+    estimator=st.sampled_from(get_args(KlEstimator)),
+    place=st.sampled_from(["loss", "none"]),
     entropy_coef=st.sampled_from([0.0, 0.3]),
 )
 def test_loss_equals_a_plain_twin(aggregation: Aggregation, seed: int, estimator: str, place: str, entropy_coef: float):
@@ -172,7 +187,7 @@ def test_loss_gradient_and_metrics_do_not_depend_on_how_the_batch_is_cut(aggrega
 
 
 @every_aggregation
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("estimator", get_args(KlEstimator))
 def test_whatever_stands_at_masked_tokens_changes_nothing(aggregation: Aggregation, estimator: str):
     record = record_for(aggregation, kl_coef=0.5, entropy_coef=0.1, kl_estimator=estimator)
     clean = random_sequences(3, 5)
@@ -202,6 +217,27 @@ def test_gradient_is_right(aggregation: Aggregation, estimator: str):
     sequences = random_sequences(11, 4)
     leaf = row(sequences, "logprobs").requires_grad_()
     assert torch.autograd.gradcheck(lambda x: loss_of(record, sequences, sequences, x).loss, (leaf,))
+
+
+@pytest.mark.parametrize("estimator", get_args(KlEstimator))
+def test_each_kl_estimator_has_its_own_gradient(estimator: str):
+    sequences = random_sequences(12, 5)
+    leaf = row(sequences, "logprobs").requires_grad_()
+
+    def gradient(coefficient: float) -> list[float]:
+        record = record_for("token_mean", kl_place="loss", kl_coef=coefficient, kl_estimator=estimator)
+        (found,) = torch.autograd.grad(loss_of(record, sequences, sequences, leaf).loss, leaf)
+        return found.tolist()
+
+    mask, current = row(sequences, "mask").tolist(), leaf.tolist()
+    expected = [
+        0.5 * kept * plain_kl(estimator, now - reference, math.exp(now - old))[1] / sum(mask)
+        for kept, now, reference, old in zip(
+            mask, current, row(sequences, "reference").tolist(), row(sequences, "old").tolist(), strict=True
+        )
+    ]
+    found = [a - b for a, b in zip(gradient(0.5), gradient(0.0), strict=True)]
+    assert found == pytest.approx(expected, rel=1e-10, abs=1e-13)
 
 
 def test_gradient_flows_into_the_entropy_only_where_the_record_has_a_bonus():

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from rft.build.algorithm import AGGREGATIONS, algorithm_record, algorithm_type, value_head
 from rft.settings import RlSettings
 from rft_algos.algorithms import components
-from rft_algos.algorithms.published import Dapo, DrGrpo, PolicyAlgorithm, by_name
+from rft_algos.algorithms.published import REWARD_KL_ESTIMATORS, Dapo, DrGrpo, PolicyAlgorithm, by_name
 from rft_core.errors import OptionsError
 from rft_models.settings import ModelSettings
+from rft_trainer.settings.algorithm import KlEstimator
 
 BASE = RlSettings(model=ModelSettings(pretrain="m"))
 OWN = "from rft_algos.algorithms.published import Grpo\n"
@@ -236,6 +237,17 @@ def test_what_is_given_replaces_what_is_published_and_nothing_else() -> None:
         high_entropy_fraction=0.3,
         off_policy_delta=0.7,
     )
+
+
+@pytest.mark.parametrize("estimator", sorted({*get_args(KlEstimator)} - {*REWARD_KL_ESTIMATORS}))
+def test_an_estimator_of_a_loss_is_refused_in_the_reward(estimator: str) -> None:
+    problem = refused(settings("dapo", init_kl_coef=0.1, kl_estimator=estimator)).problem
+    assert (problem.code, problem.do) == ("kl.estimator_of_a_loss", "--use_kl_loss")
+    found = record("dapo", init_kl_coef=0.1, kl_estimator=estimator, use_kl_loss=True)
+    assert (found.kl_estimator, found.kl_place) == (estimator, "loss")
+    # without a divergence it is left out with a note, as k2 is
+    assert record("dapo", kl_estimator=estimator).kl_place == "none"
+    assert refused(settings("rloo", kl_estimator=estimator)).problem.do == "--use_kl_loss"
 
 
 def test_a_value_of_a_whole_sequence_has_one_mean() -> None:

@@ -7,18 +7,22 @@ looks at it.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
+from rft_algos.algorithms.corrections import Correction as Correction
+from rft_algos.algorithms.corrections import GeometricMis as GeometricMis
+from rft_algos.algorithms.corrections import GeometricTis as GeometricTis
+from rft_algos.algorithms.corrections import NoCorrection as NoCorrection
+from rft_algos.algorithms.corrections import Product as Product
+from rft_algos.algorithms.corrections import SequenceMis as SequenceMis
+from rft_algos.algorithms.corrections import SequenceTis as SequenceTis
+from rft_algos.algorithms.corrections import TokenMis as TokenMis
+from rft_algos.algorithms.corrections import TokenTis as TokenTis
+from rft_algos.algorithms.corrections import Veto as Veto
+from rft_algos.algorithms.parameter_checks import Flags, check_discount, check_positive, check_share
 from rft_algos.algorithms.parameter_checks import check_choice as check_choice
-from rft_algos.algorithms.parameter_checks import check_discount, check_positive, check_share
 from rft_algos.algorithms.parameter_checks import check_range as check_range
-
-Flags = Mapping[str, Mapping[str, Any]]
-"""Words of a command that mean a component, each with the parameters that the word sets."""
-
 
 # advantages
 
@@ -190,6 +194,8 @@ class Surrogate:
     """Whether its value belongs to a sequence, so that only the mean over sequences is the published loss."""
     is_selective: ClassVar[bool] = False
     """Whether tokens are selected over the whole batch before the step."""
+    moves_without_advantage: ClassVar[bool] = False
+    """Whether a token of advantage zero has a gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,6 +350,7 @@ class KlCov(Surrogate):
     """A penalty on the change of the tokens of highest covariance (arXiv 2505.22617)."""
 
     flags: ClassVar[Flags] = {"kl_cov": {}}
+    moves_without_advantage: ClassVar[bool] = True
     is_selective: ClassVar[bool] = True
     coefficient: float = 1.0
     fraction: float = 2e-3
@@ -358,6 +365,7 @@ class Dro(Surrogate):
     """-A log pi with the squared log-ratio of every token; of whole responses, as published, it is `DroSequence`."""
 
     flags: ClassVar[Flags] = {"kimi": {}}
+    moves_without_advantage: ClassVar[bool] = True
     tau: float = 0.1
 
     def __post_init__(self) -> None:
@@ -391,106 +399,3 @@ class Topr(Surrogate):
     """Good responses as in supervised training, bad ones weighed by their ratio up to 1 (arXiv 2503.14286)."""
 
     by_sequence: ClassVar[bool] = True
-
-
-# corrections of the distance between the engine's policy and the trainer's
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Correction:
-    """Weights of tokens from rho = pi_old / pi_behaviour; a subclass names an equation of `losses.off_policy`."""
-
-    flags: ClassVar[Flags] = {}
-    """Words of `--off_policy_correction`; a subclass does not inherit them."""
-    is_active: ClassVar[bool] = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoCorrection(Correction):
-    """The engine's log-probs are those of the policy at the start of the step."""
-
-    flags: ClassVar[Flags] = {"off": {}}
-    is_active: ClassVar[bool] = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Capped(Correction):
-    cap: float = 2.0
-    floor: float = 0.0
-    """Smallest weight; 0 for no lower bound, as published."""
-
-    def __post_init__(self) -> None:
-        check_range("cap", self.cap, self.cap >= 1, "1 or more", "cap=2.0")
-        check_range("floor", self.floor, 0 <= self.floor <= 1, "from 0 to 1", "floor=0.0")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenTis(_Capped):
-    """min(rho, cap) at every token; an infinite cap is decoupled PPO's weight (arXiv 2110.00641, 2505.24298)."""
-
-    flags: ClassVar[Flags] = {"tis": {}}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceTis(_Capped):
-    """min(product of rho over the sequence, cap)."""
-
-    flags: ClassVar[Flags] = {"seq-tis": {}}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GeometricTis(_Capped):
-    """min(geometric mean of rho over the sequence, cap)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bounded(Correction):
-    low: float = 0.5
-    high: float = 5.0
-
-    def __post_init__(self) -> None:
-        check_range("low", self.low, 0 <= self.low <= 1, "from 0 to 1", "low=0.5")
-        check_range("high", self.high, self.high >= 1, "1 or more", "high=5.0")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenMis(_Bounded):
-    """rho where it is in [low, high], else 0 (IcePop, arXiv 2510.18855); icepop is mis with its published bounds."""
-
-    flags: ClassVar[Flags] = {"mis": {}, "icepop": {}}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceMis(_Bounded):
-    """The product of rho where it is in [low, high], else 0."""
-
-    flags: ClassVar[Flags] = {"seq-mis": {}}
-    low: float = 0.0
-    high: float = 3.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GeometricMis(_Bounded):
-    """1 where the sequence's geometric mean of rho is in [low, high], else 0."""
-
-    flags: ClassVar[Flags] = {"geo-mis": {}}
-    low: float = 0.999
-    high: float = 1.001
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Veto(_Bounded):
-    """1 where rho is in [low, high] at every token of the sequence, else 0."""
-
-    low: float = 1e-4
-    high: float = math.inf
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Product(Correction):
-    """Several corrections at once: their weights multiply, such as a veto, a mask of sequences and TIS."""
-
-    parts: tuple[Correction, ...]
-
-    def __post_init__(self) -> None:
-        check_range("parts", len(self.parts), len(self.parts) > 0, "one or more corrections", "parts=(TokenTis(),)")

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from rft_algos.input_checks import InputError
 from rft_core.nearest_names import nearest_names
 
+Flags = Mapping[str, Mapping[str, Any]]
+"""Words of a command that mean a component, each with the parameters that the word sets."""
 
-def check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
+
+def check_choice(field: str, value: str, allowed: tuple[str, ...], *, condition: str = "") -> None:
     """Refuse a word that is not among those allowed (no tensors).
 
     Args:
         field: the field, for the message.
         value: what was given.
         allowed: what may be given.
+        condition: what restricts it, such as "with rewards of steps"; empty for none.
 
     Raises:
         InputError: with the nearest allowed word.
@@ -24,7 +30,7 @@ def check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
     nearest = (nearest_names(value, allowed, count=1, cutoff=0.0) or [allowed[0]])[0]
     raise InputError(
         code="algorithm.unknown_choice",
-        what=f"{field} = {value!r}",
+        what=f"{field} = {value!r}" + (f" {condition}" if condition else ""),
         where=f"{field} of the algorithm",
         why=f"it must be one of {', '.join(allowed)}",
         do=f'{field}="{nearest}"',

@@ -5,16 +5,16 @@ token, unreduced. What their average estimates, as a value and, taken as a loss,
 
     function            expected value             expected gradient as a loss
     k1                  KL(pi || pi_ref)           0
-    absolute            not a divergence           not that of a divergence
+    absolute            not that divergence        gradient of the sum over the vocabulary of |pi - pi_ref|
     k2                  biased                     gradient of KL(pi || pi_ref)
     k3                  KL(pi || pi_ref)           gradient of KL(pi_ref || pi)
     straight_through    that of its value          that of its second argument: with k2, of KL(pi || pi_ref)
     unbiased_k3         KL(pi || pi_ref)           gradient of KL(pi || pi_ref), tokens sampled from pi_old
     importance_weighted_k1    the same             the same
 
-So in the reward k1 or k3 belong, and in the loss k2, `straight_through(k1 or k3, k2)` or
-`unbiased_k3`. All but the last take tokens of the current policy; after the first optimizer step
-on a batch they are off by the policy's own change.
+So in the reward k1 or k3 belong, and in the loss k2, `straight_through(k1 or k3, k2)`, `unbiased_k3` or
+`importance_weighted_k1`. All but the last two take tokens of the current policy; after the first
+optimizer step on a batch they are off by the policy's own change.
 
 See Schulman 2020, "Approximating KL divergence" (http://joschu.net/blog/kl-approx.html).
 """
@@ -80,7 +80,10 @@ def k3(log_ratio_T: Tensor) -> Tensor:
 
 
 def absolute(log_ratio_T: Tensor) -> Tensor:
-    """|x_t|: a distance, not a divergence; never negative, the same pull however near or far.
+    """|x_t|: never negative, the same pull however near or far.
+
+    Its average is not KL(pi || pi_ref) but larger. As a loss its expected gradient is that of the sum over the
+    vocabulary of |pi(v) - pi_ref(v)|, twice the total variation distance.
 
     Args:
         log_ratio_T: [T] log pi - log pi_ref, in nats.
@@ -163,5 +166,45 @@ def is_clamped(log_ratio_T: Tensor) -> Tensor:
     return log_ratio_T < -LOG_RATIO_LIMIT
 
 
-ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
-"""The estimators by the word of an algorithm's `kl_estimator`."""
+def _k1_gradient_of_k2(log_ratio_T: Tensor) -> Tensor:
+    return straight_through(k1(log_ratio_T), k2(log_ratio_T))
+
+
+def _k3_gradient_of_k2(log_ratio_T: Tensor) -> Tensor:
+    return straight_through(k3(log_ratio_T), k2(log_ratio_T))
+
+
+ON_POLICY: dict[str, Callable[[Tensor], Tensor]] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+    "abs": absolute,
+    "k1+": _k1_gradient_of_k2,
+    "k3+": _k3_gradient_of_k2,
+}
+"""Estimators of the log-ratio to the reference alone, by the word of an algorithm's `kl_estimator`."""
+
+OFF_POLICY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "unbiased_k3": unbiased_k3,
+    "importance_weighted_k1": importance_weighted_k1,
+}
+"""Estimators that weigh tokens of the old policy, by the word of an algorithm's `kl_estimator`."""
+
+
+def estimates(estimator: str, log_ratio_reference_T: Tensor, log_ratio_old_T: Tensor) -> Tensor:
+    """The estimates by the word of an algorithm's `kl_estimator`.
+
+    k1, k2, k3 and abs are the functions of this module; k1+ and k3+ have the value of k1 and of k3 with the gradient
+    of k2 (`straight_through`); unbiased_k3 and importance_weighted_k1 weigh by the ratio to the old policy.
+
+    Args:
+        estimator: one of `ON_POLICY` or `OFF_POLICY`.
+        log_ratio_reference_T: [T] log pi - log pi_ref, in nats; the gradient flows through it.
+        log_ratio_old_T: [T] log pi - log pi_old, in nats; looked at by the estimators of `OFF_POLICY` alone.
+
+    Returns:
+        [T] estimates, in nats.
+    """
+    if estimator in OFF_POLICY:
+        return OFF_POLICY[estimator](log_ratio_reference_T, log_ratio_old_T)
+    return ON_POLICY[estimator](log_ratio_reference_T)

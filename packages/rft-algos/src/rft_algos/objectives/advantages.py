@@ -287,7 +287,7 @@ def _penalty(record: PolicyAlgorithm, batch: RolloutBatch) -> Tensor | None:
         refuse("a KL penalty in the reward needs reference log-probs")
     # masked before the subtraction: infinity minus infinity at a masked token would be NaN
     log_ratio_T = torch.where(batch.loss_mask_T, batch.old_logprobs_T - batch.reference_logprobs_T, 0.0)
-    return kl.ESTIMATORS[record.kl_estimator](log_ratio_T.to(torch.float64))
+    return kl.ON_POLICY[record.kl_estimator](log_ratio_T.to(torch.float64))
 
 
 def _over_time(

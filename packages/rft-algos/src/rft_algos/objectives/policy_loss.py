@@ -260,7 +260,9 @@ def _policy_terms(
             refuse(
                 "a KL term in the loss needs reference log-probs: there are none", do='kl_place="none" in the record'
             )
-        terms["kl/loss"] = coefficients.kl * kl.ESTIMATORS[record.kl_estimator](tokens.reference_log_ratio)
+        terms["kl/loss"] = coefficients.kl * kl.estimates(
+            record.kl_estimator, tokens.reference_log_ratio, tokens.log_ratio
+        )
     if record.drift_coef > 0:
         terms["policy/drift_loss"] = coefficients.drift * surrogates.policy_drift(tokens.log_ratio)
     if record.needs_entropy:

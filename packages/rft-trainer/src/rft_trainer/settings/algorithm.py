@@ -30,7 +30,7 @@ OffPolicyCorrection = Literal["off", "tis", "seq-tis", "mis", "icepop", "seq-mis
 LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
 
-KlEstimator = Literal["k1", "k2", "k3"]
+KlEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "unbiased_k3", "importance_weighted_k1"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,8 @@ class DivergenceSettings:
     """Distance from the reference policy, and between the engine's policy and the trainer's."""
 
     kl_estimator: KlEstimator | None = None
-    """Estimator of the divergence from the reference policy."""
+    """Estimator of the divergence from the reference policy; k1+, k3+ (gradient of k2), unbiased_k3 and
+    importance_weighted_k1 (tokens weighed by the ratio to the start of the step) with `use_kl_loss` alone."""
 
     init_kl_coef: float | None = field(default=None, metadata={"minimum": 0.0})
     """Weight of the divergence from the reference policy (of the drift, for an algorithm that has one); 0 = no

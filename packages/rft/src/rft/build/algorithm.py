@@ -12,7 +12,15 @@ from typing import Any, TypeGuard, TypeVar
 from rft.settings import RlSettings
 from rft_algos.algorithms import components
 from rft_algos.algorithms.components import Correction, Surrogate
-from rft_algos.algorithms.published import ALIASES, PUBLISHED, Aggregation, KlPlace, PolicyAlgorithm, by_name
+from rft_algos.algorithms.published import (
+    ALIASES,
+    PUBLISHED,
+    REWARD_KL_ESTIMATORS,
+    Aggregation,
+    KlPlace,
+    PolicyAlgorithm,
+    by_name,
+)
 from rft_algos.algorithms.registry import component_of, components_by_flag
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
@@ -236,6 +244,13 @@ def _divergence(chosen: AlgorithmSettings, base: PolicyAlgorithm) -> dict[str, o
     elif chosen.init_kl_coef and kl_place == "none":
         # a coefficient that was asked for must act: where the algorithm has no place for it, in the reward
         kl_place = "reward"
+    if kl_place == "reward" and coefficient > 0 and chosen.kl_estimator not in (None, *REWARD_KL_ESTIMATORS):
+        raise _refused(
+            "kl.estimator_of_a_loss",
+            f"kl_estimator = {chosen.kl_estimator} with a divergence in the reward",
+            "it differs from k1 or k3 by its gradient alone, and a reward has none",
+            "--use_kl_loss",
+        )
     # without a weight there is no term, and no reference model is loaded for it
     return {"kl_coef": coefficient, "kl_place": kl_place if coefficient > 0 else "none"}
 
