@@ -8,12 +8,13 @@ import random
 import pytest
 import torch
 
-from rft_algos.algorithms.components import GeometricTis, SequenceTis, TokenTis, Veto
+from rft_algos.algorithms.components import GeometricTis, SecondMoment, SelfNormalised, SequenceTis, TokenTis, Veto
 from rft_algos.algorithms.components import Product as Both
 from rft_algos.algorithms.registry import equation_of
 from rft_algos.input_checks import InputError
 from rft_algos.losses import off_policy, sequence_corrections
 from rft_algos.losses.sequence_corrections import Measure
+from rft_algos.packed import token_selection
 from rft_core.errors import OptionsError
 
 D = torch.float64
@@ -94,6 +95,14 @@ def test_records_reach_them_and_corrections_multiply() -> None:
         (TokenTis(cap=1.5, floor=0.5), off_policy.truncate_tokens(log_rho, 1.5, 0.5)),
         (SequenceTis(cap=1.5, floor=0.5), off_policy.truncate_sequences(log_rho, mask, ids, 1.5, 0.5)),
         (GeometricTis(cap=1.5, floor=0.5), sequence_corrections.truncate_geometric(log_rho, mask, ids, 1.5, 0.5)),
+        (
+            SecondMoment(limit=0.1),
+            token_selection.second_moment_tokens(log_rho, mask, limit=0.1).double(),
+        ),
+        (
+            SelfNormalised(part=TokenTis(cap=1.5)),
+            sequence_corrections.self_normalised(off_policy.truncate_tokens(log_rho, 1.5), mask),
+        ),
         (Veto(low=0.3), off_policy.veto_outliers(log_rho, mask, ids, 0.3)),
         (
             Both(parts=(Veto(low=0.3), TokenTis(cap=1.5))),

@@ -12,7 +12,9 @@ import torch
 from rft.build.engines import EngineChoice
 from rft.parallel.parallelize import held_dtype
 from rft.settings import RlSettings
+from rft_algos.algorithms import components
 from rft_cli.pages import run_plan_layout
+from rft_cli.pages.run_plan_algorithm import component_text
 from rft_cli.pages.run_plan_layout import async_rollouts_words, strategy_line
 from rft_dist.settings import StrategySettings
 from rft_engine.settings import EngineSettings, ReplicaSettings
@@ -94,3 +96,11 @@ def test_the_plan_says_where_samples_are_drawn_and_how_far_ahead() -> None:
     assert "up to 1 version older" in async_rollouts_words(ahead)
     assert "depends on the clock" in async_rollouts_words(ahead)
     assert "repeats to the bit" in async_rollouts_words(exact)
+
+
+def test_a_correction_that_is_made_of_others_is_written_with_their_numbers() -> None:
+    both = components.Product(parts=(components.TokenTis(cap=3.0), components.Veto(low=0.5)))
+    assert component_text(components.SelfNormalised(part=both)) == (
+        "SelfNormalised(part Product(parts TokenTis(cap 3.0, floor 0.0) and Veto(low 0.5, high inf)))"
+    )
+    assert component_text(components.Reinforce()) == "Reinforce"

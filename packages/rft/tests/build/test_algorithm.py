@@ -217,6 +217,41 @@ def test_a_buffer_for_overlong_responses() -> None:
     assert record().overlong_buffer_share == 0.0
 
 
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [("tis", components.TokenTis), ("seq-tis", components.SequenceTis), ("geo-tis", components.GeometricTis)],
+)
+def test_the_lower_bound_of_a_truncation_is_its_smallest_weight(word: str, kind: type[Any]) -> None:
+    found = record(off_policy_correction=word, off_policy_cap=3.0, off_policy_low=0.25).correction
+    assert found == kind(cap=3.0, floor=0.25)
+    problem = refused(settings(off_policy_correction=word, off_policy_high=4.0)).problem
+    assert (problem.code, problem.do) == ("algorithm.foreign_flag", "leave off_policy_high out")
+
+
+def test_corrections_are_combined() -> None:
+    assert record(off_policy_correction="m2po").correction == components.SecondMoment(limit=0.04)
+    assert record(off_policy_correction="m2po", off_policy_limit=0.1).correction == components.SecondMoment(limit=0.1)
+    assert refused(settings(off_policy_correction="mis", off_policy_limit=0.1)).problem.code == "algorithm.foreign_flag"
+    veto, mask = components.Veto(low=1e-3), components.TokenMis()
+    assert record(off_policy_veto=1e-3).correction == veto
+    both = components.Product(parts=(mask, veto))
+    assert record(off_policy_correction="mis", off_policy_veto=1e-3).correction == both
+    found = record(off_policy_correction="mis", off_policy_veto=1e-3, off_policy_normalize=True)
+    assert found.correction == components.SelfNormalised(part=both)
+    assert found.needs_old_logprobs
+    problem = refused(settings(off_policy_normalize=True)).problem
+    assert (problem.code, problem.do) == ("algorithm.nothing_to_normalize", "--off_policy_correction tis")
+
+
+@pytest.mark.parametrize("word", ["dro", "vespo", "topr"])
+def test_a_sum_over_a_sequence_may_be_divided_by_a_length(word: str) -> None:
+    for mean in ("seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"):
+        assert record(policy_loss=word, loss_agg_mode=mean).aggregation == AGGREGATIONS[mean]
+    problem = refused(settings("dapo", policy_loss=word)).problem
+    assert (problem.code, problem.do) == ("algorithm.sequence_loss", "--loss_agg_mode seq-mean-token-sum")
+    assert "token-mean" in problem.what
+
+
 def test_what_is_given_replaces_what_is_published_and_nothing_else() -> None:
     found = record(
         "dapo",

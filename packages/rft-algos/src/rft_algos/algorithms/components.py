@@ -15,6 +15,8 @@ from rft_algos.algorithms.corrections import GeometricMis as GeometricMis
 from rft_algos.algorithms.corrections import GeometricTis as GeometricTis
 from rft_algos.algorithms.corrections import NoCorrection as NoCorrection
 from rft_algos.algorithms.corrections import Product as Product
+from rft_algos.algorithms.corrections import SecondMoment as SecondMoment
+from rft_algos.algorithms.corrections import SelfNormalised as SelfNormalised
 from rft_algos.algorithms.corrections import SequenceMis as SequenceMis
 from rft_algos.algorithms.corrections import SequenceTis as SequenceTis
 from rft_algos.algorithms.corrections import TokenMis as TokenMis
@@ -191,11 +193,17 @@ class Surrogate:
     flags: ClassVar[Flags] = {}
     """Words of `--policy_loss`; a subclass does not inherit them."""
     by_sequence: ClassVar[bool] = False
-    """Whether its value belongs to a sequence, so that only the mean over sequences is the published loss."""
+    """Whether its value belongs to a sequence."""
+    aggregations: ClassVar[tuple[str, ...]] = ("sequence_mean_token_mean",)
+    """Reductions that a record may have with it, the published one first; of use where `by_sequence`."""
     is_selective: ClassVar[bool] = False
     """Whether tokens are selected over the whole batch before the step."""
     moves_without_advantage: ClassVar[bool] = False
     """Whether a token of advantage zero has a gradient."""
+
+
+_OF_SEQUENCE_SUMS = ("sequence_mean_token_sum", "sequence_mean_token_mean", "fixed_length")
+"""Each weighs the tokens of a sequence alike: the published sum over its tokens, by its length or by a constant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,14 +384,18 @@ class Dro(Surrogate):
 class DroSequence(Dro):
     """-A log pi with the squared log-ratio of whole responses, as published (arXiv 2501.12599, 2405.19107)."""
 
+    flags: ClassVar[Flags] = {"dro": {}}
     by_sequence: ClassVar[bool] = True
+    aggregations: ClassVar[tuple[str, ...]] = _OF_SEQUENCE_SUMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vespo(Surrogate):
     """A soft window on the ratio of whole sequences (arXiv 2602.10693)."""
 
+    flags: ClassVar[Flags] = {"vespo": {}}
     by_sequence: ClassVar[bool] = True
+    aggregations: ClassVar[tuple[str, ...]] = _OF_SEQUENCE_SUMS
     k_positive: float = 2.0
     lambda_positive: float = 3.0
     k_negative: float = 3.0
@@ -398,4 +410,6 @@ class Vespo(Surrogate):
 class Topr(Surrogate):
     """Good responses as in supervised training, bad ones weighed by their ratio up to 1 (arXiv 2503.14286)."""
 
+    flags: ClassVar[Flags] = {"topr": {}}
     by_sequence: ClassVar[bool] = True
+    aggregations: ClassVar[tuple[str, ...]] = _OF_SEQUENCE_SUMS

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rft_algos.algorithms.parameter_checks import Flags, check_range
+from rft_algos.algorithms.parameter_checks import Flags, check_positive, check_range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,9 @@ class SequenceTis(_Capped):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeometricTis(_Capped):
-    """min(geometric mean of rho over the sequence, cap)."""
+    """min(geometric mean of rho over the sequence, cap): the ratio of GSPO (arXiv 2507.18071) as a weight."""
+
+    flags: ClassVar[Flags] = {"geo-tis": {}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,24 @@ class Veto(_Bounded):
 
     low: float = 1e-4
     high: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondMoment(Correction):
+    """1 for the most tokens of the step whose mean square of log rho is within the limit, else 0 (arXiv 2510.01161)."""
+
+    flags: ClassVar[Flags] = {"m2po": {}}
+    limit: float = 0.04
+
+    def __post_init__(self) -> None:
+        check_positive(limit=self.limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfNormalised(Correction):
+    """The weights of another correction, scaled to a mean of 1 over the loss tokens of the step."""
+
+    part: Correction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

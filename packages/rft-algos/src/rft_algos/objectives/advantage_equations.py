@@ -12,6 +12,7 @@ from rft_algos.algorithms import components
 from rft_algos.algorithms.registry import equation_of, register_equation
 from rft_algos.input_checks import refuse
 from rft_algos.losses import off_policy, sequence_corrections
+from rft_algos.packed import token_selection
 from rft_core.errors import OptionsError
 
 if TYPE_CHECKING:
@@ -149,6 +150,22 @@ def _truncate_geometric(
 @register_equation(components.Veto)
 def _veto(choice: components.Veto, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor) -> Tensor:
     return off_policy.veto_outliers(log_rho_T, loss_mask_T, segment_ids_T, choice.low, choice.high)
+
+
+@register_equation(components.SecondMoment)
+def _second_moment(
+    choice: components.SecondMoment, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor
+) -> Tensor:
+    return token_selection.second_moment_tokens(log_rho_T, loss_mask_T, limit=choice.limit).to(log_rho_T.dtype)
+
+
+@register_equation(components.SelfNormalised)
+def _self_normalised(
+    choice: components.SelfNormalised, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor
+) -> Tensor:
+    # the tokens are those of the whole step, so the sum over them is the step's
+    weights_T = equation_of(choice.part)(choice.part, log_rho_T, loss_mask_T, segment_ids_T)
+    return sequence_corrections.self_normalised(weights_T, loss_mask_T)
 
 
 @register_equation(components.Product)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+from typing import cast
 
 from rft.build.algorithm import algorithm_record
 from rft.settings import RlSettings
@@ -49,5 +50,12 @@ def algorithm_lines(settings: RlSettings) -> list[str]:
 
 def component_text(choice: object) -> str:
     """Return a component with its numbers as text."""
-    numbers = ", ".join(f"{f.name} {getattr(choice, f.name)}" for f in fields(choice))  # type: ignore[arg-type]
+    numbers = ", ".join(f"{f.name} {_value_text(getattr(choice, f.name))}" for f in fields(choice))  # type: ignore[arg-type]
     return f"{type(choice).__name__}({numbers})" if numbers else type(choice).__name__
+
+
+def _value_text(value: object) -> str:
+    # a component may be made of others
+    if isinstance(value, tuple):
+        return " and ".join(_value_text(one) for one in cast("tuple[object, ...]", value))
+    return component_text(value) if is_dataclass(value) else str(value)

@@ -21,10 +21,13 @@ PolicyLoss = Literal[
     "clip_cov",
     "kl_cov",
     "kimi",
+    "dro",
+    "vespo",
+    "topr",
 ]
 
 
-OffPolicyCorrection = Literal["off", "tis", "seq-tis", "mis", "icepop", "seq-mis", "geo-mis"]
+OffPolicyCorrection = Literal["off", "tis", "seq-tis", "geo-tis", "mis", "icepop", "seq-mis", "geo-mis", "m2po"]
 
 
 LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
@@ -102,13 +105,23 @@ class DivergenceSettings:
     """Importance weights for the difference between the engine's log-probs and the trainer's at the start of a step."""
 
     off_policy_cap: float = field(default=2.0, metadata={"minimum": 1.0})
-    """Maximum weight (with tis and seq-tis)."""
+    """Maximum weight (with tis, seq-tis and geo-tis)."""
 
     off_policy_low: float | None = field(default=None, metadata={"minimum": 0.0, "maximum": 1.0})
-    """Lower bound: ratios below it get weight 0 (with mis, seq-mis and geo-mis)."""
+    """Lower bound: ratios below it get weight 0 (with mis, seq-mis and geo-mis) or this weight (with tis, seq-tis and
+    geo-tis)."""
 
     off_policy_high: float | None = field(default=None, metadata={"minimum": 1.0})
     """Upper bound: ratios above it get weight 0 (with mis, seq-mis and geo-mis)."""
+
+    off_policy_limit: float | None = field(default=None, metadata={"above": 0.0})
+    """Maximum mean square of the log-ratio over the tokens that are kept (with m2po)."""
+
+    off_policy_veto: float | None = field(default=None, metadata={"above": 0.0, "maximum": 1.0})
+    """Leave out every response with a token whose ratio is below this, beside the correction; none = leave out none."""
+
+    off_policy_normalize: bool = False
+    """Scale the weights of the correction to a mean of 1 over the tokens of the step."""
 
     off_policy_delta: float | None = field(default=None, metadata={"minimum": 0.0})
     """Leave out sequences of negative advantage whose log-prob fell by more than this, in nats a token; none = leave

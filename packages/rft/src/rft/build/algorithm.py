@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar, cast
 
 from rft.settings import RlSettings
 from rft_algos.algorithms import components
@@ -226,11 +226,27 @@ def _correction(settings: RlSettings, base: PolicyAlgorithm) -> Correction:
     if word is None and settings.sampling.use_fire and not base.correction.is_active:
         word = "tis"  # the first token is drawn from another distribution than the one that is trained
     correction = component_of(Correction, word) if word else base.correction
-    changes = _given(low=chosen.off_policy_low, high=chosen.off_policy_high)
-    if word and "cap" in {field.name for field in fields(correction)}:
+    has = {field.name for field in fields(correction)}
+    # below the lower bound a mask gives 0, and truncation gives the bound itself
+    lower = "floor" if "floor" in has else "low"
+    changes = _given(high=chosen.off_policy_high, limit=chosen.off_policy_limit) | _given(
+        **{lower: chosen.off_policy_low}
+    )
+    if word and "cap" in has:
         changes["cap"] = chosen.off_policy_cap
-    flags = {"low": "off_policy_low", "high": "off_policy_high"}
-    return _with(correction, changes, flags, "correction")
+    flags = {lower: "off_policy_low", "high": "off_policy_high", "limit": "off_policy_limit"}
+    correction = _with(correction, changes, flags, "correction")
+    if chosen.off_policy_veto is not None:
+        veto = components.Veto(low=chosen.off_policy_veto)
+        correction = components.Product(parts=(correction, veto)) if correction.is_active else veto
+    if chosen.off_policy_normalize and not correction.is_active:
+        raise _refused(
+            "algorithm.nothing_to_normalize",
+            "off_policy_normalize without a correction",
+            "it scales the weights of a correction, and without one all are 1",
+            "--off_policy_correction tis",
+        )
+    return components.SelfNormalised(part=correction) if chosen.off_policy_normalize else correction
 
 
 def _divergence(chosen: AlgorithmSettings, base: PolicyAlgorithm) -> dict[str, object]:
@@ -262,12 +278,16 @@ def _overlong_share(chosen: AlgorithmSettings, base: PolicyAlgorithm) -> float:
 
 def _check(settings: RlSettings, record: PolicyAlgorithm) -> None:
     chosen, name = settings.algorithm, settings.algorithm.advantage_estimator
-    if record.surrogate.by_sequence and record.aggregation != "sequence_mean_token_mean":
+    if record.surrogate.by_sequence and record.aggregation not in record.surrogate.aggregations:
+        words = {aggregation: word for word, aggregation in AGGREGATIONS.items()}
+        allowed = [
+            words[aggregation] for aggregation in AGGREGATIONS.values() if aggregation in record.surrogate.aggregations
+        ]
         raise _refused(
             "algorithm.sequence_loss",
-            f"{type(record.surrogate).__name__} with loss_agg_mode {chosen.loss_agg_mode or 'token-mean'}",
-            "its value belongs to a sequence; only the mean over sequences is the published loss",
-            "--loss_agg_mode seq-mean-token-mean",
+            f"{type(record.surrogate).__name__} with loss_agg_mode {chosen.loss_agg_mode or words[record.aggregation]}",
+            f"its value belongs to a sequence; the published loss is a mean over sequences: {', '.join(allowed)}",
+            f"--loss_agg_mode {words[cast(Aggregation, record.surrogate.aggregations[0])]}",
         )
     by_turn = bool(settings.conversation.environment) and isinstance(
         record.advantage, components.Gae | components.Returns

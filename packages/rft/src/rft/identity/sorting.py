@@ -24,7 +24,8 @@ DECIDES = _names("""
     mask_truncated_completions max_epochs max_eval_samples max_len max_logprob_gap max_norm max_norm_spike
     max_pixels max_rows_set_aside max_samples max_staleness max_steps max_turns min_improvement min_lr_ratio min_p
     min_pixels mixed_mm_data n_samples_per_prompt num_episodes off_policy_cap off_policy_correction
-    off_policy_delta off_policy_high off_policy_low on_reward_outage output_key overlong_buffer overlong_buffer_len
+    off_policy_delta off_policy_high off_policy_limit off_policy_low off_policy_normalize off_policy_veto
+    on_reward_outage output_key overlong_buffer overlong_buffer_len
     overlong_buffer_penalty_factor pass_k patience policy_loss prompt_data_probs prompt_max_len prompt_split
     remote_rm_url reward_clip reward_running_norm reward_running_norm_minus_mean reward_timeout reward_weights
     rollout_batch_size rollout_timeout seed shuffle_images shuffle_rewards system_prompt target_loss target_modules

@@ -86,7 +86,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "first_token_temperature": ("use_fire", bool),
     "dynamic_sampling_rounds": ("dynamic_sampling", lambda on: on is not False),
     "kl_horizon": ("kl_target", bool),
-    "off_policy_cap": ("off_policy_correction", lambda word: word in ("tis", "seq-tis")),
+    "off_policy_cap": ("off_policy_correction", lambda word: word in ("tis", "seq-tis", "geo-tis")),
     "num_trajectories_to_save": ("save_trajectories", bool),
     "rollout_log_interval": ("save_trajectories", bool),
     "prefetch_factor": ("num_workers", lambda count: count > 0),
