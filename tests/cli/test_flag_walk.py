@@ -217,6 +217,8 @@ RL = SHARED | {
     "entropy_target": Row("--entropy_target 9", "weights", "--entropy_coef 0.1"),
     "gamma": Row("--gamma 0.5", "weights", "--advantage_estimator reinforce"),
     "lambd": Row("--lambd 0.5", "weights", PPO),
+    "lambd_value": Row("--lambd_value 0.5", "weights", PPO),
+    "length_alpha": Row("--length_alpha 1.0", "weights", PPO),
     "pass_k": Row(
         "--pass_k 2", "weights", f"--advantage_estimator pass_at_k --reward {BENCH}/reward.py:first_is_right"
     ),

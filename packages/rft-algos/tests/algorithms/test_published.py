@@ -42,7 +42,7 @@ SETTINGS = {
         "token_mean",
     ),
     "gae": (
-        "Gae(gamma=1.0, lambd=0.95, turn_gamma=None)",
+        "Gae(gamma=1.0, lambd=0.95, turn_gamma=None, lambd_value=None, length_alpha=None)",
         "PpoClip(low=0.2, high=0.2)",
         "k1 reward 0.02",
         "token_mean",
@@ -178,6 +178,9 @@ def test_an_estimator_that_differs_by_its_gradient_alone_is_refused_in_the_rewar
         (components.Returns, {"gamma": -0.1}, "gamma=1.0"),
         (components.Gae, {"gamma": 1.1}, "gamma=1.0"),
         (components.Gae, {"lambd": -0.1}, "lambd=1.0"),
+        (components.Gae, {"lambd_value": 1.1}, "lambd_value=1.0"),
+        (components.Gae, {"length_alpha": 0.0}, "length_alpha=1.0"),
+        (components.SecondMoment, {"limit": 0.0}, "limit=1.0"),
         (components.PpoClip, {"low": 1.0}, "low=0.2"),
         (components.PpoClip, {"low": 0.0}, "low=0.2"),
         (components.PpoClip, {"high": 0.0}, "high=1.0"),

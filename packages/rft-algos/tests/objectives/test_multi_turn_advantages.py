@@ -102,6 +102,26 @@ def test_the_record_says_how_turns_are_discounted() -> None:
         components.Gae(turn_gamma=1.5)
 
 
+@pytest.mark.parametrize("turn_gamma", [None, 0.5])
+def test_a_critic_may_learn_returns_of_another_lambda(turn_gamma: float | None) -> None:
+    whole = batch([0.0, 0.25, 0.0, 1.0], 1.25, values_T=torch.tensor([0.1, 0.2, 9.0, 0.3], dtype=torch.float64))
+
+    def found(**numbers: float) -> tuple[list[float], list[float]]:
+        choice = components.Gae(gamma=0.9, turn_gamma=turn_gamma, **numbers)
+        output = compute_advantages(Ppo(advantage=choice, normalise_advantages=False, kl_coef=0.0), whole)
+        assert output.returns_T is not None
+        return output.advantages_T.tolist(), output.returns_T.tolist()
+
+    low, high = found(lambd=0.5), found(lambd=1.0)
+    assert found(lambd=0.5, lambd_value=1.0) == (low[0], high[1])
+    assert found(lambd=1.0, lambd_value=0.5) == (high[0], low[1])
+    # three loss tokens: 1 - 1 / (alpha 3) is 0.5
+    by_length = found(lambd=1.0, length_alpha=2 / 3)
+    assert by_length[0] == pytest.approx(low[0])
+    assert by_length[1] == high[1]
+    assert found(lambd_value=0.5, length_alpha=2 / 3)[1] == low[1]
+
+
 def test_groups_are_compared_by_the_whole() -> None:
     two = RolloutBatch(
         rewards_N=torch.tensor([1.25, 0.25], dtype=torch.float64),

@@ -228,6 +228,18 @@ def test_the_lower_bound_of_a_truncation_is_its_smallest_weight(word: str, kind:
     assert (problem.code, problem.do) == ("algorithm.foreign_flag", "leave off_policy_high out")
 
 
+def test_a_critic_may_have_a_lambda_of_its_own() -> None:
+    found = record("gae", lambd=0.9, lambd_value=1.0).advantage
+    assert found == components.Gae(lambd=0.9, lambd_value=1.0)
+    assert record("gae", lambd=0.9, length_alpha=0.05).advantage == components.Gae(lambd=0.9, length_alpha=0.05)
+    vapo = {"lambd_value": 1.0, "length_alpha": 0.05}
+    assert record("gae", **vapo).advantage == components.Gae(**vapo)
+    problem = refused(settings("gae", lambd=0.9, **vapo)).problem
+    assert (problem.code, problem.do) == ("algorithm.idle_lambda", "leave lambd out")
+    for given in vapo:
+        assert refused(settings(**{given: vapo[given]})).problem.do == f"leave {given} out"
+
+
 def test_corrections_are_combined() -> None:
     assert record(off_policy_correction="m2po").correction == components.SecondMoment(limit=0.04)
     assert record(off_policy_correction="m2po", off_policy_limit=0.1).correction == components.SecondMoment(limit=0.1)

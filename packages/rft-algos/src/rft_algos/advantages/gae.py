@@ -116,6 +116,7 @@ def decoupled_gae(
     gamma: float = 1.0,
     lambd_policy: float | Tensor = 0.95,
     lambd_value: float = 1.0,
+    turn_gamma: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """GAE with one lambda for the advantages and another one for the returns.
 
@@ -134,14 +135,15 @@ def decoupled_gae(
         gamma: discount from one loss token to the next, in [0, 1].
         lambd_policy: lambda of the advantages, in [0, 1]; a tensor is [T], equal within a sequence.
         lambd_value: lambda of the returns, in [0, 1].
+        turn_gamma: discount across an observation, in [0, 1]; None for gamma there too.
 
     Returns:
         [T] advantages and [T] returns, float64, no gradient; 0 where masked.
     """
-    check_unit(gamma=gamma, lambd_value=lambd_value)
+    check_unit(gamma=gamma, lambd_value=lambd_value, turn_gamma=turn_gamma)
     if not isinstance(lambd_policy, Tensor):
         check_unit(lambd_policy=lambd_policy)
-    steps = _steps(token_rewards_T, values_T, loss_mask_T, segment_ids_T, gamma)
+    steps = _steps(token_rewards_T, values_T, loss_mask_T, segment_ids_T, gamma, turn_gamma)
     if isinstance(lambd_policy, Tensor):
         if lambd_policy.shape != loss_mask_T.shape:
             refuse(f"{lambd_policy.shape} lambdas, {loss_mask_T.shape} mask")

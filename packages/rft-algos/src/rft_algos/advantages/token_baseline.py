@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rft_algos.advantages.group_statistics import group_numbers
 from rft_algos.advantages.returns import discounted_returns
+from rft_algos.input_checks import refuse
 from rft_algos.packed.reverse_scan import gather_loss_tokens, loss_positions, same_sequence, scatter_loss_tokens
 from rft_algos.packed.tensor_checks import check_group_ids, check_vectors
 
@@ -20,6 +21,7 @@ def optimal_token_baseline(
     group_ids_N: Tensor,
     *,
     gamma: float = 1.0,
+    turn_ids_T: Tensor | None = None,
 ) -> Tensor:
     """Returns minus the baseline of least variance at each position of a group.
 
@@ -29,6 +31,12 @@ def optimal_token_baseline(
     log-prob with respect to the logits, added up over the tokens so far: what the gradient of a prefix varies by. A
     position that one sequence alone reaches has advantage 0; so has a group of one. Where all W are 0 the plain mean is
     the baseline.
+
+    Over turns: the tokens of an observation are masked, so that returns and W run through them. Tokens are numbered
+    from the start of the sequence; with `turn_ids_T` from the start of their turn, and compared within the turn's
+    number, so that the first token after an observation stands beside those of the other sequences however long the
+    turns before it were. W is that of the whole prefix either way: the gradient of all that was sampled before is what
+    the baseline is to quieten.
 
     Source: Li et al. 2026, "Optimal token baseline" (arXiv 2602.07078).
 
@@ -40,6 +48,8 @@ def optimal_token_baseline(
         segment_ids_T: [T] int64 in 0..N-1, the sequence of each token; the tokens of one are contiguous.
         group_ids_N: [N] int64, the group of each sequence.
         gamma: discount from one loss token to the next, in [0, 1].
+        turn_ids_T: [T] int64, the number of each token's turn, from 0 on and never falling within a sequence; ignored
+            where masked. None to number tokens from the start of the sequence.
 
     Returns:
         [T] float64, no gradient; 0 where masked.
@@ -51,17 +61,26 @@ def optimal_token_baseline(
         sum_squared_probs_T=sum_squared_probs_T,
         loss_mask_T=loss_mask_T,
         segment_ids_T=segment_ids_T,
+        turn_ids_T=turn_ids_T,
     )
     returns_T = discounted_returns(token_rewards_T, loss_mask_T, segment_ids_T, gamma=gamma)
     positions_L = loss_positions(loss_mask_T)
     returns_L = gather_loss_tokens(returns_T, positions_L)
     energies_L = 1 - 2 * gather_loss_tokens(logprobs_T, positions_L).exp()
     energies_L += gather_loss_tokens(sum_squared_probs_T, positions_L)
-    number_L = _since_start(torch.ones_like(energies_L), segment_ids_T, positions_L).to(torch.int64) - 1
     weights_L = _since_start(energies_L, segment_ids_T, positions_L).clamp(min=0)
     ids_L = segment_ids_T if positions_L is None else segment_ids_T.index_select(0, positions_L)
-    # one cell for each position of each group
-    cells_L = group_numbers(group_numbers(group_ids_N)[ids_L] * (energies_L.shape[0] + 1) + number_L)
+    groups_L, parts_T = group_numbers(group_ids_N)[ids_L], segment_ids_T
+    if turn_ids_T is not None:
+        turns_L = turn_ids_T if positions_L is None else turn_ids_T.index_select(0, positions_L)
+        _check_turns(turns_L, ids_L)
+        # what is compared is a turn's number within a group, and what is counted the tokens of one turn
+        most = int(turns_L.max()) + 1 if turns_L.numel() else 1
+        groups_L = groups_L * most + turns_L
+        parts_T = torch.where(loss_mask_T, segment_ids_T * most + turn_ids_T, -1)
+    number_L = _since_start(torch.ones_like(energies_L), parts_T, positions_L).to(torch.int64) - 1
+    # one cell for each position
+    cells_L = group_numbers(groups_L * (energies_L.shape[0] + 1) + number_L)
 
     def over_cell(values_L: Tensor) -> Tensor:
         return torch.zeros_like(values_L).index_add_(0, cells_L, values_L).index_select(0, cells_L)
@@ -71,6 +90,12 @@ def optimal_token_baseline(
     baseline_L = over_cell(weights_L * returns_L) / over_cell(weights_L)
     is_single_L = over_cell(torch.ones_like(returns_L)) == 1
     return scatter_loss_tokens(torch.where(is_single_L, 0.0, returns_L - baseline_L), positions_L, loss_mask_T.shape[0])
+
+
+def _check_turns(turns_L: Tensor, ids_L: Tensor) -> None:
+    falls_L = (turns_L.diff() < 0) & (ids_L.diff() == 0)
+    if bool((turns_L < 0).any() | falls_L.any()):
+        refuse("turn_ids_T must be 0 or more at loss tokens and never fall within a sequence")
 
 
 def _since_start(values_L: Tensor, segment_ids_T: Tensor, positions_L: Tensor | None) -> Tensor:

@@ -165,11 +165,19 @@ class Gae(Advantage):
     lambd: float = 0.95
     turn_gamma: float | None = None
     """Discount from one turn of a conversation to the next; None = gamma, as between any two tokens."""
+    lambd_value: float | None = None
+    """Lambda of the returns that the critic learns (VC-PPO, arXiv 2503.01491: 1); None = lambd."""
+    length_alpha: float | None = None
+    """Lambda of the advantages by length, 1 - 1 / (alpha L) (VAPO, arXiv 2504.05118: 0.05); None = lambd."""
 
     def __post_init__(self) -> None:
         check_discount(gamma=self.gamma, lambd=self.lambd)
         if self.turn_gamma is not None:
             check_discount(turn_gamma=self.turn_gamma)
+        if self.lambd_value is not None:
+            check_discount(lambd_value=self.lambd_value)
+        if self.length_alpha is not None:
+            check_positive(length_alpha=self.length_alpha)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

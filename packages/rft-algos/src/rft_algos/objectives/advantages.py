@@ -296,14 +296,17 @@ def _over_time(
     if isinstance(choice, components.Gae):
         if batch.values_T is None:
             refuse("GAE needs the critic's values")
-        return advantages.gae(
-            token_rewards_T,
-            batch.values_T,
-            batch.loss_mask_T,
-            batch.segment_ids_T,
-            gamma=choice.gamma,
-            lambd=choice.lambd,
-            turn_gamma=choice.turn_gamma,
+        steps = (token_rewards_T, batch.values_T, batch.loss_mask_T, batch.segment_ids_T)
+        gamma, turn_gamma = choice.gamma, choice.turn_gamma
+        if choice.lambd_value is None and choice.length_alpha is None:
+            return advantages.gae(*steps, gamma=gamma, lambd=choice.lambd, turn_gamma=turn_gamma)
+        lambd_policy: float | Tensor = choice.lambd
+        if choice.length_alpha is not None:
+            lengths_T = batch.lengths_N[batch.segment_ids_T]
+            lambd_policy = advantages.length_adaptive_lambda(lengths_T, alpha=choice.length_alpha)
+        lambd_value = choice.lambd if choice.lambd_value is None else choice.lambd_value
+        return advantages.decoupled_gae(
+            *steps, gamma=gamma, lambd_policy=lambd_policy, lambd_value=lambd_value, turn_gamma=turn_gamma
         )
     returns_T = advantages.discounted_returns(
         token_rewards_T, batch.loss_mask_T, batch.segment_ids_T, gamma=choice.gamma

@@ -141,6 +141,12 @@ class AlgorithmSettings(DivergenceSettings, SurrogateSettings):
     lambd: float | None = field(default=None, metadata={"minimum": 0.0, "maximum": 1.0})
     """Lambda of generalised advantage estimation (gae)."""
 
+    lambd_value: float | None = field(default=None, metadata={"minimum": 0.0, "maximum": 1.0})
+    """Lambda of the returns that the critic learns (gae); none = lambd."""
+
+    length_alpha: float | None = field(default=None, metadata={"above": 0.0})
+    """Lambda of the advantages by the length of the response, 1 - 1 / (length_alpha x length) (gae); none = lambd."""
+
     pass_k: int | None = field(default=None, metadata={"minimum": 1})
     """k of pass@k: number of samples of which one must be correct (pass_at_k)."""
 

@@ -215,8 +215,22 @@ def _with(choice: Choice, changes: Mapping[str, object], flags: Mapping[str, str
 def _advantage(settings: RlSettings, base: PolicyAlgorithm) -> components.Advantage:
     chosen, turns = settings.algorithm, settings.conversation
     turn_gamma = turns.turn_gamma if turns.environment else None
-    changes = _given(gamma=chosen.gamma, lambd=chosen.lambd, turn_gamma=turn_gamma, k=chosen.pass_k)
-    flags = {"gamma": "gamma", "lambd": "lambd", "turn_gamma": "turn_gamma", "k": "pass_k"}
+    if chosen.lambd is not None and chosen.lambd_value is not None and chosen.length_alpha is not None:
+        raise _refused(
+            "algorithm.idle_lambda",
+            f"lambd = {chosen.lambd:g} with lambd_value and length_alpha",
+            "the returns have lambd_value and the advantages the lambda of their length, so that lambd is used nowhere",
+            "leave lambd out",
+        )
+    changes = _given(
+        gamma=chosen.gamma,
+        lambd=chosen.lambd,
+        turn_gamma=turn_gamma,
+        k=chosen.pass_k,
+        lambd_value=chosen.lambd_value,
+        length_alpha=chosen.length_alpha,
+    )
+    flags = {name: name for name in changes} | {"k": "pass_k"}
     return _with(base.advantage, changes, flags, "advantage")
 
 

@@ -18,8 +18,8 @@ DECIDES = _names("""
     entropy_target eps_clip eps_clip_high eval_split eval_steps filter_groups first_token_temperature fp16
     freeze_prefix freezing_actor_steps gamma generate_max_len held_out_rows high_entropy_token_ratio images_key
     init_kl_coef input_key input_template judge_max_new_tokens judge_model judge_pattern judge_range judge_url
-    kl_estimator kl_horizon kl_target l2 l2_factors label_key lambd learning_rate length_penalty
-    limit_mm_image_per_prompt
+    kl_estimator kl_horizon kl_target l2 l2_factors label_key lambd lambd_value learning_rate length_alpha
+    length_penalty limit_mm_image_per_prompt
     load_in_4bit lora_alpha lora_dropout lora_rank lora_type loss_agg_mode lr_factors lr_schedule lr_warmup_ratio
     mask_truncated_completions max_epochs max_eval_samples max_len max_logprob_gap max_norm max_norm_spike
     max_pixels max_rows_set_aside max_samples max_staleness max_steps max_turns min_improvement min_lr_ratio min_p
