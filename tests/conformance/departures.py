@@ -211,8 +211,9 @@ def by_micro_batch(name: str) -> Twin:
         for rows in cuts:
             part = [mask[i] for i in rows]
             values = [kept(inputs["values"][i], mask[i]) for i in rows]
-            loss += weighted(name, values, part, params) / len(cuts)
-            slopes |= {i: [w / len(cuts) for w in ws] for i, ws in zip(rows, weights(name, part, params), strict=True)}
+            own = {**params, "prompts": [params["prompts"][i] for i in rows]} if "prompts" in params else params
+            loss += weighted(name, values, part, own) / len(cuts)
+            slopes |= {i: [w / len(cuts) for w in ws] for i, ws in zip(rows, weights(name, part, own), strict=True)}
         return {"total": loss, "gradient": [slopes[i] for i in range(len(mask))]}
 
     return twin

@@ -17,6 +17,8 @@ TOLERANCE = 1e-6
 """Relative distance from which a result is another formula's. Single precision inside a trainer stays below it."""
 
 
+BY_SEQUENCES = ("sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length")
+"""Aggregations that divide by the number of sequences."""
 VARIANTS: dict[tuple[str, str], dict[str, Twin]] = {
     ("advantage", "group_norm"): {
         **changed.epsilons(advantages.group_norm, "1e-4", "1e-5", "1e-8", "1e-9"),
@@ -32,6 +34,11 @@ VARIANTS: dict[tuple[str, str], dict[str, Twin]] = {
     ("advantage", "gdpo_batch"): {
         "normalised over tokens": changed.gdpo_over_tokens,
         **changed.epsilons(advantages.gdpo_batch, "1e-4"),
+    },
+    ("advantage", "optimal_token_baseline"): {
+        "a token that no other sequence reaches keeps its return": lambda inputs, params: tokens.optimal_token_baseline(
+            inputs, params, alone_is_zero=False
+        ),
     },
     ("advantage", "gae"): changed.ZEROED | changed.IGNORED,
     ("advantage", "discounted_returns"): changed.ZEROED | changed.IGNORED,
@@ -78,7 +85,7 @@ VARIANTS: dict[tuple[str, str], dict[str, Twin]] = {
     **{
         ("aggregation", name): {
             "micro-batches weigh the same": changed.by_micro_batch(name),
-            **({} if name == "token_mean" else {"sequences without tokens count": changed.counted(twin)}),
+            **({"sequences without tokens count": changed.counted(twin)} if name in BY_SEQUENCES else {}),
         }
         for name, twin in TWINS["aggregation"].items()
     },

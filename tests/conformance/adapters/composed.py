@@ -36,7 +36,17 @@ CORRECTIONS = {
     "mask_sequences": components.SequenceMis,
     "mask_sequences_geometric": components.GeometricMis,
 }
+KL_WORDS: dict[str, Any] = {"absolute": "abs", "straight_through": "k3+"}
 BOUNDS = {"clip_low": "low", "clip_high": "high", "limit_low": "low", "limit_high": "high"}
+
+
+def vespo(positive: tuple[float, float], negative: tuple[float, float]) -> components.Vespo:
+    """The component, which has a field a number."""
+    return components.Vespo(
+        k_positive=positive[0], lambda_positive=positive[1], k_negative=negative[0], lambda_negative=negative[1]
+    )
+
+
 SURROGATES: dict[str, Any] = {
     "ppo_clip": components.PpoClip,
     "dual_clip": components.DualClip,
@@ -53,6 +63,9 @@ SURROGATES: dict[str, Any] = {
     "reinforce": components.Reinforce,
     "importance_weighted": components.ImportanceWeighted,
     "dro": components.Dro,
+    "dro_sequence": components.DroSequence,
+    "vespo": vespo,
+    "topr": components.Topr,
     "decoupled_ppo": components.PpoClip,
 }
 
@@ -193,8 +206,9 @@ def divergence(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """The KL term of the loss, whose gradient is that of the estimates over the number of tokens."""
     inputs = case["inputs"]
     count = len(inputs["logprobs"])
-    record = PolicyAlgorithm(kl_estimator=case["name"], kl_place="loss", kl_coef=1.0)
-    rows = {"logprobs": [inputs["logprobs"]], "old_logprobs": [inputs["logprobs"]], "advantages": [[0.0] * count]}
+    record = PolicyAlgorithm(kl_estimator=KL_WORDS.get(case["name"], case["name"]), kl_place="loss", kl_coef=1.0)
+    olds = inputs.get("old_logprobs", inputs["logprobs"])
+    rows = {"logprobs": [inputs["logprobs"]], "old_logprobs": [olds], "advantages": [[0.0] * count]}
     given = {"inputs": {**rows, "mask": [[1] * count]}, "params": {}}
     _, slopes = loss_of(given, dtype, record, reference_logprobs_T=numbers(inputs["reference_logprobs"], dtype))
     return {"gradient": (slopes * count).tolist()}
@@ -206,4 +220,4 @@ COMPUTE |= {("advantage", name): gdpo for name in ("gdpo", "gdpo_batch")}
 COMPUTE |= {("advantage", "process_group_norm"): process}
 COMPUTE |= {("correction", name): correction for name in CORRECTIONS}
 COMPUTE |= {("surrogate", name): surrogate for name in SURROGATES}
-COMPUTE |= {("kl", name): divergence for name in ("k1", "k2", "k3")}
+COMPUTE |= {("kl", name): divergence for name in ("k1", "k2", "k3", *KL_WORDS, "unbiased_k3", "importance_weighted_k1")}

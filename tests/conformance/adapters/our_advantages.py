@@ -98,6 +98,38 @@ def over_time(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     return {key: unpacked(rows, mask) for key, rows in zip(("advantages", "returns"), found, strict=True)}
 
 
+@computes("advantage", "bootstrap_truncated")
+def bootstrap_truncated(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    """Rewards with the value of what was cut off."""
+    inputs = case["inputs"]
+    mask_T, ids_T = layout(case)
+    found_T = advantages.bootstrap_truncated(
+        packed(inputs["token_rewards"], dtype),
+        numbers(inputs["next_values"], dtype),
+        numbers(inputs["truncated"], torch.bool),
+        mask_T,
+        ids_T,
+        **case["params"],
+    )
+    return {"token_rewards": unpacked(torch.where(mask_T, found_T, 0.0), inputs["mask"])}
+
+
+@computes("advantage", "optimal_token_baseline")
+def optimal_token_baseline(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    """Returns less a baseline of the token's own place."""
+    inputs = case["inputs"]
+    mask_T, ids_T = layout(case)
+    found_T = advantages.optimal_token_baseline(
+        *(packed(inputs[key], dtype) for key in ("token_rewards", "logprobs", "sum_squared_probs")),
+        mask_T,
+        ids_T,
+        torch.tensor(inputs["groups"]),
+        turn_ids_T=packed(inputs["turns"], torch.int64) if "turns" in inputs else None,
+        **case["params"],
+    )
+    return {"advantages": unpacked(found_T, inputs["mask"])}
+
+
 def whitened(values_T: Tensor, case: Case) -> dict[str, Any]:
     """Values of tokens, whitened over the batch."""
     mask_T, ids_T = layout(case)

@@ -17,6 +17,7 @@ from rft_algos.losses import kl, off_policy, preference, value
 
 BY_RATIO = ("ppo_clip", "dual_clip", "two_sided", "sapo", "importance_weighted")
 BY_SEQUENCE = ("gspo", "gspo_token", "gmpo")
+BY_SEQUENCE_AND_LOGPROB = ("dro_sequence", "vespo", "topr")
 BY_LOGPROB = ("cpgd", "dppo_tv", "dppo_kl")
 _NOT_OPTIONS = ("aggregation", "num_sequences")
 
@@ -26,7 +27,18 @@ _NOT_OPTIONS = ("aggregation", "num_sequences")
     *BY_RATIO,
     *BY_SEQUENCE,
     *BY_LOGPROB,
-    *("cispo", "clip_cov", "decoupled_ppo", "dro", "kl_cov", "policy_drift", "reinforce", "squared_log_ratio"),
+    *BY_SEQUENCE_AND_LOGPROB,
+    *(
+        "cispo",
+        "clip_cov",
+        "decoupled_ppo",
+        "dppo_top_k",
+        "dro",
+        "kl_cov",
+        "policy_drift",
+        "reinforce",
+        "squared_log_ratio",
+    ),
 )
 def surrogate(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """Losses of tokens, aggregated, and the gradient."""
@@ -55,6 +67,10 @@ def _losses(
         return function(log_ratio_T, advantages_T, **options)
     if name in BY_SEQUENCE:
         return function(log_ratio_T, advantages_T, mask_T, ids_T, **options)
+    if name in BY_SEQUENCE_AND_LOGPROB:
+        return function(now_T, log_ratio_T, advantages_T, mask_T, ids_T, **options)
+    if name == "dppo_top_k":
+        return function(now_T, old_T, advantages_T, extra_T, **options)
     if name in BY_LOGPROB:
         return function(now_T, old_T, advantages_T, **options)
     if name in ("policy_drift", "squared_log_ratio"):
@@ -80,10 +96,20 @@ def kl_cov_selection(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     return {"covariances": unpacked(found_T, mask), "selected": unpacked(marks_T.to(dtype), mask)}
 
 
+@computes("surrogate", "top_k_divergence")
+def top_k_divergence(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    """Divergences of tokens; the epsilon is the function's own."""
+    columns = [
+        torch.stack([numbers(row, dtype) for row in case["inputs"][key]]) for key in ("old_logprobs", "logprobs")
+    ]
+    found_T = surrogates.top_k_divergence(*columns, divergence=case["params"]["divergence"])
+    return {"divergence": found_T.tolist()}
+
+
 # divergences, corrections, aggregations
 
 
-@computes("kl", "k1", "k2", "k3", "absolute", "straight_through", "unbiased_k3")
+@computes("kl", "k1", "k2", "k3", "absolute", "straight_through", "unbiased_k3", "importance_weighted_k1")
 def divergence(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """Estimates of tokens and their gradients."""
     inputs, name = case["inputs"], case["name"]
@@ -91,8 +117,8 @@ def divergence(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     log_ratio_T = now_T - numbers(inputs["reference_logprobs"], dtype)
     if name == "straight_through":
         found_T = kl.straight_through(kl.k3(log_ratio_T), kl.k2(log_ratio_T))
-    elif name == "unbiased_k3":
-        found_T = kl.unbiased_k3(log_ratio_T, now_T - numbers(inputs["old_logprobs"], dtype))
+    elif name in ("unbiased_k3", "importance_weighted_k1"):
+        found_T = getattr(kl, name)(log_ratio_T, now_T - numbers(inputs["old_logprobs"], dtype))
     else:
         found_T = getattr(kl, name)(log_ratio_T)
     return {"value": found_T.tolist(), "gradient": slope(found_T, now_T).tolist()}
@@ -130,6 +156,7 @@ def correction(case: Case, dtype: torch.dtype) -> dict[str, Any]:
 
 
 @computes("aggregation", "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length")
+@computes("aggregation", "token_sum", "prompt_mean_token_mean")
 def aggregation(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """The loss of a step, added up over micro-batches, and the weight of every token in it."""
     values, mask = case["inputs"]["values"], case["inputs"]["mask"]
@@ -147,7 +174,7 @@ def aggregation(case: Case, dtype: torch.dtype) -> dict[str, Any]:
 # critics and preferences
 
 
-@computes("value", "squared_value_loss", "clipped_value_loss")
+@computes("value", "squared_value_loss", "clipped_value_loss", "huber_value_loss")
 def critic(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """Losses of values."""
     inputs, mask = case["inputs"], case["inputs"]["mask"]
@@ -158,6 +185,8 @@ def critic(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     values_T, old_T, returns_T = (torch.where(mask_T, column_T, 0.0) for column_T in columns)
     if case["name"] == "clipped_value_loss":
         losses_T = value.clipped_value_loss(values_T, old_T, returns_T, case["params"]["clip"])
+    elif case["name"] == "huber_value_loss":
+        losses_T = value.huber_value_loss(values_T, returns_T, case["params"]["delta"])
     else:
         losses_T = value.squared_value_loss(values_T, returns_T)
     total = reductions.weighted_sum(weights("token_mean", case, dtype), losses_T)

@@ -54,4 +54,13 @@ def weights(name: str, case: Case, dtype: torch.dtype, rows: Sequence[int] | Non
         return aggregation.sequence_mean_token_mean(mask_T, ids_T, num_sequences, dtype=dtype)
     if name == "sequence_mean_token_sum":
         return aggregation.sequence_mean_token_sum(mask_T, num_sequences, dtype=dtype)
+    if name == "token_sum":
+        return aggregation.token_sum(mask_T, dtype=dtype)
+    if name == "prompt_mean_token_mean":
+        prompts, lengths = case["params"]["prompts"], [sum(row) for row in mask]
+        of_prompt = {g: sum(n for n, h in zip(lengths, prompts, strict=True) if h == g) for g in prompts}
+        own = [of_prompt[prompts[i]] for i in (range(len(mask)) if rows is None else rows)]
+        return aggregation.prompt_mean_token_mean(
+            mask_T, torch.tensor(own)[ids_T], sum(map(bool, of_prompt.values())), dtype=dtype
+        )
     return aggregation.fixed_length(mask_T, num_sequences, case["params"]["max_tokens"], dtype=dtype)

@@ -105,6 +105,13 @@ def surrogate(loss_type: str | None = None, kind: Any = GRPOTrainer, level: str 
             if params.get("clip_low") is not None:
                 raise Unfit("no lower bound")
             fields["epsilon_high"] = 1.0 + params["clip_high"]  # TRL calls the bound itself epsilon
+        if loss_type == "vespo":
+            numbers_of = zip(("pos", "neg"), (params["positive"], params["negative"]), strict=True)
+            fields |= {
+                f"vespo_{key}_{side}": n
+                for side, two in numbers_of
+                for key, n in zip(("k", "lambda"), two, strict=True)
+            }
         now_BT, mask_BT = leaf(padded(inputs["logprobs"], dtype)), padded(inputs["mask"], dtype)
         batch = {
             "completion_mask": mask_BT,
@@ -211,6 +218,7 @@ COMPUTE: dict[Key, Compute] = {
     ("surrogate", "two_sided"): surrogate(**CLIP, delta="delta"),
     ("surrogate", "cispo"): surrogate("cispo"),
     ("surrogate", "sapo"): surrogate("sapo", **GATES),
+    ("surrogate", "vespo"): surrogate("vespo"),
     ("surrogate", "gspo"): surrogate(level="sequence", **CLIP),
     ("surrogate", "gmpo"): surrogate("grpo", kind=GMPOTrainer, **CLIP),
     ("kl", "k3"): divergence(),

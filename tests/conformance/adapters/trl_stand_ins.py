@@ -115,11 +115,13 @@ def policy_loss(
         "steps_per_generation": parts,
         "sapo_temperature_pos": 1.0,
         "sapo_temperature_neg": 1.05,
+        **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")),
     }
     arguments |= {key: fields.pop(key) for key in list(fields) if key in arguments}
     options: dict[str, Any] = {
         "args": SimpleNamespace(**arguments),
         "_get_per_token_logps_and_entropies": lambda *_, **__: (now_BT, torch.zeros_like(now_BT), None),
+        "get_gamma_weights": GRPOTrainer.get_gamma_weights,
         "top_entropy_quantile": 1.0,
         "off_policy_mask_threshold": None,
         "importance_sampling_level": "token",

@@ -50,6 +50,27 @@ def advantage(name: str, **fixed: Any) -> Compute:
     return compute
 
 
+def token_baseline(name: str) -> Compute:
+    """The baseline of a token's own place."""
+
+    def compute(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+        inputs = case["inputs"]
+        if case["params"]["gamma"] != 1:
+            raise Unfit("its returns have no discount")
+        if "turns" in inputs:
+            raise Unfit("tokens are numbered from the start of the sequence")
+        found, _ = core_algos.ADV_ESTIMATOR_REGISTRY[name](
+            token_level_rewards=padded(inputs["token_rewards"], dtype),
+            response_mask=padded(inputs["mask"], dtype),
+            index=np.array([f"prompt {g}" for g in inputs["groups"]], dtype=object),
+            old_log_probs=padded(inputs["logprobs"], dtype),
+            sum_pi_squared=padded(inputs["sum_squared_probs"], dtype),
+        )
+        return {"advantages": at_mask(found, case)}
+
+    return compute
+
+
 def gdpo(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """Components come through the batch, whitening is over tokens."""
     inputs = case["inputs"]
@@ -150,6 +171,7 @@ def overlong(case: Case, dtype: torch.dtype) -> dict[str, Any]:
 
 
 COMPUTE: dict[Key, Compute] = {
+    ("advantage", "optimal_token_baseline"): token_baseline("tir_optimal_token_baseline"),
     ("advantage", "group_norm"): advantage("grpo"),
     ("advantage", "group_centred"): advantage("grpo", norm_adv_by_std_in_grpo=False),
     ("advantage", "leave_one_out"): advantage("rloo"),
@@ -168,6 +190,9 @@ COMPUTE: dict[Key, Compute] = {
     ("shaping", "soft_overlong_penalty"): overlong,
 }
 ALSO: dict[Key, dict[str, Compute]] = {
+    ("advantage", "optimal_token_baseline"): {
+        "optimal_token_baseline, by place in the padded row": token_baseline("optimal_token_baseline")
+    },
     ("advantage", "group_norm"): {"grpo_vectorized": advantage("grpo_vectorized")},
     ("advantage", "leave_one_out"): {"rloo_vectorized": advantage("rloo_vectorized")},
 }

@@ -11,6 +11,8 @@ SOURCES = {
     "sequence_mean_token_mean": Source("2402.03300", "equation 3"),
     "sequence_mean_token_sum": Source("2503.20783", "the policy gradient as it stands"),
     "fixed_length": Source("2503.20783", "Dr. GRPO, a constant length"),
+    "token_sum": Source("Williams 1992", "the sum over all tokens"),
+    "prompt_mean_token_mean": Source("2510.13786", "prompt-level loss aggregation"),
 }
 LENGTHS = [2, 5, 3, 4]
 VALUES = Draw(21).rows(LENGTHS, -1.0, 2.0)
@@ -21,8 +23,9 @@ CUTS = {"cut_2_2": [[0, 1], [2, 3]], "cut_1_3": [[2], [0, 1, 3]], "cut_1_1_1_1":
 
 
 def params(name: str, **more: Any) -> dict[str, Any]:
-    """The constant length, for the one that has it."""
-    return ({"max_tokens": 8} if name == "fixed_length" else {}) | more
+    """The constant length and the prompts of the sequences, for those that have them."""
+    of_name = {"fixed_length": {"max_tokens": 8}, "prompt_mean_token_mean": {"prompts": [0, 1, 0, 1]}}
+    return of_name.get(name, {}) | more
 
 
 def cases_of(name: str) -> list[Case]:

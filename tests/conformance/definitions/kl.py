@@ -14,6 +14,7 @@ SOURCES = {
     "absolute": Source(BLOG, "a distance, not a divergence"),
     "straight_through": Source(BLOG, "the value of k3 with the gradient of k2"),
     "unbiased_k3": Source("2512.02556", "section 3.1"),
+    "importance_weighted_k1": Source("2506.09477", "the estimator of the old policy's tokens"),
 }
 REFERENCE = Draw(31).numbers(10, -6.0, -3.0)
 MOVES = [0.0, 0.5, -0.5, 1.5, -1.5, 0.125, -0.0625, 2.5, -2.25, 0.25]
@@ -30,7 +31,7 @@ def cases_of(name: str) -> list[Case]:
     """Ordinary distances, tiny ones, and those where trainers clamp."""
 
     def of(label: str, pins: str, given: dict[str, Any], **more: Any) -> Case:
-        if name == "unbiased_k3":
+        if name in ("unbiased_k3", "importance_weighted_k1"):
             shifts = Draw(32).numbers(len(given["logprobs"]), -0.5, 0.5)
             given = given | {"old_logprobs": [round(v - s, 6) for v, s in zip(given["logprobs"], shifts, strict=True)]}
         return Case("kl", name, label, pins, SOURCES[name], given, {}, **more)
@@ -46,4 +47,16 @@ def cases_of(name: str) -> list[Case]:
     ]
 
 
-CASES = tuple(case for name in SOURCES for case in cases_of(name))
+CASES = (
+    *(case for name in SOURCES for case in cases_of(name)),
+    Case(
+        "kl",
+        "importance_weighted_k1",
+        "by_hand",
+        "the ratio has a gradient too: r (x + 1)",
+        SOURCES["importance_weighted_k1"],
+        {"logprobs": [-1.0, -2.0], "reference_logprobs": [-1.5, -1.75], "old_logprobs": [-1.0, -2.0]},
+        hand={"value": ["1/2", "-1/4"], "gradient": ["3/2", "3/4"]},
+        arithmetic="at the old policy r is 1: x = 1/2 and -1/4; x + 1",
+    ),
+)

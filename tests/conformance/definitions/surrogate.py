@@ -27,6 +27,11 @@ SOURCES = {
     "importance_weighted": Source("1707.06347", "equation 6"),
     "squared_log_ratio": Source("2501.12599", "the penalty of mirror descent"),
     "dro": Source("2405.19107", "the policy's gradient; 2501.12599"),
+    "dro_sequence": Source("2405.19107", "the objective over whole responses; 2501.12599, section 2.3"),
+    "vespo": Source("2602.10693", "the deployed kernel"),
+    "topr": Source("2503.14286", "the canonical setting"),
+    "dppo_top_k": Source("2602.04879", "the top-K approximation, with divergences that are given"),
+    "top_k_divergence": Source("2602.04879", "the top-K approximation; KL with an epsilon at the remainders"),
     "decoupled_ppo": Source("2110.00641", "the decoupled objective; 2505.24298"),
 }
 LENGTHS = [4, 2, 6]
@@ -44,6 +49,9 @@ FAR_NEW = [[-24.0, -0.5, -1.25], [-1.0, -23.5, -2.5]]
 """Log-ratios beyond +-20 and below it."""
 TOKEN = {"aggregation": "token_mean"}
 SEQUENCE = {"aggregation": "sequence_mean_token_mean"}
+SUM = {"aggregation": "sequence_mean_token_sum"}
+VESPO = {**TOKEN, "positive": [2.0, 3.0], "negative": [3.0, 2.0]}
+DIVERGENCES = [[0.1, 0.4, 0.25, 0.31], [0.15, 0.5], [0.0, 0.19, 0.21, 0.6, 0.9, 0.05]]
 CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 HIGHER = {"clip_low": 0.2, "clip_high": 0.28}
 SELECTED = [[0, 1, 0, 0], [0, 0], [0, 0, 0, 1, 0, 1]]
@@ -202,6 +210,50 @@ CASES = (
     *standard("importance_weighted", TOKEN),
     of("importance_weighted", "far", "log-ratios beyond 20 stay finite", FAR, TOKEN),
     *standard("dro", {**TOKEN, "tau": 0.5}),
+    *standard("dro_sequence", {**SUM, "tau": 0.5}),
+    of(
+        "dro_sequence",
+        "by_hand",
+        "the penalty is of the sum over the response: its gradient is tau times that sum at every token",
+        rows([[-0.5, -1.0]], [[-1.0, -1.25]], [[2.0, 2.0]]),
+        {**SUM, "tau": 0.5},
+        hand={"total": "201/64", "gradient": [["-13/8", "-13/8"]]},
+        arithmetic="log-ratios 1/2 and 1/4; 2 (1/2 + 1) + 1/2 * (3/4)^2 / 2 = 3 + 9/64; -2 + 1/2 * 3/4",
+    ),
+    *standard("vespo", VESPO),
+    of(
+        "vespo",
+        "unequal",
+        "numbers of their own for good and for bad sequences, and far away no weight",
+        rows(added(NEW, MOVES), OLD, ADVANTAGES),
+        {**TOKEN, "positive": [1.0, 0.5], "negative": [0.5, 1.5]},
+    ),
+    *standard("topr", SUM),
+    of("topr", "far", "a bad sequence that the policy no longer says gives next to nothing", FAR, SUM),
+    of(
+        "topr",
+        "by_hand",
+        "a good sequence has weight 1 however far it is, a bad one that rose as well",
+        rows([[-1.0, -2.0], [-0.5]], [[-3.0, -3.0], [-2.0]], [[1.5, 1.5], [-1.0]]),
+        SUM,
+        hand={"loss": [["3/2", "3"], ["-1/2"]], "total": "2", "gradient": [["-3/4", "-3/4"], ["1/2"]]},
+        arithmetic="-A log pi: 3/2, 3 and -1/2; (9/2 - 1/2) / 2; -A over 2 sequences",
+    ),
+    *standard("dppo_top_k", {**TOKEN, "limit_low": 0.2, "limit_high": 0.3, "max_ratio": 2.0}, DIVERGENCES),
+    *(
+        of(
+            "top_k_divergence",
+            f"{divergence}_{len(old[0])}",
+            "the tokens and one remainder",
+            {"old_logprobs": old, "logprobs": new},
+            {"divergence": divergence, "epsilon": 1e-8},
+        )
+        for divergence in ("tv", "kl")
+        for old, new in (
+            ([[-1.2, -1.9, -2.5], [-0.4, -2.0, -3.5]], [[-0.9, -2.2, -2.4], [-0.7, -1.5, -3.0]]),
+            ([[-0.5], [-3.0]], [[-0.25], [-2.0]]),
+        )
+    ),
     *standard("squared_log_ratio", TOKEN),
     *standard("decoupled_ppo", {**TOKEN, **CLIP}, Draw(13).rows(LENGTHS, 0.3, 2.0)),
 )

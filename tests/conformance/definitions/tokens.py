@@ -11,6 +11,8 @@ SOURCES = {
     "discounted_returns": Source("2501.03262", "returns of tokens"),
     "gae": Source("1506.02438", "equation 16"),
     "decoupled_gae": Source("2504.05118", "decoupled and length-adaptive GAE (2503.01491)"),
+    "bootstrap_truncated": Source("1712.00378", "partial-episode bootstrapping"),
+    "optimal_token_baseline": Source("2602.07078", "the baseline of least variance at each token"),
     "whiten": Source("2501.03262", "normalisation over the batch"),
     "reinforce_pp": Source("2501.03262", "REINFORCE++"),
     "reinforce_pp_baseline": Source("2501.03262", "REINFORCE++-baseline"),
@@ -24,6 +26,15 @@ VALUES = Draw(3).rows(LENGTHS, -1.0, 1.0)
 TURNS = [[1, 1, 0, 0, 1, 1, 1], [1, 0, 1, 1], [0, 1, 1, 1, 0]]
 """Sampled tokens and observations: turns of an agent, an observation of one token, and padding on both sides."""
 TURN_REWARDS = [[0.0, -0.1, 0.0, 0.0, 0.0, -0.2, 1.0], [0.5, 0.0, 0.0, -1.0], [0.0, 0.0, 0.25, 0.5, 0.0]]
+TURN_NUMBERS = [[0, 0, -1, -1, 1, 1, 1], [0, -1, 1, 1], [-1, 0, 0, 0, -1]]
+OF_TOKENS = ("token_rewards", "logprobs", "sum_squared_probs")
+BASELINE: dict[str, Any] = {
+    "token_rewards": TURN_REWARDS,
+    "mask": TURNS,
+    "logprobs": Draw(5).rows([7, 4, 5], -2.0, -0.1),
+    "sum_squared_probs": Draw(6).rows([7, 4, 5], 0.75, 1.0),
+    "groups": [1, 1, 1],
+}
 TURN_VALUES = Draw(4).rows([7, 4, 5], -0.5, 0.9)
 
 
@@ -108,6 +119,42 @@ CASES = (
         "lambda by the number of sampled tokens, never below 0",
         rewarded(TURN_REWARDS, TURNS, TURN_VALUES),
         {"gamma": 1.0, "alpha": 0.25, "lambda_value": 1.0},
+    ),
+    *(
+        of(
+            "bootstrap_truncated",
+            label,
+            "the value of what was cut off stands at the last sampled token, and NaN at finished sequences is not read",
+            {**rewarded(TURN_REWARDS, TURNS, nan=label == "turns_nan"), "next_values": [0.5, None, -0.75]}
+            | {"truncated": [1, 0, 1]},
+            gamma(0.9),
+        )
+        for label in ("turns", "turns_nan")
+    ),
+    of(
+        "optimal_token_baseline",
+        "by_hand",
+        "the return that varied more weighs more; a place that one sequence alone reaches gives 0",
+        {
+            "token_rewards": [[0.0, 1.0], [0.5]],
+            "mask": [[1, 1], [1]],
+            "logprobs": [[0.0, 0.0], [0.0]],
+            "sum_squared_probs": [[1.25, 1.0], [1.75]],
+            "groups": [4, 4],
+        },
+        gamma(1.0),
+        hand={"advantages": [["3/8", "0"], ["-1/8"]]},
+        arithmetic="W = 1/4 and 3/4; B = (1/4 * 1 + 3/4 * 1/2) / 1 = 5/8",
+    ),
+    *(
+        of("optimal_token_baseline", label, pins, BASELINE | more, gamma(discount))
+        for label, pins, discount, more in (
+            ("turns", "returns and weights run through observations", 1.0, {}),
+            ("turns_nan", "NaN where masked reaches nothing", 1.0, {k: hidden(BASELINE[k], TURNS) for k in OF_TOKENS}),
+            ("discounted", "a discount from one sampled token to the next", 0.9, {}),
+            ("by_turn", "tokens are numbered within their turn", 0.9, {"turns": TURN_NUMBERS}),
+            ("alone", "a group of one gives 0", 1.0, {"groups": [1, 2, 1]}),
+        )
     ),
     of(
         "whiten",

@@ -9,6 +9,7 @@ from conformance.definitions.case import Case, Draw, Source, hidden, ones
 SOURCES = {
     "squared_value_loss": Source("1707.06347", "equation 9, with the half of most implementations"),
     "clipped_value_loss": Source("2006.05990", "the clip of PPO2"),
+    "huber_value_loss": Source("Huber 1964", "robust estimation of a location parameter"),
     "explained_variance": Source("OpenAI Baselines", "explained_variance"),
 }
 LENGTHS = [4, 3, 5]
@@ -52,6 +53,18 @@ CASES = (
         hand={"loss": [["9/8", "1/8"]], "total": "5/8", "gradient": [["0", "1/4"]]},
         arithmetic="kept near: 1/2. max(1, 9/4)/2, clipped; max(1/4, 0)/2, free with gradient 1/2; over 2 tokens",
     ),
+    Case(
+        "value",
+        "huber_value_loss",
+        "by_hand",
+        "the square within delta, its tangent beyond, a gradient of at most delta",
+        SOURCES["huber_value_loss"],
+        {"values": [[1.0, 3.0, -2.0]], "old_values": [[0.0] * 3], "returns": [[0.5, 0.0, 0.0]], "mask": [[1, 1, 1]]},
+        {"delta": 1.0},
+        hand={"loss": [["1/8", "5/2", "3/2"]], "total": "11/8", "gradient": [["1/6", "1/3", "-1/3"]]},
+        arithmetic="errors 1/2, 3, -2: 1/8, 3 - 1/2, 2 - 1/2; slopes 1/2, 1, -1 over 3 tokens",
+    ),
+    *cases_of("huber_value_loss", {"delta": 0.4}),
     *cases_of("squared_value_loss", {}),
     *cases_of("clipped_value_loss", {"clip": 0.2}),
     *cases_of("explained_variance", {}),

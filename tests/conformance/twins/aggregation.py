@@ -15,10 +15,17 @@ def weights(name: str, mask: Sequence[Sequence[Any]], params: Inputs) -> list[Ro
     lengths = [sum(bool(m) for m in row) for row in mask]
     num_sequences = dec(params.get("num_sequences", sum(1 for length in lengths if length)))
     num_tokens = dec(params.get("num_tokens", sum(lengths)))
+    prompts = params.get("prompts", range(len(mask)))
+    of_prompt = {g: sum(n for n, h in zip(lengths, prompts, strict=True) if h == g) for g in prompts}
+    num_prompts = dec(sum(1 for length in of_prompt.values() if length))
 
-    def of_token(length: int) -> Decimal:
+    def of_token(length: int, prompt: int) -> Decimal:
         if name == "token_mean":
             return ONE / num_tokens
+        if name == "token_sum":
+            return ONE
+        if name == "prompt_mean_token_mean":
+            return ONE / (num_prompts * of_prompt[prompt])
         if name == "sequence_mean_token_mean":
             return ONE / (num_sequences * length)
         if name == "sequence_mean_token_sum":
@@ -26,7 +33,8 @@ def weights(name: str, mask: Sequence[Sequence[Any]], params: Inputs) -> list[Ro
         assert name == "fixed_length", name
         return ONE / (num_sequences * dec(params["max_tokens"]))
 
-    return [[of_token(length) if m else ZERO for m in row] for row, length in zip(mask, lengths, strict=True)]
+    rows = zip(mask, lengths, prompts, strict=True)
+    return [[of_token(length, prompt) if m else ZERO for m in row] for row, length, prompt in rows]
 
 
 def weighted(name: str, values: Sequence[Sequence[Any]], mask: Sequence[Sequence[Any]], params: Inputs) -> Decimal:
@@ -50,5 +58,9 @@ def _twin(name: str) -> Any:
 
 
 TWINS = {
-    name: _twin(name) for name in ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length")
+    name: _twin(name)
+    for name in (
+        *("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length"),
+        *("token_sum", "prompt_mean_token_mean"),
+    )
 }

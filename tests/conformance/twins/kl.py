@@ -53,6 +53,11 @@ def unbiased_k3(x: Decimal, fixed: Decimal, moved: Decimal) -> Decimal:
     return weight * k3_of(fixed) + free(x, ratio(moved)) - free(fixed, weight)
 
 
+def importance_weighted_k1(x: Decimal, fixed: Decimal, moved: Decimal) -> Decimal:
+    """r x, both with their gradients."""
+    return ratio(moved) * x
+
+
 def with_gradient(estimator: Estimator) -> Any:
     """The twin of an estimator: its values, and their derivatives with respect to log pi."""
 
@@ -70,6 +75,7 @@ def with_gradient(estimator: Estimator) -> Any:
 
 
 ESTIMATORS: dict[str, Estimator] = {
-    estimator.__name__: estimator for estimator in (k1, k2, k3, absolute, straight_through, unbiased_k3)
+    estimator.__name__: estimator
+    for estimator in (k1, k2, k3, absolute, straight_through, unbiased_k3, importance_weighted_k1)
 }
 TWINS = {name: with_gradient(estimator) for name, estimator in ESTIMATORS.items()}

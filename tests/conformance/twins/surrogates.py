@@ -12,6 +12,7 @@ from typing import Any
 
 from conformance.twins.aggregation import weighted
 from conformance.twins.numbers import (
+    LIMIT,
     ONE,
     ZERO,
     Decimal,
@@ -24,6 +25,7 @@ from conformance.twins.numbers import (
     placed,
     ratio,
     sigmoid,
+    total,
 )
 
 Inputs = Mapping[str, Any]
@@ -207,6 +209,37 @@ def dro(x: Sequence) -> Row:
     return [-a * n + tau * d * d / 2 for a, n, d in x.each(x.advantages, x.now, x.log_ratios)]
 
 
+def dro_sequence(x: Sequence) -> Row:
+    """-A log pi, and tau / 2 of the squared log-ratio of the whole response, a part of it at each of its tokens."""
+    penalty = x.number("tau") * total(x.log_ratios) ** 2 / (2 * len(x.now))
+    return [-a * n + penalty for a, n in x.each(x.advantages, x.now)]
+
+
+def vespo(x: Sequence) -> Row:
+    """-sg[w^k exp(lambda (1 - w))] A log pi, w the product of the ratios of the sequence."""
+    log_w = clip(total(x.fixed_log_ratios), -LIMIT, LIMIT)
+    k, strength = (dec(number) for number in x.params["positive" if x.advantage > 0 else "negative"])
+    weight = (k * log_w + strength * (1 - log_w.exp())).exp()
+    return [-weight * a * n for a, n in x.each(x.advantages, x.now)]
+
+
+def topr(x: Sequence) -> Row:
+    """-A log pi of good sequences; of the others weighed by the product of their ratios, at most 1."""
+    weight = ONE if x.advantage > 0 else clip(total(x.fixed_log_ratios), -LIMIT, ZERO).exp()
+    return [-weight * a * n for a, n in x.each(x.advantages, x.now)]
+
+
+def dppo_top_k(x: Sequence) -> Row:
+    """DPPO by divergences that are given (`extra`)."""
+    low, high, cap = x.number("limit_low"), x.number("limit_high"), x.number("max_ratio")
+
+    def loss(n: Decimal, f: Decimal, o: Decimal, a: Decimal, divergence: Decimal) -> Decimal:
+        out = (a > 0 and f > o and divergence > high) or (a < 0 and f < o and divergence > low)
+        return ZERO if out else -a * min(ratio(f - o), cap) * n
+
+    return [loss(*token) for token in x.each(x.now, x.fixed, x.old, x.advantages, x.extra)]
+
+
 def squared_log_ratio(x: Sequence) -> Row:
     """(log r)^2 / 2."""
     return [d * d / 2 for d in x.log_ratios]
@@ -267,6 +300,22 @@ def token_covariances(inputs: Inputs, params: Inputs) -> dict[str, Any]:
     return {"covariances": rows, "selected": marks}
 
 
+def top_k_divergence(inputs: Inputs, params: Inputs) -> dict[str, Any]:
+    """Divergence of two distributions over K tokens and one remainder; epsilon is added to both remainders of KL."""
+
+    def of_token(old: list[Any], new: list[Any]) -> Decimal:
+        p, q = ([dec(value).exp() for value in row] for row in (old, new))
+        rests = [max(ONE - total(row), ZERO) for row in (p, q)]
+        if params["divergence"] == "tv":
+            return total(abs(a - b) for a, b in zip([*p, rests[0]], [*q, rests[1]], strict=True)) / 2
+        epsilon = dec(params["epsilon"])
+        kept_tokens = total(a * (a / b).ln() for a, b in zip(p, q, strict=True))
+        return kept_tokens + rests[0] * ((rests[0] + epsilon) / (rests[1] + epsilon)).ln()
+
+    rows = zip(inputs["old_logprobs"], inputs["logprobs"], strict=True)
+    return {"divergence": [of_token(old, new) for old, new in rows]}
+
+
 SURROGATES: dict[str, Surrogate] = {
     surrogate.__name__: surrogate
     for surrogate in (
@@ -287,9 +336,14 @@ SURROGATES: dict[str, Surrogate] = {
         reinforce,
         importance_weighted,
         dro,
+        dro_sequence,
+        vespo,
+        topr,
+        dppo_top_k,
         squared_log_ratio,
         decoupled_ppo,
     )
 }
 TWINS = {name: with_loss(surrogate) for name, surrogate in SURROGATES.items()}
 TWINS["kl_cov_selection"] = token_covariances
+TWINS["top_k_divergence"] = top_k_divergence

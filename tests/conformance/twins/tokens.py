@@ -69,6 +69,44 @@ def decoupled_gae(inputs: Inputs, params: Inputs) -> dict[str, Any]:
     return gae_with(inputs, dec(params["gamma"]), policy, [dec(params["lambda_value"])] * count)
 
 
+def bootstrap_truncated(inputs: Inputs, params: Inputs) -> dict[str, Any]:
+    """r += gamma V(next) at the last sampled token of each sequence that a limit cut off."""
+    gamma = dec(params["gamma"])
+
+    def of_row(i: int, mask: Sequence[Any]) -> Row:
+        rewards = kept(inputs["token_rewards"][i], mask)
+        if rewards and inputs["truncated"][i]:
+            rewards[-1] += gamma * dec(inputs["next_values"][i])
+        return rewards
+
+    return {"token_rewards": along(inputs, of_row)}
+
+
+def optimal_token_baseline(inputs: Inputs, params: Inputs, alone_is_zero: bool = True) -> dict[str, Any]:
+    """Returns less the mean of the group at the same place, each weighed by 1 - 2 p + sum p^2 up to there."""
+    gamma, mask = dec(params["gamma"]), inputs["mask"]
+    returns = [returned(kept(row, marks), gamma) for row, marks in zip(inputs["token_rewards"], mask, strict=True)]
+    energies = [
+        [1 - 2 * p.exp() + square for p, square in zip(kept(now, marks), kept(squares, marks), strict=True)]
+        for now, squares, marks in zip(inputs["logprobs"], inputs["sum_squared_probs"], mask, strict=True)
+    ]
+    places: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    for i, group in enumerate(inputs["groups"]):
+        turns = (
+            [int(turn) for turn in kept(inputs["turns"][i], mask[i])] if "turns" in inputs else [0] * len(returns[i])
+        )
+        for t, turn in enumerate(turns):
+            places.setdefault((group, turn, t - turns.index(turn)), []).append((i, t))
+    found = [list(row) for row in returns]
+    for there in places.values():
+        weights = [sum(energies[i][: t + 1], ZERO) for i, t in there]
+        products = [w * returns[i][t] for w, (i, t) in zip(weights, there, strict=True)]
+        baseline = sum(products, ZERO) / sum(weights, ZERO)
+        for i, t in there:
+            found[i][t] = returns[i][t] - baseline if len(there) > 1 else returns[i][t] * (not alone_is_zero)
+    return {"advantages": along(inputs, lambda i, marks: found[i])}
+
+
 def whitened(rows: list[Row], inputs: Inputs, epsilon: Decimal, ddof: int = 1) -> list[Row]:
     """(v - mean) / (std + epsilon) over the sampled tokens of the batch."""
     flat = [v for values, mask in zip(rows, inputs["mask"], strict=True) for v in kept(values, mask)]
@@ -133,6 +171,8 @@ TWINS = {
         discounted_returns,
         gae,
         decoupled_gae,
+        bootstrap_truncated,
+        optimal_token_baseline,
         whiten,
         reinforce_pp,
         reinforce_pp_baseline,

@@ -15,6 +15,12 @@ def squared(value: Decimal, old: Decimal, ret: Decimal, params: Inputs) -> Decim
     return (value - ret) ** 2 / 2
 
 
+def huber(value: Decimal, old: Decimal, ret: Decimal, params: Inputs) -> Decimal:
+    """The square within delta of the return, and its tangent beyond."""
+    delta, far = dec(params["delta"]), abs(value - ret)
+    return far * far / 2 if far <= delta else delta * (far - delta / 2)
+
+
 def clipped(value: Decimal, old: Decimal, ret: Decimal, params: Inputs) -> Decimal:
     """The larger of that and the same of the value kept near the old one."""
     width = dec(params["clip"])
@@ -57,5 +63,6 @@ def explained_variance(inputs: Inputs, params: Inputs) -> dict[str, Any]:
 TWINS = {
     "squared_value_loss": _twin(squared),
     "clipped_value_loss": _twin(clipped),
+    "huber_value_loss": _twin(huber),
     "explained_variance": explained_variance,
 }
