@@ -62,3 +62,5 @@ def test_stop_tokens_are_tokens_of_the_model_and_not_all_of_them() -> None:
     with pytest.raises(OptionsError) as caught:
         every.check_vocabulary(2)
     assert caught.value.problem.code == "engine.sampling_option"
+    # where the first token may stop, all of them may
+    replace(every, min_new_tokens=0).check_vocabulary(2)

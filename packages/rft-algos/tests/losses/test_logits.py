@@ -96,3 +96,17 @@ def test_what_does_not_fit_is_refused() -> None:
         entropy_from_logits(logits, temperature=0.0)
     with pytest.raises(InputError, match="floating rows"):
         entropy_from_logits(logits.long())
+
+
+def test_of_a_large_vocabulary_one_row_is_computed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK_ELEMENTS", 5)
+    widened: list[int] = []
+    wide = module._wide
+
+    def counted(rows: Tensor) -> Tensor:
+        widened.append(rows.shape[0])
+        return wide(rows)
+
+    monkeypatch.setattr(module, "_wide", counted)
+    logprobs_from_logits(*inputs())
+    assert widened == [1] * 5

@@ -6,6 +6,9 @@ with everything else that can be changed go to `padded_loss`. Arguments are thos
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -17,11 +20,17 @@ from rft_algos.algorithms.published import (
     GmpoAlgorithm,
     Grpo,
     GspoAlgorithm,
+    KlPlace,
     PolicyAlgorithm,
     ReinforceAlgorithm,
     SapoAlgorithm,
 )
 from rft_algos.objectives.padded_loss import PaddedBatch, padded_loss
+
+_RECORDS: dict[str, PolicyAlgorithm] = {}
+"""Records that were asked for, by their text."""
+_MOST_RECORDS = 256
+"""More are forgotten: a bound that changes from step to step must not fill the memory."""
 
 
 def grpo_loss(
@@ -54,11 +63,8 @@ def grpo_loss(
     Returns:
         [] loss of the whole batch.
     """
-    surrogate = components.PpoClip(low=clip_low, high=clip_high)
-    if reference_logprobs_BL is None:
-        record = Grpo(surrogate=surrogate, kl_place="none")
-    else:
-        record = Grpo(surrogate=surrogate, kl_coef=kl_coef)
+    kl_place: KlPlace = "loss" if reference_logprobs_BL is not None else "none"
+    record = _record(Grpo, components.PpoClip, clip_low, clip_high, kl_place=kl_place, kl_coef=kl_coef)
     return _loss(record, logprobs_BL, old_logprobs_BL, advantages, loss_mask_BL, reference_logprobs_BL)
 
 
@@ -78,7 +84,7 @@ def dr_grpo_loss(
 
     Source: Liu et al. 2025 (arXiv 2503.20783).
     """
-    record = DrGrpo(surrogate=components.PpoClip(low=clip_low, high=clip_high), max_tokens=max_tokens)
+    record = _record(DrGrpo, components.PpoClip, clip_low, clip_high, max_tokens=max_tokens)
     return _loss(record, logprobs_BL, old_logprobs_BL, advantages, loss_mask_BL)
 
 
@@ -95,7 +101,7 @@ def dapo_loss(
 
     Source: Yu et al. 2025 (arXiv 2503.14476), equation 8.
     """
-    record = Dapo(surrogate=components.PpoClip(low=clip_low, high=clip_high))
+    record = _record(Dapo, components.PpoClip, clip_low, clip_high)
     return _loss(record, logprobs_BL, old_logprobs_BL, advantages, loss_mask_BL)
 
 
@@ -112,7 +118,7 @@ def gspo_loss(
 
     Source: Zheng et al. 2025 (arXiv 2507.18071), equations 5 to 7.
     """
-    record = GspoAlgorithm(surrogate=components.Gspo(low=clip_low, high=clip_high))
+    record = _record(GspoAlgorithm, components.Gspo, clip_low, clip_high)
     return _loss(record, logprobs_BL, old_logprobs_BL, advantages, loss_mask_BL)
 
 
@@ -129,7 +135,7 @@ def gmpo_loss(
 
     Source: Zhao et al. 2025 (arXiv 2507.20673).
     """
-    record = GmpoAlgorithm(surrogate=components.Gmpo(low=clip_low, high=clip_high))
+    record = _record(GmpoAlgorithm, components.Gmpo, clip_low, clip_high)
     return _loss(record, logprobs_BL, old_logprobs_BL, advantages, loss_mask_BL)
 
 
@@ -146,7 +152,7 @@ def cispo_loss(
 
     Source: MiniMax 2025, "MiniMax-M1" (arXiv 2506.13585), equations 4 and 5.
     """
-    record = CispoAlgorithm(surrogate=components.Cispo(low=clip_low, high=clip_high))
+    record = _record(CispoAlgorithm, components.Cispo, clip_low, clip_high)
     return _loss(record, logprobs_BL, old_logprobs_BL, advantages, loss_mask_BL)
 
 
@@ -163,7 +169,7 @@ def sapo_loss(
 
     Source: Gao et al. 2025 (arXiv 2511.20347).
     """
-    record = SapoAlgorithm(surrogate=components.Sapo(tau_positive=tau_positive, tau_negative=tau_negative))
+    record = _record(SapoAlgorithm, components.Sapo, tau_positive, tau_negative)
     return _loss(record, logprobs_BL, old_logprobs_BL, advantages, loss_mask_BL)
 
 
@@ -172,7 +178,34 @@ def reinforce_loss(logprobs_BL: Tensor, advantages: Tensor, loss_mask_BL: Tensor
 
     Source: Williams 1992, "Simple statistical gradient-following algorithms".
     """
-    return _loss(ReinforceAlgorithm(), logprobs_BL, logprobs_BL.detach(), advantages, loss_mask_BL)
+    return _loss(
+        _record(ReinforceAlgorithm, components.Reinforce), logprobs_BL, logprobs_BL.detach(), advantages, loss_mask_BL
+    )
+
+
+def _record(
+    kind: type[PolicyAlgorithm], surrogate: type[components.Surrogate], *numbers: float | None, **choices: Any
+) -> PolicyAlgorithm:
+    """Return the record with a surrogate of these numbers, in the order of the surrogate's fields."""
+    return _RECORDS[_place(kind, surrogate, numbers, tuple(choices.items()))]
+
+
+# `torch.compile` reads a record that is there, and cannot look into the making of one: it runs at the time of tracing
+@torch.compiler.assume_constant_result  # pyright: ignore[reportUnknownMemberType]
+def _place(
+    kind: type[PolicyAlgorithm],
+    surrogate: type[components.Surrogate],
+    numbers: tuple[float | None, ...],
+    choices: tuple[tuple[str, Any], ...],
+) -> str:
+    """Make the record where it is new, and return its key."""
+    names = (field.name for field in fields(surrogate))
+    record = kind(surrogate=surrogate(**dict(zip(names, numbers, strict=True))), **dict(choices))
+    key = repr(record)
+    if key not in _RECORDS and len(_RECORDS) >= _MOST_RECORDS:
+        _RECORDS.clear()
+    _RECORDS.setdefault(key, record)
+    return key
 
 
 def _loss(
