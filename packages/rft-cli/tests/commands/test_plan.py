@@ -82,9 +82,10 @@ def test_the_grid_the_shares_and_the_bytes_are_those_of_a_hand_calculation(
         "activations": 4 * 50 * 2 * block,
         "logits": 2 * 4 * 50 * 100 * 4,
         "keys and values": 8 * 50 * (2 * 2 * 8 * 4),
+        "joined matrices": 4 * 2 * (16 * (16 + 2 * 8) + 2 * 16 * 40),
     }
     assert told["training_bytes"] == sum(found.values()) - found["keys and values"]
-    resting = ("parameters", "Adam moments", "reference model", "keys and values")
+    resting = ("parameters", "Adam moments", "reference model", "keys and values", "joined matrices")
     assert told["rollout_bytes"] == sum(found[name] for name in resting)
 
 

@@ -23,6 +23,9 @@ class EngineCapabilities:
     shares_weights: bool = False
     """It runs in the trainer's process and reads the parameters being trained; else it holds a copy of the weights in
     a process of its own, and new versions are sent to it."""
+    joins_matrices: bool = False
+    """Of the families that it decodes fastest, it keeps the matrices of one product joined, beside the weights that it
+    shares."""
     supports_sharded_policy: bool = True
     """It serves a policy whose parameters are sharded over ranks."""
     supports_replicas: bool = True
@@ -161,7 +164,7 @@ _ROWS = (
         title="the native engine",
         summary="in this process, with the weights being trained",
         builder="rft_engine.native.builder:build",
-        can=EngineCapabilities(shares_weights=True, supports_partial_rollouts=True),
+        can=EngineCapabilities(shares_weights=True, joins_matrices=True, supports_partial_rollouts=True),
         limits=(_ONE_DEVICE, _NO_RESERVE, _NO_FP8),
     ),
     EngineKind(

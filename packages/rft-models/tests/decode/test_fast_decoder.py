@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from rft_core.errors import OptionsError
 from rft_core.packed_tokens import PackedTokens
-from rft_models.decode import row_groups
+from rft_models.decode import fast_decoder, row_groups
 from rft_models.decode.fast_decoder import FastDecoder, decoder_for
 from rft_models.decode.hf_decoder import HfDecoder
 from rft_models.families.registry import fast_decode_families, packed_families
@@ -180,6 +181,23 @@ def test_refresh_takes_over_changed_weights(tiny_model: Build) -> None:
     session = Session(policy, decoder)
     session.prefill([5, 3], [1, 2])
     session.step(2)
+
+
+def test_a_refresh_never_holds_two_sets_of_joined_matrices(tiny_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = FastDecoder(make_policy(tiny_model("qwen2"), None, packed=True))
+    alive: list[int] = []
+    made = weakref.WeakSet([layer.qkv for layer in decoder._layers])
+    num_layers, fuse = len(made), fast_decoder._fuse
+
+    def counted(module: Any) -> Any:
+        layer = fuse(module)
+        made.add(layer.qkv)
+        alive.append(len(made))
+        return layer
+
+    monkeypatch.setattr(fast_decoder, "_fuse", counted)
+    decoder.refresh()
+    assert alive == [num_layers + 1] * num_layers, "of every layer, and one twice"
 
 
 def test_rows_of_an_earlier_use_leave_no_trace_even_if_they_were_not_finite(tiny_model: Build) -> None:

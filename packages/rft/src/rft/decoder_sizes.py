@@ -8,6 +8,7 @@ from typing import Any
 
 from rft_core.errors import DataError
 from rft_dist.planning.memory_estimate import DecoderSizes
+from rft_models.families.registry import fast_decode_families
 from rft_models.files.directories import existing_directory, read_config, read_json
 
 _NAMES = {
@@ -65,6 +66,13 @@ def _sizes(config: Mapping[str, Any], kind: str, tied: bool, file: Path) -> Deco
         head_norm=head_size if kind.startswith("qwen3") else 0,
         shared_gate=kind == "qwen2_moe",
     )
+
+
+def decodes_joined(directory: str | Path) -> bool:
+    """Return True for a family whose matrices the engine in this process joins before it decodes."""
+    config = read_config(existing_directory(directory))
+    text = config.get("text_config") or config
+    return str(text.get("model_type", config.get("model_type", ""))) in fast_decode_families()
 
 
 def max_positions(directory: str | Path) -> int | None:

@@ -125,6 +125,8 @@ TABLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"gradient_checkpointing": True, "gradient_checkpointing_mode": "selective"}, {}),
     ({"engine_max_rows": 5}, {"cache_rows": 5}),
     ({"engine_type": "vllm"}, {"cache_rows": 0}),
+    ({"enable_engine_sleep": False}, {"cache_stays": True}),
+    ({"max_staleness": 1}, {"cache_stays": True}),
     ({"init_kl_coef": 0.1}, {"reference": True}),
     ({"init_kl_coef": 0.1, "lora_rank": 2, "target_modules": "q_proj"}, {"adapter_weights": 2 * 2 * (16 + 16)}),
     ({"advantage_estimator": "gae"}, {"critic": True}),
@@ -203,7 +205,8 @@ def test_the_plan_holds_grid_shares_and_memory(planned: Planned) -> None:
     assert (plan.grid.num_nodes, plan.grid.ranks_per_node, plan.gpu_memory) == (1, 2, 80)
     assert (plan.share.name, plan.share.size, plan.share.micro) == ("train_batch_size", 8, 2)
     assert plan.parameters == 32 * 16 * 2 + 16 + 2 * (16 * 16 * 2 + 2 * 16 * 8 + 3 * 16 * 24 + 2 * 16)
-    assert (plan.training_bytes, plan.rollout_bytes, plan.host_bytes) == (110, 100, 0)
+    joined = 4 * 2 * (16 * (16 + 2 * 8) + 2 * 16 * 24)
+    assert (plan.training_bytes, plan.rollout_bytes, plan.host_bytes) == (110 + joined, 100 + joined, 0)
     assert (plan.images, planned().gpu_memory) == (None, None)
 
 

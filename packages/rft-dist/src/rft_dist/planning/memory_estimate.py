@@ -107,6 +107,8 @@ class TrainingMemoryConfig:
     """Sequences that an engine in this process decodes at once; 0 = no such engine."""
     cache_tokens: int = 0
     """Tokens of the longest of them."""
+    cache_stays: bool = False
+    """Whether they are kept while the policy trains."""
 
     @property
     def compute_bytes(self) -> int:
@@ -242,6 +244,11 @@ def activation_bytes_of_block(sizes: DecoderSizes, weight_bytes: int, tp_size: i
     return weight_bytes * (6 * h + -(-(4 * q + 5 * k + 5 * f) // tp_size)) + 16 * h
 
 
+def cache_bytes_of_token(sizes: DecoderSizes, weight_bytes: int) -> int:
+    """2 L k w: keys and values of one token in all blocks."""
+    return 2 * sizes.layers * sizes.kv_width * weight_bytes
+
+
 def _activations(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
     """T L b of all blocks; recomputed: T h w of each kept block's input, and b of the blocks between two of them."""
     tokens = -(-run.micro_tokens // run.layout.dims.sp_size)
@@ -265,7 +272,7 @@ def _logits(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
 
 
 def _cache(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
-    """2 L k w of each token of each sequence."""
-    a_token = 2 * sizes.layers * sizes.kv_width * run.compute_bytes
+    """Keys and values of each token of each sequence."""
+    a_token = cache_bytes_of_token(sizes, run.compute_bytes)
     formula = f"at most {run.cache_rows:,} sequences x {run.cache_tokens:,} tokens x {a_token:,} bytes"
-    return MemoryTerm("keys and values", run.cache_rows * run.cache_tokens * a_token, formula, in_training=False)
+    return MemoryTerm("keys and values", run.cache_rows * run.cache_tokens * a_token, formula, run.cache_stays)

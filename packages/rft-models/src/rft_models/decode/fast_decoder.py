@@ -150,8 +150,10 @@ class FastDecoder:
     @torch.no_grad()
     def refresh(self) -> None:
         """Derive fused weights again after the parameters changed."""
-        self._layers = [_fuse(layer) for layer in self._backbone.layers]
-        self._forget_recordings()  # they read the fused copies that were just replaced
+        self._forget_recordings()  # they read the fused copies that are replaced now
+        for index, layer in enumerate(self._backbone.layers):
+            # each takes the place of the one before it, so that memory never holds two sets of them
+            self._layers[index : index + 1] = [_fuse(layer)]
 
     @torch.inference_mode()
     def new_cache(self, max_rows: int, max_len: int) -> StaticCache:

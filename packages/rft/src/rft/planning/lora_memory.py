@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rft_dist.planning.memory_estimate import DecoderSizes
@@ -19,14 +19,19 @@ def adapter_weights(values: Mapping[str, Any], sizes: DecoderSizes) -> tuple[int
     if not rank:
         return 0, []
     shapes = _shapes(sizes)
-    asked = [part.strip() for part in str(values["target_modules"]).split(",") if part.strip()]
-    names = list(shapes) if asked in ([], [_ALL]) else [name.rpartition(".")[2] for name in asked]
+    names = adapted_layers(values, shapes)
     unknown = [name for name in names if name not in shapes]
     notes = [f"adapters of {', '.join(unknown)} are not counted: its width does not follow"] if unknown else []
     dora = values["lora_type"] == "dora"
     # a layer that is named twice is adapted once
     known = [shape for name in dict.fromkeys(names) if name in shapes for shape in shapes[name]]
     return sizes.layers * sum(rank * (wide + high) + (high if dora else 0) for wide, high in known), notes
+
+
+def adapted_layers(values: Mapping[str, Any], known: Iterable[str]) -> list[str]:
+    """Return the names of the layers that get an adapter: those that are asked for, or all known ones."""
+    asked = [part.strip() for part in str(values["target_modules"]).split(",") if part.strip()]
+    return list(known) if asked in ([], [_ALL]) else [name.rpartition(".")[2] for name in asked]
 
 
 def _shapes(sizes: DecoderSizes) -> dict[str, list[tuple[int, int]]]:

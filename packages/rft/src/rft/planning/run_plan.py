@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rft.decoder_sizes import IMAGES_NOT_COUNTED, max_positions, model_sizes
 from rft.hub.run_settings import with_local_models
+from rft.planning.engine_memory import engine_parts, sleeps
 from rft.planning.lora_memory import adapter_weights
 from rft.planning.workload import RolloutShare, Workload
 from rft.process.launching import group_sizes, share_of
@@ -86,14 +87,16 @@ def plan_run(request: PlanRequest, resolved: Resolved[Any], workload: Workload) 
     sizes, size_notes = model_sizes(values["pretrain"])
     refuse_uneven_model(values["pretrain"], grid.tp_size)
     training, more = _training(request, resolved, grid, workload)
+    memory = request.numbers.get("gpu_memory")
+    engine = engine_parts(values, sizes, training, memory)
     plan = RunPlan(
         grid=grid,
         share=share_of(values),
         rollout=workload.rollout(resolved, grid),
-        terms=estimate(sizes, training),
+        terms=[*estimate(sizes, training), *engine.terms],
         parameters=sizes.parameters,
-        notes=[*resolved.notes, *size_notes, *more],
-        gpu_memory=request.numbers.get("gpu_memory"),
+        notes=[*resolved.notes, *size_notes, *more, *engine.notes],
+        gpu_memory=memory,
     )
     return _with_images(plan, workload, resolved, training)
 
@@ -176,6 +179,7 @@ def _training(
         critic=extra.critic,
         cache_rows=extra.cache_rows,
         cache_tokens=longest,
+        cache_stays=not sleeps(values),
     ), notes
 
 

@@ -77,12 +77,8 @@ class RlWorkload:
         notes = memory_notes(values)
         prompts = -(-values["rollout_batch_size"] // grid.dp_size)
         rows = min(values["engine_max_rows"], prompts * values["n_samples_per_prompt"])
-        engine = engine_kind(values["engine_type"])
-        if engine.can.reserves_memory:
+        if engine_kind(values["engine_type"]).can.reserves_memory:
             rows = 0
-            notes.append(
-                f"{engine.name} holds its own copy of the weights and its cache within --engine_mem_util of the GPU"
-            )
         return ExtraMemory(record.needs_reference, record.advantage.needs_values, rows, notes)
 
     def rollout(self, resolved: Resolved[Any], grid: ParallelDims) -> RolloutShare:
