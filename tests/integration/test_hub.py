@@ -10,7 +10,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 from huggingface_hub.utils import close_session
-from support.hub_server import TOKEN, Hub, running_hub
+from support.hub_server import TOKEN, Hub, ask_in_place_of_the_hub, running_hub
 
 from rft.hub import download
 from rft.hub.dataset_files import dataset_files
@@ -48,20 +48,8 @@ ROWS = b'{"question": "1+1?", "answer": "#### 2"}\n'
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub with a model and a data set, an empty cache, no token, and limits of time of a second."""
-    constants = huggingface_hub.constants
     with running_hub() as served:
-        monkeypatch.setattr(constants, "ENDPOINT", served.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", served.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-        # the tests of all packages are run offline
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
-        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.chdir(tmp_path)
+        ask_in_place_of_the_hub(served, tmp_path, monkeypatch)
         served.add("model", "o/tiny", MODEL)
         served.add("dataset", "o/sums", {"train.jsonl": ROWS, "test.jsonl": ROWS, "load.py": b"raise SystemExit"})
         yield served

@@ -224,6 +224,22 @@ def running_hub(port: int = 0) -> Generator[Hub]:
         thread.join()
 
 
+def ask_in_place_of_the_hub(hub: Hub, folder: Path, monkeypatch: Any) -> None:
+    """Let `huggingface_hub` ask this hub: an empty cache in the folder, no token, limits of time of a second."""
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))
+    # the tests of all packages are run offline
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.chdir(folder)
+
+
 def main(directory: Path, port: int) -> None:
     """Serve the repositories of a directory until it is interrupted, and print what is asked."""
     with running_hub(port) as hub:

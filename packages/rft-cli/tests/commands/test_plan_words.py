@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +40,34 @@ def test_words_are_sorted_into_the_plan_and_the_command(
     asked = plan.sort_words(text.split())
     assert (asked.command, asked.request) == (command, PlanRequest(numbers, sharding))
     assert (asked.as_json, asked.words) == (as_json, rest.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers", "of_recipe"),
+    [
+        ("", {"nodes": 2, "gpus_per_node": 8, "gpu_memory": 79}, {"nodes", "gpus_per_node", "gpu_memory"}),
+        ("--gpu_memory 40", {"nodes": 2, "gpus_per_node": 8, "gpu_memory": 40}, {"nodes", "gpus_per_node"}),
+        ("--world_size 4", {"world_size": 4, "gpu_memory": 79}, {"gpu_memory"}),
+    ],
+)
+@pytest.mark.parametrize("words", ["large", "mine.yaml", "sft --config large"])
+def test_a_recipe_stands_for_its_command_and_says_its_machines(
+    recipes: Path, words: str, text: str, numbers: dict[str, int], of_recipe: set[str]
+) -> None:
+    header = "recipe: {command: sft, nodes: 2, gpus_per_node: 8, gpu_memory: 79, hardware: two nodes}\n"
+    for file in (recipes / "large.yaml", Path("mine.yaml")):
+        file.write_text(header)
+    asked = plan.sort_words(f"{words} {text} --lr 1".split())
+    name = words.split()[-1]
+    assert (asked.command, asked.request.numbers) == ("sft", numbers)
+    assert asked.request.sources == dict.fromkeys(of_recipe, f"recipe {name.removesuffix('.yaml')}")
+    assert asked.words == ["--config", name, "--lr", "1"]
+
+
+def test_a_recipe_that_is_spelled_wrong_is_answered_with_the_nearest(recipes: Path) -> None:
+    with pytest.raises(OptionsError) as caught:
+        plan.sort_words(["adition"])
+    assert (caught.value.problem.code, caught.value.problem.do) == ("plan.unknown_command", "rft-train plan addition")
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,22 @@ def test_every_recipe_is_one_line_of_a_wide_table(words: list[str], capsys: pyte
     ]
 
 
+def test_recipes_that_were_not_run_are_listed_apart_with_what_the_plan_says(
+    installed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (installed / "real").mkdir()
+    header = "recipe: {command: sft, task: talk, hardware: a card, status: not yet run, memory: 13 of 22 GiB}\n"
+    (installed / "real" / "large.yaml").write_text(header)
+    assert command.run([]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[4:6] == ["", lines[5]]
+    assert "Not yet run" in lines[5]
+    assert lines[6:] == [
+        "recipe  command  task  hardware  memory of a card",
+        "large   sft      talk  a card    13 of 22 GiB",
+    ]
+
+
 def test_a_line_of_a_pipe_is_broken_at_200_columns(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (installed / "long.yaml").write_text(f"recipe:\n  expected: {'word ' * 60}\n")
     assert command.run([]) == 0

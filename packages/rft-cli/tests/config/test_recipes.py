@@ -50,6 +50,35 @@ def test_a_recipe_says_what_its_header_says(catalog: Path) -> None:
     assert recipe.stages == (RecipeStage("one", ("sft", "--seed", "1"), ("--max_steps", "2")),)
 
 
+def test_a_recipe_of_a_folder_is_found_by_its_name_and_says_its_machines(installed: Path) -> None:
+    (installed / "large").mkdir()
+    header = "recipe: {command: sft, status: not yet run, memory: 58 of 79 GiB, nodes: 2, gpus_per_node: eight}\n"
+    (installed / "large" / "words.yaml").write_text(header)
+    assert recipes.names() == ["bare", "sums", "words"]
+    recipe = recipes.load("words")
+    assert (recipe.status, recipe.memory, recipe.machine) == ("not yet run", "58 of 79 GiB", {"nodes": 2})
+    assert recipe.is_installed
+    assert recipes.find("words")[0] == Source(installed / "large" / "words.yaml", "words", is_recipe=True)
+    assert recipes.machine_of(["--seed", "1", "--config", "words"]) == ({"nodes": 2}, "words")
+    assert recipes.machine_of(["--config", "nowhere"]) == recipes.machine_of([]) == ({}, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("sums --seed 1", "rl --config sums --seed 1"),
+        ("rl --config bare", "rl --config bare"),
+        ("--config sums", "--config sums"),
+        ("bare", "bare"),
+        ("nowhere 1", "nowhere 1"),
+        ("", ""),
+    ],
+)
+def test_a_recipe_in_the_place_of_a_command_stands_for_it(installed: Path, words: str, expected: str) -> None:
+    (installed / "rl.yaml").write_text("recipe: {command: sft}\n")
+    assert recipes.with_command(words.split(), ["rl", "sft"]) == expected.split()
+
+
 def test_a_file_without_a_header_is_a_recipe_of_empty_fields(catalog: Path) -> None:
     recipe = recipes.load("bare", catalog)
     assert (recipe.command, recipe.task, recipe.date, recipe.needs, recipe.stages) == ("", "", "", (), ())

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from rft.build.engines import EngineChoice
 from rft.parallel.parallelize import held_dtype
+from rft.process.machine import Machine
 from rft.settings import RlSettings
 from rft_algos.algorithms import components
 from rft_cli.pages import run_plan_layout
 from rft_cli.pages.run_plan_algorithm import component_text
 from rft_cli.pages.run_plan_layout import async_rollouts_words, strategy_line
+from rft_cli.pages.run_plan_model import _weights
 from rft_dist.settings import StrategySettings
 from rft_engine.settings import EngineSettings, ReplicaSettings
 from rft_models.settings import ModelSettings
@@ -57,6 +59,13 @@ def test_the_plan_says_when_eight_bits_would_help(monkeypatch: pytest.MonkeyPatc
 def test_the_plan_says_whether_the_engine_has_a_copy_of_the_weights(strategy: StrategySettings, is_copy: bool) -> None:
     settings = RlSettings(model=ModelSettings(pretrain="model", device="cpu"), strategy=strategy)
     assert ("its whole copy of the weights" in run_plan_layout.engine_line(settings)) == is_copy
+
+
+def test_updates_are_said_to_be_lost_in_weights_of_16_bits_that_are_trained_alone() -> None:
+    settings, cpu = ModelSettings(pretrain="model", bf16=True), cast(Machine, SimpleNamespace(device="cpu"))
+    assert "at 1e-6 most are" in _weights(settings, cpu, adapted=False)[0]
+    assert "what is trained is float32" in _weights(settings, cpu, adapted=True)[0]
+    assert _weights(replace(settings, bf16=False), cpu, adapted=False) == []
 
 
 def test_the_plan_says_how_weights_lie() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,6 +98,13 @@ def test_a_contradiction_names_every_number_and_its_origin_and_offers_what_can_b
         assert samples == -(-128 // (ranks // group))
     first = offered[0]
     assert problem.do == f"--nodes {first[0]} --world_size {first[2]}"
+
+
+def test_the_remedy_of_a_plan_replaces_the_ranks_that_the_settings_give() -> None:
+    requested = wanted(nodes=1, devices=4)
+    with pytest.raises(PreflightError) as caught:
+        resolve_grid(replace(requested, per_node=SourcedNumber(8, "nproc: recipe large.yaml:3")))
+    assert caught.value.problem.do == "--nodes 1 --world_size 4 --nproc 4"
 
 
 def test_there_are_25_contradictions() -> None:

@@ -59,6 +59,42 @@ def test_a_form_gives_prompt_label_and_response(keys: Keys, row: dict[str, Any],
     assert read(keys, row)[:3] == expected
 
 
+PUBLISHED = {
+    "openai/gsm8k": {"question": "1+1?", "answer": "1+1 = <<1+1=2>>2\n#### 2"},
+    "MATH-lighteval": {**MATH, "level": "Level 1", "type": "Algebra"},
+    "MATH-500": {**MATH, "answer": "2", "subject": "Algebra", "unique_id": "test/algebra/1.json"},
+    "tatsu-lab/alpaca": {"instruction": "Add", "input": "1, 1", "output": "2", "text": "Below is ..."},
+    "ultrafeedback_binarized": {
+        **{"prompt": "2+2?", "prompt_id": "ab", "score_chosen": 8.0, "score_rejected": 2.0},
+        **{"chosen": CHAT["messages"], "rejected": CHAT["messages"], "messages": CHAT["messages"]},
+    },
+    "ShareGPT": SHARE_GPT,
+    "DAPO-Math-17k": {
+        **{"data_source": "math_dapo", "prompt": [{"role": "user", "content": "1+1?"}], "ability": "MATH"},
+        **{"reward_model": {"ground_truth": "2", "style": "rule"}, "extra_info": {"index": "a"}},
+    },
+}
+"""A generated row of each, with all columns as they are published."""
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "expected"),
+    [
+        ("openai/gsm8k", RL, ("1+1?", PUBLISHED["openai/gsm8k"]["answer"], None)),
+        ("MATH-lighteval", RL, ("1+1?", MATH["solution"], None)),
+        ("MATH-500", RL, ("1+1?", "2", None)),
+        ("tatsu-lab/alpaca", SFT, ("Add\n\n1, 1", None, "2")),
+        ("ultrafeedback_binarized", SFT, (ASKED, None, "4")),
+        ("ShareGPT", SFT, (ASKED, None, "4")),
+        ("DAPO-Math-17k", Keys("prompt", "reward_model.ground_truth"), ([ASKED[0]], "2", None)),
+    ],
+)
+def test_rows_of_published_data_sets_are_read_with_all_their_columns(
+    name: str, keys: Keys, expected: tuple[Any, ...]
+) -> None:
+    assert read(keys, PUBLISHED[name])[:3] == expected
+
+
 def test_columns_that_are_not_used_are_named_once() -> None:
     assert read(RL, MATH)[3] == "problem is the prompt, solution is the label; not used: level"
     assert read(SFT, {"question": "q", "answer": "a"})[3] == "question is the prompt, answer is the response"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Generic, Literal, TypeVar
 
 S = TypeVar("S")
@@ -26,7 +26,9 @@ class Origin:
     def __str__(self) -> str:
         if not self.file:
             return self.kind
-        position = f"{self.file}:{self.line}" if self.line else self.file
+        # a recipe comes with the program, and is shown by its name alone
+        file = PurePath(self.file).name if self.kind == "recipe" else self.file
+        position = f"{file}:{self.line}" if self.line else file
         return f"recipe {position}" if self.kind == "recipe" else position
 
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from rft.config.commands import load
 from rft.resolved import Resolved
+from rft_cli.config.recipes import names, with_command
 from rft_cli.config.resolve import resolve
 from rft_cli.diagnostics.console import SafeConsole
 from rft_cli.records.command import Training
@@ -21,11 +22,11 @@ if TYPE_CHECKING:  # its module imports torch, and `check eval` needs none
     from rft.check import TokenizedExample
     from rft.process.machine import Machine
 
-USAGE = """usage: rft-train check [COMMAND] [OPTIONS]
+USAGE = """usage: rft-train check [COMMAND | RECIPE] [OPTIONS]
 
 Resolve COMMAND with these options and start nothing: the settings that are not defaults, with where each value came
 from. Of a command that trains also its ranks, the files, the batch arithmetic, one row as the model will see it, and
-which of its tokens are learned.
+which of its tokens are learned. RECIPE stands for its command and --config.
 """
 
 
@@ -34,15 +35,16 @@ def run(argv: list[str]) -> int:
     if any(word in ("-h", "--help") for word in argv):
         print(f"{USAGE}Without a command word, {default_command()} is meant. Commands: {', '.join(with_settings())}")
         return 0
-    command, words = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (default_command(), argv)
     known = with_settings()
+    argv = with_command(argv, known)
+    command, words = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (default_command(), argv)
     if command not in known:
         raise OptionsError(
             code="check.unknown_command",
             what=f"check cannot resolve {command!r}",
             where="command line",
-            why=f"it resolves one of {', '.join(known)}",
-            do=f"rft-train check {(nearest_names(command, known) or [default_command()])[0]}",
+            why=f"it resolves one of {', '.join(known)}, or a recipe",
+            do=f"rft-train check {(nearest_names(command, [*known, *names()]) or [default_command()])[0]}",
         )
     resolved = resolve(command, words)
     print(visible(_chosen_settings(resolved, " ".join([command, *words]))))

@@ -8,18 +8,21 @@ from dataclasses import dataclass
 
 from rft.config.commands import load
 from rft.planning.run_plan import SHARDING_NAMES, PlanRequest, plan_run
+from rft_cli.config.recipes import machine_of, names, with_command
 from rft_cli.config.resolve import resolve
 from rft_cli.pages.plan import as_object, lines
 from rft_cli.records.discovery import default_command, training_of, with_training
 from rft_core.errors import OptionsError
+from rft_core.nearest_names import nearest_names
 from rft_core.terminal_text import visible
 
-USAGE = """usage: rft-train plan [COMMAND] [--world_size N] [--nodes N] [--gpus_per_node N] [OPTIONS]
+USAGE = """usage: rft-train plan [COMMAND | RECIPE] [--world_size N] [--nodes N] [--gpus_per_node N] [OPTIONS]
 
 Say what every rank of the command would do and hold, without a GPU, a process group or the weights: the grid of
 ranks, each rank's share of a batch, and its memory by formula. COMMAND is one that trains, {default} without a word;
-OPTIONS are its own. Numbers that contradict one another are refused as at the real start. With images_key the headers
-of some images are read, for what they come to in tokens.
+OPTIONS are its own. RECIPE stands for its command and --config, and says its machines itself. Numbers that contradict
+one another are refused as at the real start. With images_key the headers of some images are read, for what they come to
+in tokens.
 
   --world_size N      ranks in all
   --nodes N           machines
@@ -56,11 +59,13 @@ def run(argv: list[str]) -> int:
 
 def sort_words(argv: Sequence[str]) -> Asked:
     """The plan's own options, wherever they stand, and the rest."""
-    words = list(argv)
+    words = with_command(argv, with_training())
     command = words.pop(0) if words and not words[0].startswith("-") else default_command()
     if command not in with_training():
-        why = f"it plans commands that train: {', '.join(with_training())}"
-        raise _refused("plan.unknown_command", f"plan cannot plan {command!r}", why)
+        why = f"it plans commands that train, {', '.join(with_training())}, and recipes of these"
+        near = nearest_names(command, [*with_training(), *names()], count=1)
+        do = f"rft-train plan {near[0]}" if near else "rft-train plan --help"
+        raise _refused("plan.unknown_command", f"plan cannot plan {command!r}", why, do)
     numbers: dict[str, int] = {}
     sharding, as_json, rest = "", False, list[str]()
     while words:
@@ -81,8 +86,20 @@ def sort_words(argv: Sequence[str]) -> Asked:
             rest.append(word)
     if sharding and sharding not in SHARDING_NAMES:
         raise _refused("option.bad_value", f"--sharding = {sharding!r}", f"it is one of {', '.join(SHARDING_NAMES)}")
-    return Asked(command, PlanRequest(numbers, sharding), as_json, rest)
+    return Asked(command, _of_machine(numbers, sharding, rest), as_json, rest)
 
 
-def _refused(code: str, what: str, why: str) -> OptionsError:
-    return OptionsError(code=code, what=what, where="command line", why=why, do="rft-train plan --help")
+def _of_machine(numbers: dict[str, int], sharding: str, words: Sequence[str]) -> PlanRequest:
+    """The request, with what a recipe says of its machines: other ranks than its own leave its grid out."""
+    machine, name = machine_of(words)
+    asks_for_ranks = bool(set(numbers) - {"gpu_memory"})
+    added = {
+        number: value
+        for number, value in machine.items()
+        if number not in numbers and not (asks_for_ranks and number != "gpu_memory")
+    }
+    return PlanRequest(numbers | added, sharding, dict.fromkeys(added, f"recipe {name}"))
+
+
+def _refused(code: str, what: str, why: str, do: str = "rft-train plan --help") -> OptionsError:
+    return OptionsError(code=code, what=what, where="command line", why=why, do=do)

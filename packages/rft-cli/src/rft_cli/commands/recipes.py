@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rft.config.errors import SettingsError
@@ -31,6 +32,7 @@ Options of run (NAME may be a file):
   --seed N           start of every random draw (default 42)
   --quick            a trial of a minute or two: every stage, cut short"""
 
+_NOT_RUN = "Not yet run on their hardware; resolved by rft-train plan NAME, which shows where the memory goes:"
 VERBS = ("list", "show", "copy", "run")
 
 
@@ -70,15 +72,33 @@ def _list() -> None:
 
     console = SafeConsole(highlight=False)
     console = console if console.is_terminal else SafeConsole(highlight=False, width=200)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("recipe", "command", "task", "hardware", "minutes", "expected"):
-        table.add_column(column, justify="right" if column == "minutes" else "left")
-    for name in recipes.names():
-        recipe = recipes.load(name)
-        expected = f"{recipe.expected} ({recipe.date})" if recipe.date else recipe.expected
-        cells = (recipe.command, recipe.task, recipe.hardware, recipe.minutes, expected)
-        table.add_row(Text(name, "bold"), *(Text(cell) for cell in cells))
-    console.print(table if table.row_count else "no recipes are installed")
+
+    def show(columns: tuple[str, ...], listed: list[Recipe], cells: Callable[[Recipe], Iterable[str]]) -> None:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for column in columns:
+            table.add_column(column, justify="right" if column == "minutes" else "left")
+        for recipe in listed:
+            table.add_row(Text(recipe.name, "bold"), *map(Text, cells(recipe)))
+        console.print(table)
+
+    every = [recipes.load(name) for name in recipes.names()]
+    run, not_run = ([recipe for recipe in every if bool(recipe.status) is pending] for pending in (False, True))
+    if not every:
+        console.print("no recipes are installed")
+    if run:
+        show(("recipe", "command", "task", "hardware", "minutes", "expected"), run, _measured)
+    if not_run:
+        console.print(f"\n{_NOT_RUN}" if run else _NOT_RUN)
+        show(("recipe", "command", "task", "hardware", "memory of a card"), not_run, _planned)
+
+
+def _measured(recipe: Recipe) -> tuple[str, ...]:
+    expected = f"{recipe.expected} ({recipe.date})" if recipe.date else recipe.expected
+    return recipe.command, recipe.task, recipe.hardware, recipe.minutes, expected
+
+
+def _planned(recipe: Recipe) -> tuple[str, ...]:
+    return recipe.command, recipe.task, recipe.hardware, recipe.memory
 
 
 def _recipe_or_file(name: str) -> Recipe:

@@ -26,7 +26,8 @@ def lines(plan: RunPlan) -> list[str]:
         where = "; in host memory" if term.on_host else ""
         rows.append(f"{'':<12} {term.name:<22} {term.num_bytes / _GIB:9.3f} GiB = {term.formula}{where}")
     rows.append(f"{'':<12} {'while training':<22} {training / _GIB:9.3f} GiB")
-    rows.append(f"{'':<12} {'while generating':<22} {rollout / _GIB:9.3f} GiB")
+    if plan.rollout is not None:
+        rows.append(f"{'':<12} {'while generating':<22} {rollout / _GIB:9.3f} GiB")
     if host := plan.host_bytes:
         rows.append(f"{'':<12} {'in host memory':<22} {host / _GIB:9.3f} GiB (on a CPU it is the same memory)")
     if plan.gpu_memory is not None:
@@ -54,6 +55,7 @@ def as_object(plan: RunPlan) -> dict[str, Any]:
         "training_bytes": plan.training_bytes,
         "rollout_bytes": plan.rollout_bytes,
         "host_bytes": plan.host_bytes,
+        "gpu_memory": plan.gpu_memory,
         "images": asdict(plan.images) if plan.images else None,
         "notes": plan.notes,
     }

@@ -31,7 +31,7 @@ def model_lines(
     model = preview_model(settings, machine.device)
     return [
         ("adapters", adapters),
-        ("weights", _weights(settings, machine)),
+        ("weights", _weights(settings, machine, adapted=bool(adapters))),
         ("attention", [model.attention]),
         ("memory", [f"gradient checkpointing {model.checkpointing}"] if model.checkpointing else []),
         ("frozen", frozen_lines(model.frozen) if model.frozen else []),
@@ -50,13 +50,14 @@ def frozen_lines(report: FreezeReport) -> list[str]:
     return lines + [f"{name} ({count:,})" for name, count in report.tensors_by_pattern().items()]
 
 
-def _weights(settings: ModelSettings, machine: Machine) -> list[str]:
-    """Return the warnings on bfloat16 training, where it is asked for."""
+def _weights(settings: ModelSettings, machine: Machine, *, adapted: bool) -> list[str]:
+    """Return the warnings on bfloat16 training, where it is asked for; adapters beside such weights are float32."""
     if not settings.bf16:
         return []
     lost = "bfloat16 weights and moments, no float32 copy: an update under 1/256 of a weight is lost, at 1e-6 most are"
+    kept = "bfloat16 weights, which stay as they are: what is trained is float32"
     how = bfloat16_arithmetic(machine.device)
-    return [lost, how] if how else [lost]
+    return [kept if adapted else lost, *([how] if how else [])]
 
 
 def _routers(settings: ModelSettings, model: ModelPreview) -> list[str]:

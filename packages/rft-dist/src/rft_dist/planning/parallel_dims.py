@@ -213,8 +213,15 @@ def _refusal(requested: RequestedDims, code: str, message: str) -> PreflightErro
         where=_where(requested),
         why="ranks = nodes x ranks a node, each on a GPU of its own where there are GPUs"
         + (f"; with the same global batch: {near}" if near else ""),
-        do=_command(_launcher(requested, offered[0]), offered[0]) if offered else "make the parallel sizes smaller",
+        do=_remedy(requested, offered[0]) if offered else "make the parallel sizes smaller",
     )
+
+
+def _remedy(requested: RequestedDims, grid: tuple[int, int]) -> str:
+    """The command of a grid that can be; in a plan it replaces the ranks a node that the settings give, too."""
+    command = _command(_launcher(requested, grid), grid)
+    of_settings = requested.per_node is not None and requested.per_node.origin.startswith("nproc")
+    return f"{command} --nproc {grid[1]}" if requested.launcher == "plan" and of_settings else command
 
 
 def _where(requested: RequestedDims) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rft.decoder_sizes import IMAGES_NOT_COUNTED, max_positions, model_sizes
@@ -39,6 +39,8 @@ class PlanRequest:
     """Any of world_size, nodes, gpus_per_node and gpu_memory (GiB)."""
     sharding: str = ""
     """One of `SHARDING_NAMES`, in place of what the settings select; empty = as they do."""
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Where a number was written, of those that are no flag's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,9 @@ def _with_images(plan: RunPlan, workload: Workload, resolved: Resolved[Any], tra
 def _requested(request: PlanRequest, resolved: Resolved[Any], environment: Mapping[str, str]) -> RequestedDims:
     """The numbers of flags; where there are none those of NUM_NODES and GPUS_PER_NODE."""
     nproc_size, nproc_origin = resolved.values["nproc"], resolved.origins["nproc"]
-    flags = {name: SourcedNumber(value, f"--{name}") for name, value in request.numbers.items()}
+    flags = {
+        name: SourcedNumber(value, request.sources.get(name, f"--{name}")) for name, value in request.numbers.items()
+    }
 
     def variable(name: str) -> SourcedNumber | None:
         text = environment.get(name, "")
