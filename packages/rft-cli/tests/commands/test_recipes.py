@@ -113,6 +113,13 @@ def test_the_command_of_a_copy_names_what_the_recipe_names_and_is_not_there(
     assert capsys.readouterr().out.rstrip().endswith("rft-train rl --config o.yaml --eval_data EVAL_DATA")
 
 
+def test_names_of_the_hub_are_not_asked_for_again(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = "pretrain: Qwen/Qwen2.5-0.5B\nprompt_data: openai/gsm8k:main\neval_data: made/test.jsonl\n"
+    (installed / "own.yaml").write_text(names)
+    assert command.run(["copy", "own", "o.yaml"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("rft-train rl --config o.yaml --eval_data EVAL_DATA")
+
+
 def test_a_recipe_is_copied_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.run(["copy", "addition"]) == 0
     assert command.run(["copy", "bare", "mine.yaml"]) == 0

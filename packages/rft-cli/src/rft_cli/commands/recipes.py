@@ -8,6 +8,7 @@ from pathlib import Path
 from rft.config.errors import SettingsError
 from rft.config.option_problems import stray_word
 from rft.config.render import config_yaml
+from rft.hub.hub_names import DATA_SETTINGS, dataset_name, model_name
 from rft_cli.commands import arguments
 from rft_cli.config import recipes
 from rft_cli.config.recipes import Recipe
@@ -154,12 +155,18 @@ def _copy(recipe: Recipe, target: Path) -> None:
 
 
 def _absent(command: str, file: Path) -> str:
-    """Flags for the model and the data, where those that the recipe names are not there."""
+    """Flags for the model and the data, where those that the recipe names are neither here nor on the Hub."""
     values = merge(command, ["--config", str(file)]).values
     places = {name: str(values.get(name) or "") for name in ("pretrain", "prompt_data", "eval_data") if name in values}
     needed = {"pretrain", "prompt_data"}
     return "".join(
         f" --{name} {name.upper()}"
         for name, place in places.items()
-        if ((place or name in needed) and not Path(place).expanduser().exists()) or (name in needed and not place)
+        if (place or name in needed) and not (place and _is_found(name, place))
     )
+
+
+def _is_found(setting: str, place: str) -> bool:
+    """Return True for a path that is there, and for a name of the Hub, which the start looks up."""
+    on_hub = (dataset_name if setting in DATA_SETTINGS else model_name)(place)
+    return on_hub is not None or Path(place).expanduser().exists()
