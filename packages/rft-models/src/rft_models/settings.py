@@ -82,8 +82,9 @@ def freezing_refusal(freeze_prefix: str, train_only_tokens_from: int) -> Setting
 class BuildSettings:
     """The sizes of a tokenizer and a decoder that are made from nothing."""
 
-    vocab_size: int = field(default=2048, metadata={"minimum": 258})
-    """Tokens of the byte-level BPE tokenizer: 2 special ones, 256 bytes, and merges learned from the texts."""
+    vocab_size: int | None = field(default=None, metadata={"minimum": 258})
+    """Tokens of the byte-level BPE tokenizer: 2 special ones, 256 bytes, and merges learned from the texts; none =
+    2048, or 258 (no merges) for texts of fewer than 100,000 characters, whose whole words would become tokens."""
 
     hidden: int = field(default=256, metadata={"minimum": 2})
     """Width of the decoder."""
@@ -100,8 +101,9 @@ class BuildSettings:
     ffn: int | None = field(default=None, metadata={"minimum": 1})
     """Width of the gated feed-forward part; none = 3 x hidden."""
 
-    max_positions: int = field(default=1024, metadata={"minimum": 2})
-    """Longest sequence that the decoder can place, in tokens."""
+    max_positions: int = field(default=2048, metadata={"minimum": 2})
+    """Longest sequence that the decoder can place, in tokens: by default what the defaults of `prompt_max_len` and
+    `generate_max_len` take together."""
 
 
 AdapterKind = Literal["lora", "rslora", "dora"]

@@ -53,6 +53,9 @@ def read(keys: Keys, *fields: dict[str, Any]) -> tuple[Any, str | None, str | No
         (RL, {"prompt": "hi", "chosen": "ho", "rejected": "no"}, ("hi", None, None)),
         (SFT, {"prompt": "hi", "chosen": "ho", "rejected": "no"}, ("hi", None, "ho")),
         (SFT, CHATS, (ASKED, None, "4")),
+        (RL, {"prompt": "ab", "answer": "ba"}, ("ab", "ba", None)),
+        (SFT, {"prompt": "ab", "answer": "ba"}, ("ab", None, "ba")),
+        (SFT, {"prompt": "ab", "response": "ba"}, ("ab", None, "ba")),
     ],
 )
 def test_a_form_gives_prompt_label_and_response(keys: Keys, row: dict[str, Any], expected: tuple[Any, ...]) -> None:

@@ -66,6 +66,39 @@ def test_a_missing_file_or_column_is_told_by_the_flags_of_this_command(tmp_path:
         assert problem.do == do
 
 
+ROWS = {"prompt": "reverse: ab", "answer": "ba"}
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (ROWS, ["reverse: ab", "ba"]),
+        ({"input": "1+1", "output": "2", "other": "x"}, ["1+1", "2"]),
+        ({"text": "as it is", **ROWS}, ["as it is"]),
+    ],
+)
+def test_rows_without_a_column_text_give_the_columns_that_sft_reads(
+    tmp_path: Path, row: dict[str, str], expected: list[str]
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    assert list(new_model.read_texts(str(file), BuildDataSettings.text_keys)) == expected
+    with pytest.raises(DataError):
+        list(new_model.read_texts(str(file), "words"))
+
+
+def test_rows_of_no_known_form_are_refused_by_the_column_that_they_lack(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"x": "1"}\n')
+    with pytest.raises(DataError, match="no field 'text'"):
+        list(new_model.read_texts(str(file), BuildDataSettings.text_keys))
+
+
+def test_few_texts_give_no_merges() -> None:
+    assert new_model.vocabulary_of(["x" * 99_999]) == 258
+    assert new_model.vocabulary_of(["x" * 60_000, "y" * 40_000]) == 2048
+
+
 @pytest.mark.parametrize(("given", "kv_heads", "ffn"), [({}, 4, 48), ({"kv_heads": 2, "ffn": 7}, 2, 7)])
 def test_a_decoder_has_the_sizes_of_the_settings(
     calls: Any, tmp_path: Path, given: dict[str, int], kv_heads: int, ffn: int

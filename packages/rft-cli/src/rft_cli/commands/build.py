@@ -13,8 +13,9 @@ def run(argv: list[str]) -> int:
     settings = resolve("build", argv).settings
     made = new_model(settings)
     each = f"{made.num_characters / made.num_tokens:.2f} characters each"
+    kind = "byte-level BPE" if made.has_merges else "byte-level, no merges"
     print(visible(f"texts      {made.num_texts:,} of {made.num_characters:,} characters in {settings.data.texts}"))
-    print(f"tokenizer  byte-level BPE, {made.vocab_size:,} tokens, {each}")
+    print(f"tokenizer  {kind}, {made.vocab_size:,} tokens, {each}")
     print(f"decoder    {made.num_parameters:,} random weights of seed {settings.output.seed}")
     print(visible(f"written    {made.directory}"))
     print(visible("\n".join(["", *next_lines(after_model(made.directory))])))

@@ -2,7 +2,8 @@
 
 A form is taken where the rows lack the column that the settings name by default; a column that is named is taken as it
 is. GSM8K has question and answer, MATH problem and solution, Alpaca instruction, input and output, ShareGPT
-conversations of from and value, chats messages of role and content, preference sets prompt, chosen and rejected.
+conversations of from and value, chats messages of role and content, preference sets prompt, chosen and rejected, rows
+written by hand prompt and answer or response.
 """
 
 from __future__ import annotations
@@ -220,4 +221,6 @@ _FORMS = (
     Form(("problem", "solution", "answer"), "problem", "answer", "solution", ("problem", "solution", "answer")),
     Form(("problem", "solution"), "problem", "solution", "solution", ("problem", "solution")),
     Form(("problem", "answer"), "problem", "answer", "answer", ("problem", "answer")),
+    Form(("prompt", "answer"), "prompt", "answer", "answer", ("prompt", "answer")),
+    Form(("prompt", "response"), "prompt", "response", "response", ("prompt", "response")),
 )

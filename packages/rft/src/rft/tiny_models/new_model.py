@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +15,16 @@ from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_bpe_tokenizer, build_decoder
 from rft_trainer.data.prompts import prompts_from_rows
 from rft_trainer.data.readers.formats import read_rows
+from rft_trainer.data.readers.rows import Row
+from rft_trainer.data.row_forms import Keys, as_read
+from rft_trainer.settings.data import BuildDataSettings, SftDataSettings
+
+_FEWEST_CHARACTERS_FOR_MERGES = 100_000
+"""Below, BPE makes tokens of whole words of the training rows, which other rows do not have: 500 rows of 4.3 letters a
+word gave 1,515 merges, and nothing about the letters of a word could be learned."""
+_MERGED_VOCABULARY, _BYTES_ALONE = 2048, 258
+_DEFAULT_NAMES = [BuildDataSettings.text_keys]
+_SFT_KEYS = Keys(SftDataSettings.input_key, None, SftDataSettings.output_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +38,11 @@ class NewModel:
     """Of these texts, by the new tokenizer."""
     vocab_size: int
     num_parameters: int
+
+    @property
+    def has_merges(self) -> bool:
+        """True where tokens longer than a byte were learned from the texts."""
+        return self.vocab_size > _BYTES_ALONE
 
 
 def new_model(settings: BuildModelSettings) -> NewModel:
@@ -105,7 +120,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 def _columns(path: Path, names: list[str]) -> Iterator[str]:
     with _own_flags():
-        rows = read_rows(path)
+        rows, names = _named_columns(read_rows(path), names)
         columns = [prompts_from_rows(rows, source=path.stem, input_key=name) for name in names]
     for row in zip(*columns, strict=True):
         for cell in row:
@@ -120,6 +135,16 @@ def _columns(path: Path, names: list[str]) -> Iterator[str]:
             yield cell.text
 
 
+def _named_columns(rows: Sequence[Row], names: list[str]) -> tuple[Sequence[Row], list[str]]:
+    """Return rows and columns; where `text_keys` is left out and rows have no such column, those that `sft` reads."""
+    if names != _DEFAULT_NAMES or not rows or set(names) & set(rows[0].fields):
+        return rows, names
+    found = as_read(rows, _SFT_KEYS)
+    columns = [found.keys.input, *([found.keys.output] if found.keys.output else [])]
+    # what is missing is said of `text_keys`, where no form is known
+    return (found.rows, columns) if set(columns) <= set(found.rows[0].fields) else (rows, names)
+
+
 @contextmanager
 def _own_flags() -> Generator[None]:
     """Replace the training flags in errors of the readers by the flags of this command."""
@@ -132,6 +157,12 @@ def _own_flags() -> Generator[None]:
         raise type(error)(**fields) from error
 
 
+def vocabulary_of(texts: list[str]) -> int:
+    """Return the size of a vocabulary for these texts: bytes alone where they are too few to learn merges from."""
+    is_enough = sum(map(len, texts)) >= _FEWEST_CHARACTERS_FOR_MERGES
+    return _MERGED_VOCABULARY if is_enough else _BYTES_ALONE
+
+
 def build(settings: BuildModelSettings, texts: list[str], target: Path) -> None:
     """Write the directory whole or not at all: it is made beside its place and moved there."""
     sizes, seed = settings.model, settings.output.seed
@@ -139,7 +170,7 @@ def build(settings: BuildModelSettings, texts: list[str], target: Path) -> None:
     try:
         build_decoder(
             staging,
-            build_bpe_tokenizer(texts, sizes.vocab_size),
+            build_bpe_tokenizer(texts, sizes.vocab_size or vocabulary_of(texts)),
             hidden=sizes.hidden,
             layers=sizes.layers,
             heads=sizes.heads,
