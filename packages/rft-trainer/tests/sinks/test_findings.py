@@ -54,6 +54,30 @@ def test_nothing_is_said_of_a_reward_that_comes_in_time(run: RunDirectory, caplo
     assert not caplog.records
 
 
+@pytest.mark.parametrize(("samples", "expected"), [(512, 3), (200, 5), (8, STEPS)])
+def test_a_constant_reward_of_many_responses_is_said_after_few_steps_and_once(
+    run: RunDirectory, caplog: pytest.LogCaptureFixture, samples: int, expected: int
+) -> None:
+    sink = FindingSink(run)
+    sink.start(RunInfo("run", run.path))
+    said: list[int] = []
+    for step in range(1, STEPS + 5):
+        sink.step({**row(step), "data/samples": samples})
+        said.append(len(caplog.records))
+    assert said == [0] * (expected - 1) + [1] * (STEPS + 5 - expected)
+    assert f"of steps 1 to {expected}" in caplog.text
+
+
+def test_one_other_reward_among_many_responses_is_no_constant(
+    run: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = FindingSink(run)
+    sink.start(RunInfo("run", run.path))
+    for step in range(1, 6):
+        sink.step({**row(step), "reward/max": float(step == 1), "data/samples": 512})
+    assert not caplog.records
+
+
 def test_a_run_that_continues_counts_its_earlier_steps(run: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
     for step in range(1, STEPS):
         run.append_metrics(row(step))

@@ -108,6 +108,11 @@ def present_findings(rows: Sequence[Row], rollouts: str = "") -> list[RunFinding
     return [finding for finding in found if finding is not None]
 
 
+def constant_reward(rows: Sequence[Row], rollouts: str = "") -> RunFinding | None:
+    """Return the finding that all responses of the rows had one and the same reward; None where they had not."""
+    return _constant_reward(_with_step(rows), Evidence(rows=rows, rollouts=rollouts))
+
+
 def _with_step(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if isinstance(row.get("step"), int)]
 
@@ -303,9 +308,11 @@ def _look_at_rollouts(rows: Sequence[Row], evidence: Evidence) -> str:
     if cut and fmean(cut) >= NEARLY_ALL:
         longest = max(_values(rows, "completion/length_max"), default=0)
         return f"--generate_max_len {max(2 * longest, 1):.0f}: {fmean(cut):.0%} of the responses were cut at the limit"
+    # what a function of one's own is given is the first thing to look at where its value never changes
+    asked = "rft-train check rl with the same flags shows what the reward is given and returns"
     if not evidence.rollouts:
-        return "--rollout_log_interval 1, and compare response, label and reward in the rows of rollouts/"
-    return f"compare response, label and reward in {evidence.rollouts}"
+        return f"--rollout_log_interval 1, and compare response, label and reward in the rows of rollouts/; {asked}"
+    return f"compare response, label and reward in {evidence.rollouts}; {asked}"
 
 
 def _rate_remedy(rows: Sequence[Row]) -> str:

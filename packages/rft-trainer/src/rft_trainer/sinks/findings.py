@@ -9,11 +9,14 @@ from typing import Any
 
 from rft_trainer.metrics.sink import RunInfo
 from rft_trainer.runs.directory import RunDirectory
-from rft_trainer.runs.verdict import present_findings
+from rft_trainer.runs.verdict import RunFinding, constant_reward, present_findings
 
 _LOG = logging.getLogger(__name__)
 STEPS = 20
 """Last steps that are looked at, all of which must be there."""
+CONSTANT_STEPS, CONSTANT_RESPONSES = 3, 1000
+"""Steps and responses from which on a reward that was never another one is said at once: mostly a fault of the reward,
+and twenty steps of a large model take an hour."""
 
 
 class FindingSink:
@@ -31,13 +34,22 @@ class FindingSink:
     def step(self, record: Mapping[str, Any]) -> None:
         """Warn of what has become true of the last steps."""
         self._rows.append(record)
-        if len(self._rows) < STEPS:
-            return
         kept = self._run.rollout_steps()
-        for finding in present_findings(list(self._rows), str(self._run.rollout_file(kept[-1])) if kept else ""):
+        rows, rollouts = list(self._rows), str(self._run.rollout_file(kept[-1])) if kept else ""
+        found = present_findings(rows, rollouts) if len(rows) == STEPS else self._early(rows, rollouts)
+        for finding in found:
             if finding.code not in self._said:
                 self._said.add(finding.code)
                 _LOG.warning("step %d: %s\n        do  %s", record["step"], finding.what, finding.do)
+
+    @staticmethod
+    def _early(rows: list[Mapping[str, Any]], rollouts: str) -> list[RunFinding]:
+        """Return what few steps with many responses show: a reward that is one and the same."""
+        responses = sum(row.get("data/samples") or 0 for row in rows)
+        if len(rows) < CONSTANT_STEPS or responses < CONSTANT_RESPONSES:
+            return []
+        finding = constant_reward(rows, rollouts)
+        return [] if finding is None else [finding]
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """Do nothing: rows of training alone are looked at."""
