@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from statistics import NormalDist
@@ -141,3 +142,31 @@ def test_the_quantile_has_its_probability_to_the_last_digits(degrees: int):
     density = [math.exp(log_norm - (degrees + 1) / 2 * math.log1p((t * i / 4000) ** 2 / degrees)) for i in range(4001)]
     inside = t / 4000 / 3 * (density[0] + density[-1] + 4 * sum(density[1:-1:2]) + 2 * sum(density[2:-1:2]))
     assert inside == pytest.approx(0.475, abs=1e-10)
+
+
+def all_draws(values: list[float], k: int) -> list[float]:
+    return [max(draw) for draw in itertools.combinations(values, k)]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_the_best_of_k_is_the_mean_over_all_draws_of_k(k: int):
+    values = [0.5, -1.0, 3.0, 0.5, 2.0]
+    draws = all_draws(values, k)
+    assert statistics.best_of_k_estimate(values, k=k) == pytest.approx(sum(draws) / len(draws))
+    for correct in range(6):
+        shares = all_draws([1.0] * correct + [0.0] * (5 - correct), k)
+        assert statistics.pass_at_k_estimate(correct, 5, k=k) == pytest.approx(sum(shares) / len(shares))
+
+
+def test_hand_computed_pass_at_k():
+    assert statistics.pass_at_k_estimate(1, 4, k=2) == 0.5
+    assert statistics.best_of_k_estimate([5.0, 0.0, 1.0], k=2) == pytest.approx(11 / 3)
+
+
+@pytest.mark.parametrize(("correct", "num", "k"), [(1, 4, 0), (1, 4, 5), (5, 4, 2), (-1, 4, 2)])
+def test_draws_that_cannot_be_made_are_refused(correct: int, num: int, k: int):
+    with pytest.raises(InputError):
+        statistics.pass_at_k_estimate(correct, num, k=k)
+    if not 1 <= k <= num:
+        with pytest.raises(InputError):
+            statistics.best_of_k_estimate([0.0] * num, k=k)

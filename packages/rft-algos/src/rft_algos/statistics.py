@@ -97,6 +97,48 @@ def wilson_interval(successes: int, num: int, *, level: float = 0.95) -> Interva
     return Interval(share, low, high, num)
 
 
+def pass_at_k_estimate(num_correct: int, num: int, *, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k): the chance that k of n samples, drawn without replacement, hold a correct one.
+
+    Unbiased for the chance that one of k fresh samples is correct, unlike 1 - (1 - c / n)^k.
+
+    Source: Chen et al. 2021, "Evaluating large language models trained on code" (arXiv 2107.03374), equation 1.
+
+    Args:
+        num_correct: c, how many of the n samples are correct (plain integers, no tensors).
+        num: n, at least k.
+        k: how many samples are drawn, at least 1.
+
+    Returns:
+        The estimate, in [0, 1]. Example: 1 of 4 with k = 2 gives 1 - 3/6 = 0.5.
+    """
+    if not 1 <= k <= num:
+        refuse(f"k = {k} of {num} samples")
+    if not 0 <= num_correct <= num:
+        refuse(f"{num_correct} correct ones of {num} samples")
+    return 1.0 - math.comb(num - num_correct, k) / math.comb(num, k)
+
+
+def best_of_k_estimate(values: Sequence[float], *, k: int) -> float:
+    """Mean of the largest of k values over all draws of k of the n values without replacement.
+
+    With the values in ascending order, sum over i of x_i * C(i - 1, k - 1) / C(n, k): in so many draws x_i is the
+    largest. Unbiased for the best of k fresh samples; for values of 0 and 1 it is `pass_at_k_estimate`.
+
+    Args:
+        values: n values (a plain sequence, no tensors).
+        k: how many are drawn, in [1, n].
+
+    Returns:
+        The estimate, in the unit of the values. Example: 0, 1, 5 with k = 2 give (1 + 2 * 5) / 3.
+    """
+    num = len(values)
+    if not 1 <= k <= num:
+        refuse(f"k = {k} of {num} values")
+    draws = math.comb(num, k)
+    return math.fsum(value * (math.comb(below, k - 1) / draws) for below, value in enumerate(sorted(values)))
+
+
 def student_quantile(probability: float, degrees: int) -> float:
     """The t with P(T <= t) = probability for Student's distribution of integer degrees of freedom.
 

@@ -10,6 +10,7 @@ import pytest
 
 from rft.process.machine import Machine
 from rft.stages.evaluate import evaluate
+from rft.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_core.errors import OptionsError, ServiceError
 from rft_dist.collectives import SingleProcess
@@ -33,7 +34,7 @@ def answers(model: Path, *words: str) -> list[str]:
     machine = Machine("cpu", ranks_from_environment({}), SingleProcess())
     evaluation = evaluate(resolved.settings, machine)
     assert len(evaluation.result.rewards) == len(evaluation.rollouts) == len(evaluation.prompts) == 4
-    return [rollout.response_text for rollout in evaluation.rollouts]
+    return [rollout.response_text for group in evaluation.rollouts for rollout in group]
 
 
 def test_sampled_answers_follow_from_the_seed(model: Path) -> None:
@@ -59,3 +60,25 @@ def test_an_evaluation_in_which_no_answer_has_a_reward_is_an_error_with_the_firs
         answers(model, "--reward", "reward.py:words", "--reward_workers", "1")
     assert caught.value.problem.code == "eval.no_scores"
     assert "words returned str" in caught.value.problem.where
+
+
+def test_an_answer_is_sampled_as_often_as_asked_and_its_first_is_the_single_one(model: Path) -> None:
+    single = answers(model, "--eval_temperature", "1")
+    several = answers(model, "--eval_temperature", "1", "--eval_n", "3")
+    assert len(several) == 12
+    assert several[::3] == single
+
+
+def test_columns_of_held_out_rows_go_by_the_names_of_training_commands_too(model: Path) -> None:
+    assert answers(model, "--eval_input_key", "label") != answers(model)
+    assert answers(model, "--eval_label_key", "input") == answers(model)
+
+
+@pytest.mark.parametrize(("command", "flag"), [("eval", "temperature"), ("rl", "eval_temperature")])
+def test_several_samples_at_temperature_0_are_refused(command: str, flag: str) -> None:
+    words = ["--pretrain", "m", "--eval_data", "e", "--eval_n", "4"]
+    with pytest.raises(SettingsError) as caught:
+        resolve(command, words)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.do) == ("eval.equal_samples", f"--{flag} 1")
+    resolve(command, [*words, *problem.do.split()])

@@ -22,14 +22,17 @@ Run = Callable[..., list[Any]]
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run the command on one of the ranks; returns what was asked for."""
 
-    def start(*argv: str, is_first: bool = True, num_scored: int = 4) -> list[Any]:
+    def start(*argv: str, is_first: bool = True, num_unscored: int = 0, **more: Any) -> list[Any]:
         asked: list[Any] = []
         machine = SimpleNamespace(is_first=is_first, collectives="collectives")
         result = SimpleNamespace(
             task_metrics={"digits": 1.5},
             rewards=[1.0, 0.0, 1.0, 0.0],
             accuracy=0.5,
-            num_scored=num_scored,
+            num_scored=4,
+            num_unscored=num_unscored,
+            num_samples=more.get("num_samples", 1),
+            at_k=more.get("at_k", {}),
             mean_reward=0.25,
             mean_tokens=3.5,
             num_truncated=1,
@@ -69,9 +72,18 @@ def test_the_score_is_printed_for_a_person_and_as_one_line(run: Run, capsys: pyt
 
 
 def test_answers_without_a_reward_are_counted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run(num_scored=3)
+    run(num_unscored=1)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("unscored")]
     assert line.split()[1] == "1:"
+
+
+def test_several_samples_show_what_they_are_the_mean_of_and_the_best_of_k(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(num_samples=4, at_k={"pass@4": 0.75})
+    lines = capsys.readouterr().out.splitlines()
+    assert "mean@4; all samples right: 2 of 4" in lines[2]
+    assert ["pass@4", "0.7500"] in [line.split() for line in lines]
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -148,7 +148,7 @@ def test_a_dash_of_a_text_program_is_told_as_such(dash: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["--eval_temperature 0.7", "--eval_n 4", "--log_level debug", "--ckpt x", "--generation_batch_size 8", "a.b=3"],
+    ["--eval_top_k 4", "--log_level debug", "--ckpt x", "--generation_batch_size 8", "a.b=3"],
 )
 def test_a_guess_is_not_given_as_the_thing_to_do(words: str) -> None:
     (problem,) = problems_of(*words.split())

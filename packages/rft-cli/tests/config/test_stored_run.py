@@ -46,6 +46,18 @@ def test_the_first_word_names_a_run_unless_it_is_a_flag(argv: list[str], names: 
         assert with_run(argv, "eval") == argv
 
 
+def test_held_out_rows_are_evaluated_as_the_run_did(run: Path) -> None:
+    config = run / "config.yaml"
+    own = "eval_input_key: question\neval_label_key: answer\neval_n: 4\neval_temperature: 0.6\n"
+    named = [line for line in config.read_text().splitlines() if line.split(":")[0] not in own]
+    config.write_text("\n".join(named) + f"\n{own}")
+    values = resolve("eval", with_run(["some/checkpoint"], "eval")).values
+    assert (values["input_key"], values["label_key"]) == ("question", "answer")
+    assert (values["eval_n"], values["temperature"]) == (4, 0.6)
+    given = resolve("eval", with_run(["some/checkpoint", "--input_key", "input"], "eval")).values
+    assert given["input_key"] == "input", "flags that are given come last"
+
+
 def test_an_evaluation_repeats_what_the_run_did_but_for_how_it_trained(run: Path) -> None:
     resolved = resolve("eval", with_run(["some/checkpoint", "--seed", "8"], "eval"))
     values = resolved.values

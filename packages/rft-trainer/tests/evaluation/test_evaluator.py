@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -77,8 +78,8 @@ def evaluator(engine: BigramEngine, ranks: OneRank | None = None, seed: int = 0,
 def test_metrics_of_tasks_are_of_all_answers_in_the_order_of_the_prompts() -> None:
     metrics = Metrics()
     result, rollouts = evaluator(RecordingEngine(), metrics=metrics).with_rollouts()
-    texts = [rollout.response_text for rollout in rollouts]
-    assert metrics.given == (texts, [prompt.label for prompt in PROMPTS], result.rewards)
+    texts = [rollout.response_text for (rollout,) in rollouts]
+    assert metrics.given == (texts, [prompt.label for prompt in PROMPTS], list(result.rewards))
     assert result.as_record()["eval/characters"] == len("".join(texts)) > 0
     assert "eval/characters" not in evaluator(RecordingEngine())().as_record()
 
@@ -185,3 +186,54 @@ def test_a_reward_server_that_is_away_on_one_rank_is_away_on_all() -> None:
         found.append(str(caught.value))
     assert found[0] == found[1]
     assert "it is away" in found[1]
+
+
+def of_sample(items: Sequence[RewardItem]) -> list[Score]:
+    """Of four samples the first prompt has one that is right, the second one without a score, the others none right."""
+    seen: dict[str, int] = {}
+    found: list[Score] = []
+    for item in items:
+        number = seen[item.prompt_id] = seen.get(item.prompt_id, -1) + 1
+        if item.prompt_id == "p:1" and number == 3:
+            found.append(Score(None, RewardStatus.FAILED, detail="broken"))
+        else:
+            found.append(Score(1.0 if (item.prompt_id, number) == ("p:0", 2) else 0.0))
+    return found
+
+
+def test_several_samples_give_the_mean_of_each_prompt_and_the_unbiased_best_of_k() -> None:
+    engine, metrics = RecordingEngine(), Metrics()
+    single = evaluator(engine)
+    several = replace(single, num_samples=4, reward=of_sample, metrics=metrics)
+    result, rollouts = several.with_rollouts()
+    assert [len(group) for group in rollouts] == [4] * 6
+    single()
+    drawn, alone = engine.keys
+    assert len(set(drawn)) == 24
+    assert drawn[::4] == alone, "the first sample is that of an evaluation with one"
+    assert result.rewards == result.correct == (0.25, 0.0, 0.0, 0.0, 0.0, 0.0)
+    record = result.as_record()
+    assert (record["eval/n"], record["eval/samples"], record["eval/unscored"]) == (6, 4, 1)
+    assert record["eval/accuracy"] == pytest.approx(0.25 / 6)
+    # one of four right: two of them hold it in half of the draws; the prompt with three scores says nothing of four
+    assert (record["eval/pass@2"], record["eval/pass@4"]) == pytest.approx((0.5 / 6, 1 / 5))
+    assert (record["eval/best@2"], record["eval/best@4"]) == pytest.approx((0.5 / 6, 1 / 5))
+    assert [len(given) for given in metrics.given] == [24] * 3
+    assert "eval/samples" not in single().as_record()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_several_samples_are_the_same_on_any_number_of_ranks(world_size: int) -> None:
+    whole = replace(evaluator(RecordingEngine()), num_samples=3)()
+    parts: list[bytes] = []
+    for rank in range(world_size):
+        sends = LastSent(rank, world_size)
+        with contextlib.suppress(IndexError):  # a share of one rank is not that of another
+            replace(evaluator(RecordingEngine(), sends), num_samples=3)()
+        parts.append(sends.sent)
+
+    class All(RankOf):
+        def gather_bytes(self, data: bytes) -> list[bytes]:
+            return parts
+
+    assert replace(evaluator(RecordingEngine(), All(0, world_size)), num_samples=3)() == whole

@@ -78,6 +78,7 @@ EXPECTED = EvaluationResult(
     num_truncated=1,
     mean_tokens=3.0,
     why_unscored="p:2 (failed): broken",
+    num_unscored=1,
 )
 
 
@@ -110,7 +111,7 @@ def test_results_are_in_the_order_of_the_prompts_on_any_number_of_ranks(
     for rank in range(world_size):
         result, rollouts = evaluator(RankOf(rank, world_size, sent)).with_rollouts()
         assert result == EXPECTED
-        assert [one.prompt_id for one in rollouts] == [f"p:{number}" for number in range(rank, 5, world_size)]
+        assert [one.prompt_id for (one,) in rollouts] == [f"p:{number}" for number in range(rank, 5, world_size)]
     assert len(caplog.records) == 1, "the first rank says so, for all"
 
 
@@ -164,4 +165,4 @@ def test_conversations_are_scored_by_their_environment_and_their_turns_are_count
     assert result.mean_tokens == 2.0, "of what was sampled"
     record = result.as_record()
     assert (record["eval/turns_mean"], record["eval/call_share"], record["eval/well_formed_share"]) == (2.0, 0.5, 0.5)
-    assert [one.prompt_id for one in rollouts] == [prompt.prompt_id for prompt in PROMPTS]
+    assert [one.prompt_id for (one,) in rollouts] == [prompt.prompt_id for prompt in PROMPTS]

@@ -34,12 +34,12 @@ from rft_trainer.settings.data import (
     BuildDataSettings,
     ConformanceDataSettings,
     DataSettings,
-    EvalDataSettings,
     GenerateDataSettings,
+    ScoredDataSettings,
     SftDataSettings,
 )
 from rft_trainer.settings.environment import EnvironmentSettings, EvalEnvironmentSettings
-from rft_trainer.settings.evaluation import EvaluationSettings
+from rft_trainer.settings.evaluation import EvaluationSampleSettings, EvaluationSettings, RlEvaluationSettings
 from rft_trainer.settings.images import ControlledImageSettings, GenerateImageSettings
 from rft_trainer.settings.rewards import JudgeSettings, RewardModelSettings, RewardSettings, RlRewardSettings
 from rft_trainer.settings.rollouts import AsyncSettings
@@ -69,7 +69,7 @@ class RlSettings:
     async_rollouts: AsyncSettings = field(default_factory=AsyncSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     strategy: StrategySettings = field(default_factory=StrategySettings)
-    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    evaluation: RlEvaluationSettings = field(default_factory=RlEvaluationSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     run: RlRunSettings = field(default_factory=RlRunSettings)
     launch: LaunchSettings = field(default_factory=LaunchSettings)
@@ -94,8 +94,12 @@ class SftSettings:
     watch: WatchSettings = field(default_factory=WatchSettings)
 
 
-def _greedy() -> SamplingSettings:
-    return SamplingSettings(temperature=0.0)
+@dataclass(frozen=True, kw_only=True)
+class EvalSamplingSettings(SamplingSettings):
+    """Sampling of the responses to held-out prompts, and how long texts may be (in tokens)."""
+
+    temperature: float = field(default=0.0, metadata={"minimum": 0.0, "aliases": ("eval_temperature",)})
+    """Divisor of the logits before sampling; 0 = greedy. --eval_temperature is the same flag."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +108,14 @@ class EvalSettings:
     """Score a model on held-out data. Greedy unless a temperature is given."""
 
     model: WeightsSettings
-    data: EvalDataSettings = field(default_factory=EvalDataSettings)
+    data: ScoredDataSettings = field(default_factory=ScoredDataSettings)
     images: ControlledImageSettings = field(default_factory=ControlledImageSettings)
     reward: RewardSettings = field(default_factory=RewardSettings)
     reward_models: RewardModelSettings = field(default_factory=RewardModelSettings)
     judge: JudgeSettings = field(default_factory=JudgeSettings)
     conversation: EvalEnvironmentSettings = field(default_factory=EvalEnvironmentSettings)
-    sampling: SamplingSettings = field(default_factory=_greedy)
+    sampling: EvalSamplingSettings = field(default_factory=EvalSamplingSettings)
+    evaluation: EvaluationSampleSettings = field(default_factory=EvaluationSampleSettings)
     engine: DecodingEngineSettings = field(default_factory=DecodingEngineSettings)
     output: OutputSettings = field(default_factory=OutputSettings)
 

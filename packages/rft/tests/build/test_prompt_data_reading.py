@@ -18,6 +18,7 @@ from rft.build.prompt_data import (
     data_notes,
     demonstrations,
     given_prompts,
+    held_out_text,
     hold_out,
     read_held_out,
     read_training,
@@ -240,6 +241,29 @@ def test_held_out_data_that_cannot_be_read_are_told_by_their_own_settings(
                 str(path), split, 0, settings, tokenizer, label_key="label", output_key=None, prompt_max_len=9
             )
         assert caught.value.problem.do == do
+
+
+def test_columns_of_held_out_rows_are_told_by_their_own_settings(tokenizer: HfTokenizer, write: Write) -> None:
+    path = write("a.jsonl", ["x"])
+    settings = DataSettings(input_key="input", eval_input_key="othr")
+    text = held_out_text(settings)
+    with pytest.raises(MissingColumnError) as caught:
+        read_held_out(path, "", 0, text, tokenizer, label_key="label", output_key=None, prompt_max_len=9)
+    problem = caught.value.problem
+    assert (problem.do, caught.value.flag) == ("--eval_input_key other", "--input_key")
+    assert "--eval_input_key" in problem.why
+    [row] = read_held_out(
+        path,
+        "",
+        0,
+        held_out_text(replace(settings, eval_input_key="other")),
+        tokenizer,
+        label_key="label",
+        output_key=None,
+        prompt_max_len=9,
+    )
+    assert row.text == "ox"
+    assert held_out_text(DataSettings(input_key="input")).input_key == "input"
 
 
 def test_a_held_out_row_that_does_not_fit_is_an_error_and_not_left_out(tokenizer: HfTokenizer, write: Write) -> None:

@@ -48,16 +48,18 @@ def test_samples_are_cut_by_tokens_where_they_are_packed() -> None:
 
 
 @pytest.mark.parametrize("prompts", [["a"], []])
-def test_held_out_prompts_are_answered_greedily_where_there_are_any(calls: Any, prompts: list[Any]) -> None:
+def test_held_out_prompts_are_answered_as_evaluations_are_where_there_are_any(calls: Any, prompts: list[Any]) -> None:
     calls.put(shared_parts, "Evaluator")
     engine, reward, machine = (calls.double(name) for name in ("engine", "reward", "machine"))
     tokenizer, conversations = calls.double("tokenizer", eos_ids=(3,)), calls.double("conversations")
-    found = shared_parts.make_evaluator(engine, tokenizer, reward, machine, prompts, 20, conversations)
+    data = calls.double("data", held_out=prompts, metrics=calls.double("metrics"))
+    settings = calls.double("settings", eval_n=4, eval_temperature=0.5)
+    found = shared_parts.make_evaluator(engine, tokenizer, reward, machine, data, 20, settings, conversations)
     assert (found is not None) is bool(prompts)
-    greedy = shared_parts.SamplingOptions(temperature=0.0, max_new_tokens=20, stop_token_ids=(3,))
+    drawn = shared_parts.SamplingOptions(temperature=0.5, max_new_tokens=20, stop_token_ids=(3,))
     made = [
         f"Evaluator(engine, tokenizer, reward, machine.collectives, ['a'], conversations=conversations, "
-        f"metrics=None, sampling={greedy!r})"
+        f"metrics=metrics, num_samples=4, sampling={drawn!r})"
     ]
     assert calls.taken() == (made if prompts else [])
 

@@ -36,7 +36,7 @@ class Run:
         self.result = SimpleNamespace(num_scored=num_scored, why_unscored="broken")
         policy = calls.double("policy")
         evaluator = calls.double(
-            "evaluator", with_rollouts=calls.double("with_rollouts", returns=(self.result, ["rollout"]))
+            "evaluator", with_rollouts=calls.double("with_rollouts", returns=(self.result, [["rollout"]]))
         )
         metrics = SimpleNamespace(of=lambda names: f"metrics of {names}")
         calls.replace(
@@ -88,13 +88,14 @@ def test_an_evaluation_gives_its_settings_to_the_parts_that_they_belong_to(calls
         "build_reward(settings, machine, columns=columns_of())",
         "sampling_options(settings.sampling, 20, tokenizer.eos_ids)",
         f"Evaluator(make_engine(), tokenizer, reward, machine.collectives, {run.prompts!r}, conversations=None, "
-        "metrics='metrics of data.eval_metrics', sampling=sampling_options(), seed=settings.output.seed)",
+        "metrics='metrics of data.eval_metrics', num_samples=settings.evaluation.eval_n, "
+        "sampling=sampling_options(), seed=settings.output.seed)",
         "with_rollouts()",
         "reward.close()",
         "stack ends",
     ]
     assert found.result is run.result
-    assert found.rollouts == ["rollout"]
+    assert found.rollouts == [["rollout"]]
     # every rank has the prompts that it answered
     assert found.prompts == [run.prompts[1]]
     assert Run(calls, rank=0).evaluate().prompts[0].token_ids == (0,) * 3
@@ -143,13 +144,22 @@ def test_without_rows_nothing_is_loaded(calls: Any) -> None:
 def test_intervals_are_of_the_answers_that_were_scored(calls: Any) -> None:
     calls.put(evaluate, "gather_rows")
     calls.replace(evaluate, rollout_row=lambda prompt, rollout: (prompt, rollout))
-    result: Any = SimpleNamespace(correct=[True, None, False, True], num_scored=3, rewards=[1.0, None, 0.0, 0.5])
-    found = evaluate.Evaluation(result, ["p", "q"], ["r", "s"])  # type: ignore[list-item]
+    result: Any = SimpleNamespace(
+        correct=[True, None, False, True], num_scored=3, rewards=[1.0, None, 0.0, 0.5], num_samples=1
+    )
+    found = evaluate.Evaluation(result, ["p", "q"], [["r"], ["s", "t"]])  # type: ignore[list-item]
     assert found.num_right == 2
     assert found.accuracy_interval == wilson_interval(2, 3)
     assert found.reward_interval == mean_interval([1.0, 0.0, 0.5])
     assert found.rows(calls.double("ranks")) == "gather_rows()"
-    assert calls.taken() == ["gather_rows(ranks, [[('p', 'r')], [('q', 's')]])"]
+    assert calls.taken() == ["gather_rows(ranks, [[('p', 'r')], [('q', 's'), ('q', 't')]])"]
+
+
+def test_several_samples_have_the_interval_of_the_shares_of_their_prompts() -> None:
+    result: Any = SimpleNamespace(correct=[0.5, None, 1.0, 0.0], num_scored=3, num_samples=4)
+    found = evaluate.Evaluation(result, [], [])
+    assert found.num_right == 1
+    assert found.accuracy_interval == mean_interval([0.5, 1.0, 0.0])
 
 
 @pytest.mark.parametrize(

@@ -166,8 +166,8 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "make_saver(directory, settings.checkpoint, started.metadata(), checkpoint_parts(), parallel.optimizer, "
         "{'progress': progress, 'ledger': ledger, 'credit': credit, 'ahead': 'queue'}, machine, None, "
         "tensor_parts=None)",
-        "make_evaluator(rollout_source, tokenizer, reward, machine, data.held_out, 20, rollouts.conversations, "
-        "metrics=data.metrics)",
+        "make_evaluator(rollout_source, tokenizer, reward, machine, data, 20, settings.evaluation, "
+        "rollouts.conversations)",
         "PolicyObjective(record, credit.coefficients)",
         "old_policy(settings, record, machine, policy, parallel)",
         "balanced_forward(settings.model, model, machine)",

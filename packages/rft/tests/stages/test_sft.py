@@ -28,6 +28,7 @@ def read(calls: Any) -> Any:
         sft,
         "refuse_beside_images",
         row_images="images",
+        held_out_text="text",
         read_training=training,
         read_held_out="held out",
         hold_out=(samples[:4], samples[4:]),
@@ -38,7 +39,7 @@ def read(calls: Any) -> Any:
 
 def settings_of(calls: Any, **numbers: Any) -> Any:
     usual = {"max_len": 0, "train_batch_size": 4, "max_epochs": 3, "max_steps": 0}
-    rows = {"eval_data": "", "held_out_rows": 0}
+    rows = {"eval_data": "", "held_out_rows": 0, "eval_output_key": ""}
     training = calls.double("training_settings", **usual | {k: v for k, v in numbers.items() if k in usual})
     data = calls.double("data", **rows | {k: v for k, v in numbers.items() if k in rows})
     return calls.double("settings", training=training, data=data)
@@ -63,12 +64,15 @@ def test_rows_are_read_with_the_settings_that_name_them(read: Any, max_len: int,
 def test_held_out_rows_are_those_of_a_file_or_else_taken_from_the_training_rows(read: Any) -> None:
     given = settings_of(read, eval_data="e.jsonl", held_out_rows=2)
     found = sft.sft_data(given, read.double("tokenizer"), 77)
-    assert read.taken()[-2:] == [
-        "read_held_out('e.jsonl', data.eval_split, data.max_eval_samples, data, tokenizer, images='images', "
+    assert read.taken()[-3:] == [
+        "held_out_text(data)",
+        "read_held_out('e.jsonl', data.eval_split, data.max_eval_samples, 'text', tokenizer, images='images', "
         "label_key=None, output_key=data.output_key, prompt_max_len=77)",
         "demonstrations('held out', tokenizer, 77)",
     ]
     assert (len(found.samples), len(found.held_out)) == (6, 6)
+    sft.sft_data(settings_of(read, eval_data="e.jsonl", eval_output_key="own"), read.double("tokenizer"), 77)
+    assert "output_key='own'" in read.taken()[-2]
     found = sft.sft_data(settings_of(read, held_out_rows=2), read.double("tokenizer"), 77)
     assert read.taken()[-1].endswith(", 2, settings.run.seed)")
     assert [sample.sample_id for sample in found.samples] == ["s0", "s1", "s2", "s3"]

@@ -15,7 +15,7 @@ from rft_core.terminal_text import visible
 
 
 def run(argv: list[str]) -> int:
-    """Resolve, answer every prompt once, print the score as a person reads it and as one JSON line."""
+    """Resolve, answer every prompt, print the score as a person reads it and as one JSON line."""
     settings = resolve("eval", with_run(argv, "eval")).settings
     with open_machine(settings.model.device) as machine:
         evaluation = evaluate(settings, machine)
@@ -34,11 +34,14 @@ def _show(settings: EvalSettings, evaluation: Evaluation) -> None:
     print(visible(f"model     {settings.model.pretrain}"))
     print(visible(f"data      {settings.data.eval_data}: {len(result.rewards):,} problems"))
     bounds = f"95 %: {share.low:.4f} to {share.high:.4f}"
-    print(f"accuracy  {result.accuracy:.4f}  ({evaluation.num_right:,} of {result.num_scored:,}; {bounds})")
+    count = f"{evaluation.num_right:,} of {result.num_scored:,}"
+    if result.num_samples > 1:
+        count = f"mean@{result.num_samples}; all samples right: {count}"
+    print(f"accuracy  {result.accuracy:.4f}  ({count}; {bounds})")
     print(f"reward    {result.mean_reward:.4f}  (95 %: {interval.low:.4f} to {interval.high:.4f})")
     print(f"tokens    {result.mean_tokens:.1f} an answer; {result.num_truncated:,} were cut at the limit")
-    for name, value in result.task_metrics.items():
+    for name, value in {**result.at_k, **result.task_metrics}.items():
         print(visible(f"{name:<9} {value:.4f}"))
-    if result.num_scored < len(result.rewards):
-        print(f"unscored  {len(result.rewards) - result.num_scored:,}: in none of the figures above")
+    if result.num_unscored:
+        print(f"unscored  {result.num_unscored:,}: in none of the figures above")
     print(json.dumps(result.as_record()))

@@ -26,8 +26,8 @@ def names_run(argv: Sequence[str]) -> bool:
 def with_run(argv: Sequence[str], command: str) -> list[str]:
     """Replace a run that stands first by the flags that repeat what it did, on its newest checkpoint.
 
-    Flags that are given come last and win. The run's sampling is left out: an evaluation is greedy unless flags say
-    otherwise.
+    Flags that are given come last and win. The run's own sampling is left out: an evaluation is drawn as the run's
+    evaluations were, greedily unless `eval_temperature` or flags say otherwise.
     """
     if not names_run(argv):
         return list(argv)
@@ -36,6 +36,9 @@ def with_run(argv: Sequence[str], command: str) -> list[str]:
     trained = trained_model(Path(argv[0]), asked_by=f"rft-train {command}")
     values = read_values(trained.run / "config.yaml")
     kept = {name: value for name, value in values.items() if name not in _OF_TRAINING}
+    # an evaluation command has the columns and the temperature of held-out rows alone
+    for name in ("input_key", "label_key", "temperature"):
+        kept[name] = values.get(f"eval_{name}") or kept.get(name)
     return [*as_words(kept, command), "--pretrain", str(trained.model_directory), *argv[1:]]
 
 

@@ -1,4 +1,4 @@
-"""Held-out evaluation: greedy answers (by default), scored by the same reward, each prompt exactly once."""
+"""Held-out evaluation: greedy answers (by default), one or several a prompt, scored by the same reward."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, astuple, dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_algos.statistics import best_of_k_estimate, pass_at_k_estimate
 from rft_core.errors import OutageError
 from rft_core.keyed_random import derive_key
 from rft_trainer.evaluation.task_metrics import TaskMetrics
@@ -28,19 +30,27 @@ class EvaluationResult:
     """Result of one evaluation: one number a prompt, in their order; unscored prompts are in no mean.
 
     `correct` is whether the reward's "correctness" component is 1 where it has one, else
-    whether the reward is 1.
+    whether the reward is 1. Of several samples a prompt has the mean reward and the share of correct ones, over the
+    samples that have a reward.
     """
 
     rewards: tuple[float | None, ...]
-    correct: tuple[bool | None, ...]
+    correct: tuple[float | None, ...]
+    """True or False of a single response, a share of several."""
     num_truncated: int
     mean_tokens: float
     turns: TurnCounts = field(default_factory=TurnCounts)
     """Turns and tool calls of all conversations; none without an environment."""
     why_unscored: str = ""
-    """The first prompt without a reward, and why it has none; empty where every prompt has one."""
+    """The first response without a reward, and why it has none; empty where every one has a reward."""
     task_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Metrics of installed tasks by name."""
+    num_samples: int = 1
+    """Responses to each prompt."""
+    num_unscored: int = 0
+    """Responses without a reward."""
+    at_k: Mapping[str, float] = field(default_factory=dict[str, float])
+    """pass@k and best@k of several samples, by name."""
 
     @property
     def num_scored(self) -> int:
@@ -61,13 +71,16 @@ class EvaluationResult:
 
     def as_record(self) -> dict[str, object]:
         """Return the metrics as a row of `evals.jsonl`."""
+        several = {"eval/samples": self.num_samples} if self.num_samples > 1 else {}
         return {
             "eval/accuracy": self.accuracy,
             "eval/reward": self.mean_reward,
             "eval/n": len(self.rewards),
-            "eval/unscored": len(self.rewards) - self.num_scored,
+            **several,
+            "eval/unscored": self.num_unscored,
             "eval/truncated": self.num_truncated,
             "eval/mean_tokens": self.mean_tokens,
+            **{f"eval/{name}": value for name, value in self.at_k.items()},
             **{f"eval/{name}": value for name, value in self.turns.shares().items()},
             **{f"eval/{name}": value for name, value in self.task_metrics.items()},
         }
@@ -89,18 +102,20 @@ class Evaluator:
     conversations: Conversations | None = None
     metrics: TaskMetrics | None = None
     """What installed tasks compute of the answers."""
+    num_samples: int = 1
+    """Responses sampled for each prompt."""
     keys: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
         # by index alone: every evaluation of a run asks with the same keys, and can be paired with the others
-        self.keys = [[derive_key(self.seed, "evaluation", index)] for index in range(len(self.prompts))]
+        self.keys = [_keys(self.seed, index, self.num_samples) for index in range(len(self.prompts))]
 
     def __call__(self) -> EvaluationResult:
         """Evaluate all prompts and return the result."""
         return self.with_rollouts()[0]
 
-    def with_rollouts(self) -> tuple[EvaluationResult, list[Rollout]]:
-        """Evaluate all prompts; return the result, and the rollouts that this rank produced.
+    def with_rollouts(self) -> tuple[EvaluationResult, list[list[Rollout]]]:
+        """Evaluate all prompts; return the result, and the rollouts that this rank produced, a list for each prompt.
 
         Raises:
             OutageError: the reward server of a rank is away, on all ranks.
@@ -119,8 +134,7 @@ class Evaluator:
             if world_size > 1:  # the other ranks wait in the exchange of the rows
                 self.collectives.gather_bytes(json.dumps(asdict(outage.problem)).encode())
             raise
-        rollouts = [group[0] for group in scored]
-        rows = [_row(rollout) for rollout in rollouts]
+        rows = [[_row(rollout) for rollout in group] for group in scored]
         if world_size > 1:
             parts = [json.loads(part) for part in self.collectives.gather_bytes(json.dumps(rows).encode())]
             for part in parts:
@@ -128,21 +142,26 @@ class Evaluator:
                     raise OutageError(**part)
             # back to the order of the prompts, which were dealt out in turn
             rows = [parts[i % world_size][i // world_size] for i in range(len(self.prompts))]
-        result = _result(rows)
+        result = _result(rows, self.num_samples)
         if self.metrics is not None:
-            labels = [prompt.label for prompt in self.prompts]
-            found = self.metrics([row[6] for row in rows], labels, result.rewards)
+            flat = [(row, prompt.label) for group, prompt in zip(rows, self.prompts, strict=True) for row in group]
+            found = self.metrics([row[6] for row, _ in flat], [label for _, label in flat], [row[0] for row, _ in flat])
             result = replace(result, task_metrics=found)
         # all ranks have the same result: one of them says so
         if result.why_unscored and rank == 0:
-            missing = len(rows) - result.num_scored
-            _LOG.warning("%d of %d held-out answers have no reward; first: %s", missing, len(rows), result.why_unscored)
-        return result, rollouts
+            num, why = len(rows) * self.num_samples, result.why_unscored
+            _LOG.warning("%d of %d held-out answers have no reward; first: %s", result.num_unscored, num, why)
+        return result, [list(group) for group in scored]
 
     def _draw(self, prompts: Sequence[Prompt], keys: Sequence[Sequence[int]]) -> list[list[Rollout]]:
         if self.conversations is not None:
             return self.conversations.sample(prompts, keys, self.sampling)
         return sample_responses(self.engine, self.decoder, prompts, keys, self.sampling)
+
+
+def _keys(seed: int, index: int, num_samples: int) -> list[int]:
+    """Return a key for each sample; the first is that of a single response, whatever the number."""
+    return [derive_key(seed, "evaluation", index, *([sample] if sample else [])) for sample in range(num_samples)]
 
 
 def _row(rollout: Rollout) -> list[Any]:
@@ -161,12 +180,38 @@ def _row(rollout: Rollout) -> list[Any]:
     ]
 
 
-def _result(rows: Sequence[Sequence[Any]]) -> EvaluationResult:
+def _result(rows: Sequence[Sequence[Sequence[Any]]], num_samples: int) -> EvaluationResult:
+    """Sum up the rows of all responses, a list for each prompt."""
+    flat = [row for group in rows for row in group]
+    rewards = [[float(row[0]) for row in group if row[0] is not None] for group in rows]
+    correct = [[bool(row[1]) for row in group if row[1] is not None] for group in rows]
     return EvaluationResult(
-        rewards=tuple(None if row[0] is None else float(row[0]) for row in rows),
-        correct=tuple(None if row[1] is None else bool(row[1]) for row in rows),
-        num_truncated=sum(bool(row[2]) for row in rows),
-        mean_tokens=sum(int(row[3]) for row in rows) / len(rows) if rows else float("nan"),
-        turns=total(TurnCounts(*row[4]) for row in rows),
-        why_unscored=next((str(row[5]) for row in rows if row[0] is None), ""),
+        rewards=tuple(fmean(scores) if scores else None for scores in rewards),
+        correct=tuple(_share(group) if group else None for group in correct),
+        num_truncated=sum(bool(row[2]) for row in flat),
+        mean_tokens=sum(int(row[3]) for row in flat) / len(flat) if flat else float("nan"),
+        turns=total(TurnCounts(*row[4]) for row in flat),
+        why_unscored=next((str(row[5]) for row in flat if row[0] is None), ""),
+        num_samples=num_samples,
+        num_unscored=sum(row[0] is None for row in flat),
+        at_k=_at_k(rewards, correct, num_samples),
     )
+
+
+def _share(correct: Sequence[bool]) -> float:
+    return correct[0] if len(correct) == 1 else fmean(correct)
+
+
+def _at_k(rewards: Sequence[Sequence[float]], correct: Sequence[Sequence[bool]], num_samples: int) -> dict[str, float]:
+    """Return pass@k and best@k for the powers of two up to the number of samples, and that number.
+
+    A prompt with fewer than k scored samples says nothing of k, and is not in their mean.
+    """
+    powers = [1 << power for power in range(1, num_samples.bit_length()) if 1 << power < num_samples]
+    found: dict[str, float] = {}
+    for k in [*powers, num_samples] if num_samples > 1 else []:
+        passed = [pass_at_k_estimate(sum(group), len(group), k=k) for group in correct if len(group) >= k]
+        best = [best_of_k_estimate(group, k=k) for group in rewards if len(group) >= k]
+        found |= {f"pass@{k}": fmean(passed)} if passed else {}
+        found |= {f"best@{k}": fmean(best)} if best else {}
+    return found

@@ -63,6 +63,25 @@ class EvalDataSettings(HeldOutSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScoredDataSettings(EvalDataSettings):
+    """The held-out rows, with their answers."""
+
+    input_key: str = field(default=EvalDataSettings.input_key, metadata={"aliases": ("eval_input_key",)})
+    """Column that holds the prompt (text, or a list of chat messages); --eval_input_key is the same flag."""
+
+    label_key: str = field(default=EvalDataSettings.label_key, metadata={"aliases": ("eval_label_key",)})
+    """Column that holds the answer a reward compares with; --eval_label_key is the same flag."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutColumnSettings:
+    """The columns of held-out rows."""
+
+    eval_input_key: str = ""
+    """Column of the held-out rows that holds the prompt; empty = that of the training rows (`input_key`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainRowsSettings:
     """The rows to train on, and how they are read."""
 
@@ -90,16 +109,22 @@ class TrainRowsSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSettings(EvalDataSettings, TrainRowsSettings):
+class DataSettings(HeldOutColumnSettings, EvalDataSettings, TrainRowsSettings):
     """Prompts to train on and to evaluate on."""
+
+    eval_label_key: str = ""
+    """Column of the held-out rows that holds the answer; empty = that of the training rows (`label_key`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftDataSettings(HeldOutSettings, TrainRowsSettings):
+class SftDataSettings(HeldOutColumnSettings, HeldOutSettings, TrainRowsSettings):
     """Demonstrations to train on and to evaluate on."""
 
     output_key: str = "output"
     """Column that holds the response to learn."""
+
+    eval_output_key: str = ""
+    """Column of the held-out rows that holds the response; empty = that of the training rows (`output_key`)."""
 
     held_out_rows: int = field(default=0, metadata={"minimum": 0})
     """Training rows, chosen by the seed, that are kept out of training and give the held-out loss; 0 = none."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ from rft.hub.hub_names import dataset_name
 from rft.hub.sources import located_sources
 from rft.reward_names import function_name
 from rft.settings import EvalSettings, RlSettings
-from rft_core.errors import DataError, OptionsError
+from rft_core.errors import DataError, OptionsError, Problem
 from rft_core.keyed_random import derive_key, permutation
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.columns import MissingColumnError
@@ -29,7 +30,13 @@ from rft_trainer.data.rendering import PromptRenderer, RenderedPrompt
 from rft_trainer.data.sources import LoadedPrompts, SourceSpec, load_prompts, source_sizes
 from rft_trainer.data.task_rows import is_task
 from rft_trainer.records.rollouts import Prompt, TrainingSample
-from rft_trainer.settings.data import GenerateDataSettings, PromptTextSettings, TrainRowsSettings
+from rft_trainer.settings.data import (
+    DataSettings,
+    GenerateDataSettings,
+    PromptTextSettings,
+    SftDataSettings,
+    TrainRowsSettings,
+)
 from rft_trainer.settings.images import GenerateImageSettings
 
 _LOG = logging.getLogger(__name__)
@@ -159,19 +166,42 @@ def _first(prompts: Sequence[PromptRow], limit: int) -> list[PromptRow]:
     return [prompts[i] for i in sorted(indices[:limit])]
 
 
+def held_out_text(data: DataSettings | SftDataSettings) -> PromptTextSettings:
+    """Return how the prompt of a held-out row is rendered: as of a training row, from a column of its own if given."""
+    return replace(data, input_key=data.eval_input_key) if data.eval_input_key else data
+
+
+_HELD_OUT_FLAGS = {
+    f"--{training}": f"--{held_out}"
+    for training, held_out in (
+        ("prompt_data", "eval_data"),
+        ("prompt_split", "eval_split"),
+        ("input_key", "eval_input_key"),
+        ("label_key", "eval_label_key"),
+        ("output_key", "eval_output_key"),
+    )
+}
+
+
 @contextmanager
 def _held_out_settings() -> Generator[None]:
     """Let errors of reading, which name the settings of training data, name those of held-out data."""
     try:
         yield
+    except MissingColumnError as error:
+        missing = MissingColumnError(**_of_held_out(error.problem))
+        missing.flag, missing.in_no_row = error.flag, error.in_no_row
+        raise missing from error
     except (DataError, OptionsError) as error:
-        fields = {
-            name: text.replace("--prompt_data", "--eval_data").replace("--prompt_split", "--eval_split")
-            for name, text in asdict(error.problem).items()
-        }
-        if fields == asdict(error.problem):
-            raise  # as it is, with what it knows beside its text
-        raise type(error)(**fields) from error
+        raise type(error)(**_of_held_out(error.problem)) from error
+
+
+def _of_held_out(problem: Problem) -> dict[str, str]:
+    """Return the fields of a problem with the settings of held-out data in the place of those of training data."""
+    return {
+        name: re.sub(r"--[a-z_]+", lambda flag: _HELD_OUT_FLAGS.get(flag[0], flag[0]), text)
+        for name, text in asdict(problem).items()
+    }
 
 
 def read_held_out(

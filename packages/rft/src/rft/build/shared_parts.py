@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from rft.build.rl_data import RlData
 from rft.checkpoints.parts import CheckpointParts
 from rft.checkpoints.writer import ResumePoint, make_writer, save_schedule
 from rft.parallel.parallelize import ParallelModel
@@ -21,13 +22,12 @@ from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.batches.units import MicroBatching
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.evaluation.evaluator import Evaluator
-from rft_trainer.evaluation.task_metrics import TaskMetrics
 from rft_trainer.protocols import Engine, Optimizer
-from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import Reward
 from rft_trainer.rollouts.multi_turn import Conversations
 from rft_trainer.runs.checkpointing import Saver, Stateful, StatefulTensors
 from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.settings.evaluation import RlEvaluationSettings
 from rft_trainer.update.fault_trace import FaultTracer
 from rft_trainer.update.moe_aux_loss import MoeAuxLoss
 
@@ -105,24 +105,26 @@ def make_evaluator(
     tokenizer: HfTokenizer,
     reward: Reward,
     machine: Machine,
-    prompts: Sequence[Prompt],
+    data: RlData,
     longest_response: int,
+    settings: RlEvaluationSettings,
     conversations: Conversations | None = None,
-    *,
-    metrics: TaskMetrics | None = None,
 ) -> Evaluator | None:
-    """Greedy evaluation of the held-out prompts, where there are any."""
-    if not prompts:
+    """Make the evaluator of the held-out prompts, where there are any; greedy unless settings say otherwise."""
+    if not data.held_out:
         return None
     return Evaluator(
         engine,
         tokenizer,
         reward,
         machine.collectives,
-        prompts,
-        sampling=SamplingOptions(temperature=0.0, max_new_tokens=longest_response, stop_token_ids=tokenizer.eos_ids),
+        data.held_out,
+        sampling=SamplingOptions(
+            temperature=settings.eval_temperature, max_new_tokens=longest_response, stop_token_ids=tokenizer.eos_ids
+        ),
         conversations=conversations,
-        metrics=metrics,
+        metrics=data.metrics,
+        num_samples=settings.eval_n,
     )
 
 

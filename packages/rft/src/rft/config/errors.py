@@ -80,7 +80,7 @@ def mistyped(name: str, table: Mapping[str, Setting]) -> str:
     """The one setting that a slip of the fingers may have made of; else "", since a guess would be followed."""
     written = name.rpartition(".")[2]
     near = nearest_names(written, table, count=2, cutoff=_SLIP)
-    # a word more is meant to say something else: --eval_temperature is not --temperature
+    # a word more is meant to say something else: --eval_top_p is not --top_p
     if not near or set(_words(near[0])) < set(_words(written)):
         return ""
     is_unique = len(near) == 1 or similarity(written, near[0]) > similarity(written, near[1])

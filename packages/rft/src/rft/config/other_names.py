@@ -13,6 +13,8 @@ clip_range clip_ratio clip_ratio_low cliprange epsilon: eps_clip
 clip_ratio_high epsilon_high: eps_clip_high
 dataloader_num_workers: num_workers
 data data_path dataset dataset_name dataset_path train_data_path train_dataset train_file train_files: prompt_data
+eval_samples_per_prompt val_n: eval_n
+val_temperature: eval_temperature
 eval_dataset eval_file test_data test_file val_data val_file val_files validation_file: eval_data
 dataset_split train_split: prompt_split
 default_local_dir logdir out_dir output: save_path
@@ -76,6 +78,8 @@ _PATHS = {
     "reward_model.model.path": "reward_pretrain",
     "custom_reward_function.path": "reward",
     "optim.weight_decay": "l2",
+    "val_kwargs.n": "eval_n",
+    "val_kwargs.temperature": "eval_temperature",
 }
 """Ends of dotted paths whose last part alone says too little."""
 

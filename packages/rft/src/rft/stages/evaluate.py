@@ -1,4 +1,4 @@
-"""Evaluation of a model on held-out rows: every prompt answered once, and scored by the reward of the settings."""
+"""Evaluation of a model on held-out rows: every prompt answered, and scored by the reward of the settings."""
 
 from __future__ import annotations
 
@@ -42,17 +42,21 @@ class Evaluation:
     result: EvaluationResult
     prompts: list[Prompt]
     """Of this rank, as are the rollouts."""
-    rollouts: list[Rollout]
+    rollouts: list[list[Rollout]]
+    """Those of each prompt."""
 
     @property
     def num_right(self) -> int:
-        """Prompts whose answer was right."""
-        return sum(correct is True for correct in self.result.correct)
+        """Prompts whose answer was right; of several samples, all of them."""
+        return sum(correct == 1 for correct in self.result.correct)
 
     @property
     def accuracy_interval(self) -> Interval:
         """The 95 % interval of the share of right answers, among those that were scored."""
-        return wilson_interval(self.num_right, self.result.num_scored)
+        if self.result.num_samples == 1:
+            return wilson_interval(self.num_right, self.result.num_scored)
+        # samples of one prompt are alike: the prompts are what was drawn independently
+        return mean_interval([float(correct) for correct in self.result.correct if correct is not None])
 
     @property
     def reward_interval(self) -> Interval:
@@ -62,7 +66,7 @@ class Evaluation:
     def rows(self, collectives: Collectives) -> list[dict[str, object]]:
         """Return prompt, response and reward of each rollout, those of all ranks; every rank calls it."""
         pairs = zip(self.prompts, self.rollouts, strict=True)
-        return gather_rows(collectives, [[rollout_row(prompt, rollout)] for prompt, rollout in pairs])
+        return gather_rows(collectives, [[rollout_row(prompt, one) for one in group] for prompt, group in pairs])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,7 @@ def _evaluate(settings: EvalSettings, machine: Machine, opened: ExitStack, funct
             seed=settings.output.seed,
             conversations=environment.conversations(engine, longest) if environment else None,
             metrics=metrics,
+            num_samples=settings.evaluation.eval_n,
         )
         result, rollouts = evaluator.with_rollouts()
     finally:

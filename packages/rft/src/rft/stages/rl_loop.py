@@ -171,10 +171,10 @@ def build_rl(
         tokenizer,
         reward,
         machine,
-        data.held_out,
+        data,
         longest_response,
+        settings.evaluation,
         rollouts.conversations,
-        metrics=data.metrics,
     )
     objective = PolicyObjective(record, credit.coefficients)
     trained = [parallel, critic.parallel] if critic else [parallel]

@@ -9,7 +9,15 @@ from pathlib import Path
 from rft.build.images import refuse_beside_images, row_images, tokenizer_with_images
 from rft.build.lora import adapt, counting, weights_directory
 from rft.build.models import refuse_unknown_parts
-from rft.build.prompt_data import PreparedPrompts, data_notes, demonstrations, hold_out, read_held_out, read_training
+from rft.build.prompt_data import (
+    PreparedPrompts,
+    data_notes,
+    demonstrations,
+    held_out_text,
+    hold_out,
+    read_held_out,
+    read_training,
+)
 from rft.build.shared_parts import (
     balanced_forward,
     learning_rate_schedule,
@@ -85,10 +93,10 @@ def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) 
             data.eval_data,
             data.eval_split,
             data.max_eval_samples,
-            data,
+            held_out_text(data),
             tokenizer,
             label_key=None,
-            output_key=data.output_key,
+            output_key=data.eval_output_key or data.output_key,
             prompt_max_len=max_len,
             images=images,
         )

@@ -18,6 +18,7 @@ from rft_dist.strategies.registry import STRATEGIES
 from rft_engine.registry import limits_met
 from rft_models.settings import freezing_refusal
 from rft_trainer.settings.data import system_prompt_refusal
+from rft_trainer.settings.evaluation import equal_samples_refusal
 
 Check = Callable[[Values, MakeProblem], Iterator[Problem]]
 
@@ -25,7 +26,8 @@ Check = Callable[[Values, MakeProblem], Iterator[Problem]]
 def contradictions(command: str, values: Values, origins: Origins) -> list[Problem]:
     """Combinations that cannot be run, each with its arithmetic and one way out."""
     given = SourcedValues(values, origins)
-    checks: list[Check] = [_engine, _lengths, _frozen, _factors, _system_prompt, environment_problems, image_problems]
+    checks: list[Check] = [_engine, _lengths, _frozen, _factors, _system_prompt, _samples]
+    checks += [environment_problems, image_problems]
     problems = [problem for check in checks for problem in check(values, given.make_problem)]
     rules = configured(command).rules
     return [*problems, *load(rules)(given)] if rules else problems
@@ -74,11 +76,26 @@ def _system_prompt(values: Values, make_problem: MakeProblem) -> Iterator[Proble
         yield make_problem(refusal.code, list(refusal.names), refusal.why, refusal.do)
 
 
+def _samples(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
+    if "eval_n" not in values:
+        return
+    flag = "eval_temperature" if "eval_temperature" in values else "temperature"
+    refusal = equal_samples_refusal(values["eval_n"], values[flag], flag=flag)
+    if refusal is not None:
+        yield make_problem(refusal.code, list(refusal.names), refusal.why, refusal.do)
+
+
 _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **{name: ("lora_rank", bool) for name in NEEDS_RANK},
     "chunk_size": ("fused_linear_logprob", bool),
     "l2_factors": ("l2", bool),
-    "eval_metrics": ("eval_data", bool),
+    **{
+        name: ("eval_data", bool)
+        for name in (
+            *("eval_metrics", "eval_n", "eval_temperature"),
+            *("eval_input_key", "eval_label_key", "eval_output_key"),
+        )
+    },
     "gradient_checkpointing_mode": ("gradient_checkpointing", bool),
     "gradient_checkpointing_every": ("gradient_checkpointing", bool),
     "overlong_buffer_penalty_factor": ("overlong_buffer", lambda on: on is not False),
