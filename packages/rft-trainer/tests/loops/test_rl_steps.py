@@ -52,6 +52,20 @@ Made = Callable[[LedgerEntry, int], dict[str, Any]]
 
 
 @dataclass
+class UpdaterOf:
+    """An updater that hands a batch on at its step."""
+
+    update: Callable[..., UpdateOutcome]
+    batch: tuple[Any, ...] = ()
+
+    def forward_backward(self, *batch: Any, loss: None = None) -> None:
+        self.batch = batch
+
+    def step(self) -> UpdateOutcome:
+        return self.update(*self.batch)
+
+
+@dataclass
 class Parts:
     """Stands for every collaborator of a loop: notes what is called in order, and returns what a test has set."""
 
@@ -179,7 +193,7 @@ def loop_of(parts: Parts, rules: StepConfig = RULES, episodes: int = 2, **change
         "old_policy": None,
         "critic": None,
         "control": None,
-        "updater": parts.update,
+        "updater": UpdaterOf(parts.update),
         "evaluator": parts.evaluate,
         "saver": parts,
         "reporter": SimpleNamespace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,13 +21,27 @@ from rft_trainer.evaluation.evaluator import EvaluationResult
 from rft_trainer.loops.early_stop import EarlyStop
 from rft_trainer.loops.sft import SftLoop, TokenLikelihood, mean_loss
 from rft_trainer.metrics.phase_timer import PhaseTimer
-from rft_trainer.records.rollouts import TrainingSample
+from rft_trainer.records.rollouts import Counts, TrainingSample
 from rft_trainer.runs.checkpointing import Progress
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.testing.bigram import BigramPolicy, OneRank
 from rft_trainer.update.optimizer_step import UpdateOutcome
 
 SAMPLES = [TrainingSample(f"s:{number}", (1, 2 + number % 3, *[0] * (number % 3)), 1, 0.0) for number in range(5)]
+
+
+@dataclass
+class UpdaterOf:
+    """An updater that hands a batch on at its step."""
+
+    update: Callable[..., UpdateOutcome]
+    batch: tuple[Any, ...] = ()
+
+    def forward_backward(self, *batch: Any, loss: None = None) -> None:
+        self.batch = batch
+
+    def step(self) -> UpdateOutcome:
+        return self.update(*self.batch)
 
 
 @dataclass
@@ -56,7 +70,10 @@ class Parts:
 
     def end_step(self) -> None: ...
 
-    def update(self, samples: Sequence[TrainingSample], number: int, totals: Any) -> UpdateOutcome:
+    def update(
+        self, samples: Sequence[TrainingSample], number: int, totals: Any, counts: Counts, monitor: None
+    ) -> UpdateOutcome:
+        assert counts == count(samples)
         self.note(f"update {number}")
         self.batches.append([sample.sample_id for sample in samples])
         totals.add({"policy/loss": (torch.tensor(3.0), torch.tensor(2.0))})
@@ -98,7 +115,7 @@ def loop_of(parts: Parts, **changed: Any) -> SftLoop:
         "samples": SAMPLES,
         "held_out": SAMPLES[:1],
         "policy": parts,
-        "updater": parts.update,
+        "updater": UpdaterOf(parts.update),
         "evaluator": None,
         "engine": None,
         "saver": parts,

@@ -15,7 +15,6 @@ from rft_trainer.records.turns import Turn
 from rft_trainer.scoring.samples import (
     FilterResult,
     build_samples,
-    drop_zero_advantage,
     drop_zero_variance_groups,
     flat_rewards,
     flat_rollouts,
@@ -147,11 +146,6 @@ def test_observations_are_masked_in_their_own_sample_alone() -> None:
 
 def sample(name: str, advantage: float, token_advantages: tuple[float, ...] = ()) -> TrainingSample:
     return TrainingSample(name, (1, 2, 3), 1, advantage, token_advantages=token_advantages)
-
-
-def test_samples_without_an_advantage_need_no_forward() -> None:
-    samples = [sample("a", 0.0), sample("b", -1.0), sample("c", 0.0, (0.0, 1.0)), sample("d", 1.0, (0.0, 0.0))]
-    assert [one.sample_id for one in drop_zero_advantage(samples)] == ["b", "c"]
 
 
 def test_updates_take_samples_in_order_and_the_last_may_be_smaller() -> None:

@@ -1,7 +1,8 @@
 """The library behind `rft-train`: from settings to a run. Reads no argv, prints nothing, holds no equation.
 
 `rft.grpo`, `rft.rl` and `rft.sft` train, `rft.evaluate` and `rft.generate` use a model, `rft.Run` is a run as an
-object (docs/python.md). The import of the package itself loads no torch.
+object (docs/python.md), and `rft.open_loop` gives a policy and a trainer for a loop of one's own (`rft.custom_loop`).
+The import of the package itself loads no torch.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rft.custom_loop.objectives import objective as objective
+    from rft.custom_loop.open_loop import CustomLoop as CustomLoop
+    from rft.custom_loop.open_loop import open_loop as open_loop
     from rft.library.callbacks import STOP as STOP
     from rft.library.callbacks import Callback as Callback
     from rft.library.inference import EvaluationScores as EvaluationScores
@@ -19,28 +23,71 @@ if TYPE_CHECKING:
     from rft.library.training_calls import grpo as grpo
     from rft.library.training_calls import rl as rl
     from rft.library.training_calls import sft as sft
+    from rft_trainer.batches.sequence_values import pair_values as pair_values
+    from rft_trainer.batches.sequence_values import sequence_sums as sequence_sums
+    from rft_trainer.batches.training_batch import TrainingBatch as TrainingBatch
+    from rft_trainer.loops.trainer import Trainer as Trainer
+    from rft_trainer.records.rollouts import Counts as Counts
+    from rft_trainer.records.rollouts import TokenBatch as TokenBatch
+    from rft_trainer.records.rollouts import TrainingSample as TrainingSample
+    from rft_trainer.rollouts.sampled_groups import SampledGroups as SampledGroups
+    from rft_trainer.rollouts.trained_policy import TrainedPolicy as TrainedPolicy
 
 __version__ = "0.1.0"
-__all__ = ["STOP", "Callback", "EvaluationScores", "Run", "evaluate", "generate", "grpo", "rl", "sft"]
+__all__ = [
+    "STOP",
+    "Callback",
+    "Counts",
+    "CustomLoop",
+    "EvaluationScores",
+    "Run",
+    "SampledGroups",
+    "TokenBatch",
+    "TrainedPolicy",
+    "Trainer",
+    "TrainingBatch",
+    "TrainingSample",
+    "evaluate",
+    "generate",
+    "grpo",
+    "objective",
+    "open_loop",
+    "pair_values",
+    "rl",
+    "sequence_sums",
+    "sft",
+]
 
-_MODULES = {
-    "STOP": "callbacks",
-    "Callback": "callbacks",
-    "EvaluationScores": "inference",
-    "Run": "run",
-    "evaluate": "inference",
-    "generate": "inference",
-    "grpo": "training_calls",
-    "rl": "training_calls",
-    "sft": "training_calls",
+_PLACES = {
+    "STOP": "rft.library.callbacks",
+    "Callback": "rft.library.callbacks",
+    "Counts": "rft_trainer.records.rollouts",
+    "CustomLoop": "rft.custom_loop.open_loop",
+    "EvaluationScores": "rft.library.inference",
+    "Run": "rft.library.run",
+    "SampledGroups": "rft_trainer.rollouts.sampled_groups",
+    "TokenBatch": "rft_trainer.records.rollouts",
+    "TrainedPolicy": "rft_trainer.rollouts.trained_policy",
+    "Trainer": "rft_trainer.loops.trainer",
+    "TrainingBatch": "rft_trainer.batches.training_batch",
+    "TrainingSample": "rft_trainer.records.rollouts",
+    "evaluate": "rft.library.inference",
+    "generate": "rft.library.inference",
+    "grpo": "rft.library.training_calls",
+    "objective": "rft.custom_loop.objectives",
+    "open_loop": "rft.custom_loop.open_loop",
+    "pair_values": "rft_trainer.batches.sequence_values",
+    "rl": "rft.library.training_calls",
+    "sequence_sums": "rft_trainer.batches.sequence_values",
+    "sft": "rft.library.training_calls",
 }
-"""Where each name is, in `rft.library`; looked up when it is first used."""
+"""Where each public name stands; it is imported when it is first asked for."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"rft.library.{_MODULES[name]}"), name)
+    return getattr(import_module(_PLACES[name]), name)
 
 
 def __dir__() -> list[str]:

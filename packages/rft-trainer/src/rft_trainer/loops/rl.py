@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from rft_core.errors import ServiceError
 from rft_core.fault_points import declare, fault_point
-from rft_trainer.batches.packing import count
 from rft_trainer.batches.prompt_ledger import EntryState, LedgerEntry
-from rft_trainer.batches.units import optimizer_batches
+from rft_trainer.batches.training_batch import TrainingBatch
 from rft_trainer.evaluation.ema_evaluator import EmaEvaluator, averaged_record
 from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
+from rft_trainer.loops.trainer import Trainer
 from rft_trainer.loops.training_loop import Limits, StepSize, TrainingLoop
 from rft_trainer.metrics.phase_timer import Phase
 from rft_trainer.metrics.totals import MetricTotals
@@ -29,7 +29,6 @@ from rft_trainer.scoring.finite_scores import non_finite_scores, without_rollout
 from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.scoring.samples import (
     FilterResult,
-    drop_zero_advantage,
     drop_zero_variance_groups,
     flat_rollouts,
     has_signal,
@@ -122,6 +121,16 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
     """Evaluates the moving averages of the weights beside them."""
     results: dict[str, EvaluationResult] = field(default_factory=dict[str, EvaluationResult])
     """The evaluations so far, by name."""
+    trainer: Trainer = field(init=False)
+
+    def __post_init__(self) -> None:
+        # looked up at each call: what stands in the place of the source is what gets the weights
+        self.trainer = Trainer(
+            self.updater,
+            self.progress,
+            self.collectives,
+            load_weights=lambda version: self.rollouts.load_weights(version),
+        )
 
     def run(self, signals: StopSignals) -> Mapping[str, EvaluationResult]:
         """Train until the ledger or `max_steps` ends; the evaluations before and after by name."""
@@ -195,25 +204,27 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
         trains_policy = self.progress.step >= self.rules.frozen_steps
         with self.timer.phase(Phase.TRAIN):
             for _ in range(self.rules.epochs_per_step):
-                for batch in optimizer_batches(samples, self.rules.train_batch_size):
+                for batch in TrainingBatch.of(samples).split(self.rules.train_batch_size):
+                    update = self.progress.updates
                     if self.critic is not None:
-                        critic_outcomes.append(self.critic.update(batch, self.progress.updates, totals))
-                        self._check("critic", critic_outcomes[-1], batch, "--critic_learning_rate")
+                        critic_outcomes.append(self.critic.update(batch.samples, update, totals))
+                        self._check("critic", critic_outcomes[-1], batch, "--critic_learning_rate", update)
                     if trains_policy:
-                        trained = drop_zero_advantage(batch) if self.rules.skip_zero_advantage else batch
+                        trained = batch.without_zero_advantages() if self.rules.skip_zero_advantage else batch
                         # only the first update still has the weights that drew the samples
                         gaps = self._begin_gaps() if not outcomes else None
-                        outcomes.append(self.updater(trained, self.progress.updates, totals, count(batch), gaps))
-                        self._check("policy", outcomes[-1], batch, "--actor_learning_rate")
+                        self.trainer.accumulate(trained, totals, monitor=gaps)
+                        outcomes.append(self.trainer.step())
+                        self._check("policy", outcomes[-1], batch, "--actor_learning_rate", update)
                     # also for an update of the critic alone: both learning rates follow this number
-                    self.progress.updates += 1
+                    self.progress.updates = update + 1
                     fault_point(POINT_UPDATED)
             # still in the phase: reading the totals waits for the device, and that is time of training
             merged = totals.merged(self.collectives) | credited
         # before the new weights are loaded: staleness counts from the version that this step started with
         sampling = self.rollouts.metrics(groups)
         with self.timer.phase(Phase.SYNC):
-            self.rollouts.load_weights(self.progress.step + 1)
+            self.trainer.publish(self.progress.step + 1)
             checked = self._checked_engine(self.progress.step + 1)
         return {
             **checked,
@@ -314,8 +325,8 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
             return groups, scores  # the update that they lead to is refused
         return without_rollouts(groups, scores, bad, self.rules.smallest_group)
 
-    def _check(self, part: str, outcome: UpdateOutcome, batch: Sequence[TrainingSample], flag: str) -> None:
-        self._count_refused(part, outcome, [sample.sample_id for sample in batch], flag)
+    def _check(self, part: str, outcome: UpdateOutcome, batch: TrainingBatch, flag: str, update: int) -> None:
+        self._count_refused(part, outcome, [sample.sample_id for sample in batch], flag, update)
 
     def _size(self, data: Sequence[RolloutGroup]) -> StepSize:
         flat = flat_rollouts(data)

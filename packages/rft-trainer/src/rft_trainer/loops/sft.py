@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,9 +14,11 @@ from rft_algos.objectives import LossOutput, supervised_loss, token_weights
 from rft_core.fault_points import declare
 from rft_trainer.batches.packing import filler_batches, pack, rank_micro_batches
 from rft_trainer.batches.prompt_ledger import EntryState, LedgerEntry
+from rft_trainer.batches.training_batch import TrainingBatch
 from rft_trainer.batches.units import split_in_order
 from rft_trainer.evaluation.ema_evaluator import SwapInEma
 from rft_trainer.evaluation.evaluator import Evaluator
+from rft_trainer.loops.trainer import Trainer
 from rft_trainer.loops.training_loop import Limits, StepSize, TrainingLoop
 from rft_trainer.metrics.phase_timer import Phase
 from rft_trainer.metrics.totals import MetricTotals
@@ -114,6 +116,10 @@ class SftLoop(TrainingLoop[Sequence[TrainingSample]]):
     """Whether every forward is a collective operation, so that all ranks must run equally many."""
     averages: SwapInEma | None = None
     """Swaps the moving averages of the weights in, to be evaluated too."""
+    trainer: Trainer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.trainer = Trainer(self.updater, self.progress, self.collectives)
 
     def run(self, signals: StopSignals) -> None:
         """Train until the epochs, `max_steps` or patience end."""
@@ -145,12 +151,12 @@ class SftLoop(TrainingLoop[Sequence[TrainingSample]]):
         return entries, [self.samples[entry.prompt_index] for entry in entries]
 
     def _learn(self, data: Sequence[TrainingSample]) -> dict[str, object]:
-        totals = MetricTotals()
+        totals, update = MetricTotals(), self.progress.updates
         with self.timer.phase(Phase.TRAIN):
-            outcome = self.updater(data, self.progress.updates, totals)
+            self.trainer.accumulate(TrainingBatch.of(data), totals)
+            outcome = self.trainer.step()
             merged = totals.merged(self.collectives)
-        self._count_refused("policy", outcome, [sample.sample_id for sample in data], "--learning_rate")
-        self.progress.updates += 1
+        self._count_refused("policy", outcome, [sample.sample_id for sample in data], "--learning_rate", update)
         return {
             **merged,
             "policy/gradient_norm": outcome.gradient_norm,

@@ -205,18 +205,20 @@ class TrainingLoop(ABC, Generic[DataT]):
             self.weight_check.forget()
         self._evaluate("after", {"eval/best_step": self.early_stop.best_step})
 
-    def _count_refused(self, part: str, outcome: UpdateOutcome, sample_ids: Sequence[str], flag: str) -> None:
+    def _count_refused(
+        self, part: str, outcome: UpdateOutcome, sample_ids: Sequence[str], flag: str, update: int
+    ) -> None:
         """Count refused steps in a row of one model and raise `NumericsError` above the limit.
 
-        Each model has a count of its own: the policy's good steps say nothing about the critic.
+        Each model has a count of its own: the policy's good steps say nothing about the critic. `update` is the
+        number of the update, from 0.
         """
         refused = self.progress.refused
         refused[part] = 0 if outcome.sound else refused.get(part, 0) + 1
         refuse_more_steps(
             refused[part],
             self.limits.max_refused_in_a_row,
-            where=f"step {self.progress.step + 1}, update {self.progress.updates + 1}; samples "
-            + ", ".join(sample_ids[:3]),
+            where=f"step {self.progress.step + 1}, update {update + 1}; samples " + ", ".join(sample_ids[:3]),
             saved_step=self.saver.saved_step,
             do=f"{self.resume_command} {flag} <a tenth of the present one>",
         )

@@ -53,6 +53,14 @@ class LogprobScorer:
         """Return one tuple of log-probs a rollout, in `flat_rollouts` order, one number a response token."""
         return self._all_ranks(groups)
 
+    def of_samples(self, samples: Sequence[TrainingSample]) -> list[tuple[float, ...]]:
+        """Return one tuple of log-probs a sample, one number a response token."""
+        return self._all_ranks.of_samples(samples)
+
+    def entropies_of_samples(self, samples: Sequence[TrainingSample]) -> list[tuple[float, ...]]:
+        """Return the policy's entropy at each response token, in nats, one tuple a sample."""
+        return self._all_entropies.of_samples(samples)
+
     def entropies(self, groups: Sequence[RolloutGroup]) -> list[tuple[float, ...]]:
         """Return the policy's entropy at each response token, in nats, one tuple a rollout, as `__call__`."""
         return self._all_entropies(groups)

@@ -116,12 +116,3 @@ def build_samples(
         )
         for i, (group, rollout) in enumerate(flat)
     ]
-
-
-def drop_zero_advantage(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """Return the samples whose advantage is not zero.
-
-    Where the objective has no term besides the advantage's, the others have a gradient of exactly zero
-    and need no forward. They stay in the denominators.
-    """
-    return [sample for sample in samples if sample.has_advantage]

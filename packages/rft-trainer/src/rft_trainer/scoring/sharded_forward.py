@@ -46,12 +46,15 @@ class ShardedTokenForward:
         self._max_sequences = max_sequences
         self._max_tokens = max_tokens
 
-    @torch.no_grad()
     def __call__(self, groups: Sequence[RolloutGroup]) -> list[tuple[float, ...]]:
         """Return one tuple a rollout in `flat_rollouts` order, K numbers a response token; the same on every rank."""
         # samples without advantages or log-probs: only their tokens are needed
         blank: list[tuple[float, ...]] = [()] * len(flat_rollouts(groups))
-        samples = build_samples(groups, [0.0] * len(blank), blank, [])
+        return self.of_samples(build_samples(groups, [0.0] * len(blank), blank, []))
+
+    @torch.no_grad()
+    def of_samples(self, samples: Sequence[TrainingSample]) -> list[tuple[float, ...]]:
+        """Return one tuple a sample, K numbers a response token; the same on every rank."""
         mine = assign_to_ranks([s.num_tokens for s in samples], self._collectives.world_size)
         share = mine[self._collectives.rank]
         values = dict(zip(share, self._of_share([samples[i] for i in share]), strict=True))

@@ -11,12 +11,13 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from rft_core.errors import ServiceError
+from rft_core.errors import OptionsError, ServiceError
 from rft_trainer.batches.out_of_memory import is_out_of_memory, no_room_in_collective, no_split_left
 from rft_trainer.batches.packing import count, filler_batches, pack, rank_micro_batches
 from rft_trainer.batches.units import MicroBatching, units_of
@@ -99,17 +100,6 @@ class UpdateOutcome:
         return self.applied or self.loss_scale is not None
 
 
-@dataclass(slots=True)
-class _Step:
-    """One step as it stays when it is taken again, but for rows that are set aside."""
-
-    samples: Sequence[TrainingSample]
-    counts: Counts
-    learning_rate: float
-    monitor: StepMonitor | None
-    mark: Mark
-
-
 @dataclass(frozen=True, slots=True)
 class RefusedStep:
     """A step that was refused: its samples, its denominators, and the norm above which a row alone is at fault."""
@@ -128,15 +118,28 @@ _FINE, _NOT_FINITE, _OUT_OF_MEMORY = range(3)
 
 @dataclass(frozen=True, slots=True)
 class _Passed:
-    """Outcome of all forward and backward passes of a step."""
+    """Outcome of all forward and backward passes of a batch."""
 
     state: int
     """Fine, not finite, or out of memory, from the best to the worst: ranks agree on the largest."""
     num_micro_batches: int
 
 
+@dataclass(slots=True)
+class _Batch:
+    """Samples whose gradient is in the next step, as they stay when it is taken again, but for rows set aside."""
+
+    samples: Sequence[TrainingSample]
+    counts: Counts
+    loss: MicroBatchLoss
+    monitor: StepMonitor | None
+    totals: MetricTotals
+    mark: Mark
+    passed: _Passed = _Passed(_FINE, 0)
+
+
 class Updater:
-    """Optimizer steps of one model on samples.
+    """Optimizer steps of one model on samples: `forward_backward` on one batch or several, then `step`.
 
     A step that runs out of memory is taken again with smaller micro-batches, and one whose gradient is not finite
     or jumps is taken again without the rows at fault (`NumericGuard`); either way the weights change once or not
@@ -164,7 +167,7 @@ class Updater:
             optimizer: of the model.
             collectives: the ranks that samples are divided among.
             micro_batching: limits of a micro-batch; made smaller for the rest of the run where memory runs out.
-            learning_rate: of each update, counted from 0.
+            learning_rate: of each update, counted from 0; asked before the first forward of the update.
             guard: what a step that is refused leads to; None = it is only refused.
             trace: finds what is at fault for a refused step (`FaultTracer`); None = it is skipped.
             device: where the model computes.
@@ -181,6 +184,9 @@ class Updater:
         self._device = device
         self._pin_memory = pin_memory
         self._collective_forward = collective_forward
+        self._batches: list[_Batch] = []
+        self._update_index, self._rate = 0, math.nan
+        self._interrupted = False
 
     @property
     def model(self) -> Any:
@@ -188,9 +194,19 @@ class Updater:
         return self._loss.model
 
     @property
+    def loss(self) -> MicroBatchLoss:
+        """The loss of batches that come without one of their own."""
+        return self._loss
+
+    @property
     def guard(self) -> NumericGuard:
         """The guard of the steps: what it remembers is part of a checkpoint."""
         return self._guard
+
+    @property
+    def num_batches(self) -> int:
+        """Batches whose gradients wait for `step`."""
+        return 0 if self._interrupted else len(self._batches)
 
     def __call__(
         self,
@@ -200,73 +216,151 @@ class Updater:
         counts: Counts | None = None,
         monitor: StepMonitor | None = None,
     ) -> UpdateOutcome:
-        """Take one optimizer step on `samples`, which every rank has in full; each rank trains its share.
+        """Take one optimizer step on `samples`: `forward_backward` and `step` in one."""
+        self.forward_backward(samples, update_index, totals, counts, monitor)
+        return self.step()
 
-        `counts` are the denominators where they differ from the samples' own: samples whose gradient
-        is exactly zero may be left out of `samples` while they stay in the denominators. `monitor` sees the
-        model's outputs; it may refuse the step, before any weight has changed.
+    def forward_backward(
+        self,
+        samples: Sequence[TrainingSample],
+        update_index: int,
+        totals: MetricTotals,
+        counts: Counts | None = None,
+        monitor: StepMonitor | None = None,
+        *,
+        loss: MicroBatchLoss | None = None,
+    ) -> None:
+        """Add the gradient of the loss on `samples` to that of the next step.
+
+        Every rank has the samples in full and trains its share of them.
+
+        Args:
+            samples: whole units.
+            update_index: number of the update that `step` will make, from 0; counts at the first batch of a step.
+            totals: takes the metrics of the batch.
+            counts: the denominators where they differ from the samples' own: samples whose gradient is exactly zero
+                may be left out of `samples` while they stay in the denominators.
+            monitor: sees the model's outputs; it may refuse the step, before any weight has changed.
+            loss: of this batch; None = the model's own.
 
         Raises:
-            NumericsError: weights are not finite, or more rows are at fault than may be set aside.
             ServiceError: memory ran out for micro-batches of one unit, or where a forward is collective.
         """
+        if self._interrupted:
+            self.discard()
+        if not self._batches:
+            self._update_index, self._rate = update_index, self._learning_rate(update_index)
         # over all ranks and micro-batches: each then adds its share of the gradient, and sums need no weights
-        counts = counts or count(samples)
-        samples, counts = self._guard.without_set_aside(samples, counts)
-        step = _Step(samples, counts, self._learning_rate(update_index), monitor, totals.mark())
-        outcome = self._attempt(step, totals)
+        samples, counts = self._guard.without_set_aside(samples, counts or count(samples))
+        self._batches.append(_Batch(samples, counts, loss or self._loss, monitor, totals, totals.mark()))
+        # an error in the middle leaves a gradient of half a batch, which no step may use
+        self._interrupted = True
+        self._accumulate(self._batches[-1:])
+        self._interrupted = False
+
+    def step(self) -> UpdateOutcome:
+        """Change the weights once by the gradients of all batches since the last step, or not at all.
+
+        Raises:
+            OptionsError: there was no batch since the last step.
+            NumericsError: weights are not finite, or more rows are at fault than may be set aside.
+            ServiceError: as of `forward_backward`, where the step is taken again.
+        """
+        if not self.num_batches:
+            raise _nothing_to_step()
+        # where an error ends it the gradients are dropped before the next batch
+        self._interrupted = True
+        outcome = self._apply()
         attempt = 0
         # a refusal under a loss scale is how the scale is found, not a fault
-        while not outcome.sound and self._repeats(step, outcome, f"update {update_index + 1}", attempt):
-            totals.restore(step.mark)
-            outcome, attempt = self._attempt(step, totals), attempt + 1
+        while not outcome.sound and self._repeats(outcome, attempt):
+            self._restore_totals()
+            self._accumulate(self._batches)
+            outcome, attempt = self._apply(), attempt + 1
         if outcome.applied:
             self._guard.applied(outcome.gradient_norm)
         # every rank knows all samples; added on each, they would be summed once a rank
         if self._collectives.rank == 0:
-            self._loss.whole_step(step.samples, step.counts, totals)
+            for batch in self._batches:
+                batch.loss.whole_step(batch.samples, batch.counts, batch.totals)
+        self._batches.clear()
+        self._interrupted = False
         return outcome
 
-    def _repeats(self, step: _Step, outcome: UpdateOutcome, where: str, attempt: int) -> bool:
+    def discard(self) -> None:
+        """Drop the gradients of all batches since the last step, as if there had been none; every rank calls it."""
+        self._optimizer.discard()
+        self._batches.clear()
+        self._interrupted = False
+
+    def _repeats(self, outcome: UpdateOutcome, attempt: int) -> bool:
         """Find what is at fault for a refused step; return whether to take it again, without the rows at fault."""
-        if self._trace is None or not step.samples:
+        if self._trace is None or not any(batch.samples for batch in self._batches):
             return False
-        largest = self._guard.largest_norm() if math.isfinite(outcome.gradient_norm) else math.inf
-        refused = RefusedStep(step.samples, step.counts, largest)
-        diagnosis = self._trace(refused, self._loss, self._optimizer, self._collectives)
-        num_units = len(units_of(step.samples))
+        diagnosis = self._diagnose(self._trace, outcome)
+        num_units = sum(len(units_of(batch.samples)) for batch in self._batches)
+        where = f"update {self._update_index + 1}"
         again = self._guard.decide(diagnosis, outcome.gradient_norm, num_units=num_units, attempt=attempt, where=where)
         if not again:
             return False
-        step.samples, step.counts = self._guard.without_set_aside(step.samples, step.counts)
-        return bool(step.samples)
+        for batch in self._batches:
+            batch.samples, batch.counts = self._guard.without_set_aside(batch.samples, batch.counts)
+        return any(batch.samples for batch in self._batches)
 
-    def _attempt(self, step: _Step, totals: MetricTotals) -> UpdateOutcome:
-        """Run all micro-batches and step once; with smaller micro-batches where memory runs out on any rank."""
-        while (passed := self._backward_all(step, totals)).state == _OUT_OF_MEMORY:
-            self._optimizer.discard()
-            totals.restore(step.mark)
-            self._halve(step)
-        if passed.state == _NOT_FINITE:
+    def _diagnose(self, trace: Trace, outcome: UpdateOutcome) -> Diagnosis:
+        """Trace every batch of the refused step; weights that are not finite say all there is to say."""
+        largest = self._guard.largest_norm() if math.isfinite(outcome.gradient_norm) else math.inf
+        found: list[Diagnosis] = []
+        for batch in self._batches:
+            if batch.samples:
+                refused = RefusedStep(batch.samples, batch.counts, largest)
+                found.append(trace(refused, batch.loss, self._optimizer, self._collectives))
+                if found[-1].weights:
+                    return found[-1]
+        return Diagnosis(tuple(chain.from_iterable(one.faults for one in found)))
+
+    def _accumulate(self, batches: Sequence[_Batch]) -> None:
+        """Run these batches; where memory runs out on any rank, all of the step in smaller micro-batches."""
+        waiting = list(batches)
+        while waiting:
+            batch = waiting.pop(0)
+            batch.passed = self._backward_all(batch)
+            if batch.passed.state == _OUT_OF_MEMORY:
+                self._optimizer.discard()
+                self._restore_totals()
+                self._halve(batch)
+                waiting = list(self._batches)
+
+    def _restore_totals(self) -> None:
+        """Forget the metrics of all batches of the step, which are computed again."""
+        # the last first: where batches share their totals, the mark of the first is the one that stays
+        for batch in reversed(self._batches):
+            batch.totals.restore(batch.mark)
+
+    def _apply(self) -> UpdateOutcome:
+        """Step once by what is accumulated."""
+        num_micro_batches = sum(batch.passed.num_micro_batches for batch in self._batches)
+        if any(batch.passed.state == _NOT_FINITE for batch in self._batches):
             # also where the gradient is finite: a loss that is not has nothing to say about the weights
             self._optimizer.discard()
-            return UpdateOutcome(math.nan, False, step.learning_rate, passed.num_micro_batches)
-        if step.monitor is not None:
-            step.monitor.judge()  # after all backward passes, before any weight changes
-        outcome = self._optimizer.step(step.learning_rate, largest_norm=self._guard.largest_norm())
+            return UpdateOutcome(math.nan, False, self._rate, num_micro_batches)
+        for batch in self._batches:
+            if batch.monitor is not None:
+                batch.monitor.judge()  # after all backward passes, before any weight changes
+        outcome = self._optimizer.step(self._rate, largest_norm=self._guard.largest_norm())
         return UpdateOutcome(
             outcome.gradient_norm,
             outcome.applied,
-            step.learning_rate,
-            passed.num_micro_batches,
+            self._rate,
+            num_micro_batches,
             outcome.loss_scale,
         )
 
-    def _halve(self, step: _Step) -> None:
+    def _halve(self, batch: _Batch) -> None:
         """Make micro-batches smaller for the rest of the run; every rank comes to the same limits."""
-        smaller = self._micro_batching.halved(step.samples)
+        smaller = self._micro_batching.halved(batch.samples)
         if smaller is None:
-            raise no_split_left(self._micro_batching, _longest(step.samples), self._collectives)
+            raise no_split_left(self._micro_batching, _longest(batch.samples), self._collectives)
         _LOG.warning(
             "out of memory: micro-batches of %s are cut to %s; the step is taken again, its batch and its gradient "
             "stay the same",
@@ -276,28 +370,28 @@ class Updater:
         self._micro_batching = smaller
         self._guard.halved += 1
 
-    def _no_room(self, step: _Step) -> ServiceError:
-        limits, longest = self._micro_batching, _longest(step.samples)
-        flags = limits.half_as_flags(step.samples)
+    def _no_room(self, batch: _Batch) -> ServiceError:
+        limits, longest = self._micro_batching, _longest(batch.samples)
+        flags = limits.half_as_flags(batch.samples)
         if not flags:
             return no_split_left(limits, longest, self._collectives)
         return no_room_in_collective(limits, longest, self._collectives, self._guard.resumed_with(flags))
 
-    def _backward_all(self, step: _Step, totals: MetricTotals) -> _Passed:
+    def _backward_all(self, batch: _Batch) -> _Passed:
         """Accumulate the gradient of this rank's share; what came of it is the same on every rank."""
         ranks, cut = self._collectives, self._micro_batching.cut
-        micro_batches = rank_micro_batches(step.samples, ranks.rank, ranks.world_size, cut)
+        micro_batches = rank_micro_batches(batch.samples, ranks.rank, ranks.world_size, cut)
         # behind the micro-batches, whose number differs between ranks: the sum of both is the same on all
-        idle = filler_batches(step.samples, ranks, cut, self._device) if self._collective_forward else []
+        idle = filler_batches(batch.samples, ranks, cut, self._device) if self._collective_forward else []
         state = _OUT_OF_MEMORY
         try:
-            state = _FINE if self._run(micro_batches, idle, step, totals) else _NOT_FINITE
+            state = _FINE if self._run(micro_batches, idle, batch) else _NOT_FINITE
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             if self._collective_forward:
                 # the other ranks wait in this forward or backward, so that no agreement can be reached
-                raise self._no_room(step) from error
+                raise self._no_room(batch) from error
         # outside the handler: the error holds every tensor of the forward until it is left
         if state == _OUT_OF_MEMORY and torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -310,35 +404,45 @@ class Updater:
         self,
         micro_batches: Sequence[Sequence[TrainingSample]],
         idle: Sequence[TokenBatch],
-        step: _Step,
-        totals: MetricTotals,
+        of: _Batch,
     ) -> bool:
         """Run forward and backward of every micro-batch; return whether inputs and losses are finite."""
         inputs_finite, losses = True, list[Tensor]()
-        if step.monitor is not None:
-            step.monitor.restart()
+        if of.monitor is not None:
+            of.monitor.restart()
         # fillers count too, since the optimizer needs to know which backward of this rank is its last
         turns = len(micro_batches) + len(idle)
-        if self._loss.prepass:
-            # statistics of the whole step, so they are taken before the first backward
-            self._loss.begin([pack(chosen, self._device) for chosen in micro_batches], idle)
+        if of.loss.prepass:
+            # statistics of the whole batch, so they are taken before the first backward
+            of.loss.begin([pack(chosen, self._device) for chosen in micro_batches], idle)
         for number, chosen in enumerate(micro_batches, start=1):
             batch = pack(chosen, self._device, pin_memory=self._pin_memory)
-            output = self._loss(batch, step.counts, totals)
+            output = of.loss(batch, of.counts, of.totals)
             losses.append(output.loss.detach())
             inputs_finite &= not batch.not_finite
             self._optimizer.backward(output.loss, last=number == turns)
-            if step.monitor is not None:
-                step.monitor.add(chosen, batch, output.outputs_T)
+            if of.monitor is not None:
+                of.monitor.add(chosen, batch, output.outputs_T)
         for number, batch in enumerate(idle, start=1 + len(micro_batches)):
             # times 0 rather than no backward: its collectives run, and every gradient stays as it is
-            self._optimizer.backward(self._loss.filler(batch) * 0.0, last=number == turns)
+            self._optimizer.backward(of.loss.filler(batch) * 0.0, last=number == turns)
         # read once, behind the last backward: a number here earlier would wait for the device at every micro-batch
         return inputs_finite and (not losses or bool(torch.stack(losses).isfinite().all()))
 
 
 def _longest(samples: Sequence[TrainingSample]) -> int:
     return max(sample.num_tokens for sample in samples)
+
+
+def _nothing_to_step() -> OptionsError:
+    return OptionsError(
+        code="update.no_gradient",
+        what="step() was called, and no batch has gone forward and backward since the last step",
+        where="trainer.step()",
+        why="a step applies the gradients that forward_backward has added up",
+        state="no weight was changed",
+        do="trainer.forward_backward(batch, loss)",
+    )
 
 
 def scale_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> dict[str, float]:

@@ -72,6 +72,16 @@ class PolicyLoss:
         """The policy that is trained."""
         return self._policy
 
+    def with_objective(self, objective: Objective, *, temperature: float | None = None) -> PolicyLoss:
+        """Return the loss of the same policy for another objective; `temperature` None = the same."""
+        return PolicyLoss(
+            self._policy,
+            objective,
+            temperature=self._temperature if temperature is None else temperature,
+            balanced=self._balanced,
+            fused=self._fused,
+        )
+
     @property
     def prepass(self) -> bool:
         """Expert frequencies are those of the whole step, so they are counted before the first backward."""
