@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rft.config.errors import SettingsError
 from rft.process.machine import Machine
 from rft.stages.evaluate import evaluate
-from rft.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_core.errors import OptionsError, ServiceError
 from rft_dist.collectives import SingleProcess

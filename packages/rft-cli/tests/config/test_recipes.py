@@ -58,7 +58,7 @@ def test_a_recipe_of_a_folder_is_found_by_its_name_and_says_its_machines(install
     recipe = recipes.load("words")
     assert (recipe.status, recipe.memory, recipe.machine) == ("not yet run", "58 of 79 GiB", {"nodes": 2})
     assert recipe.is_installed
-    assert recipes.find("words")[0] == Source(installed / "large" / "words.yaml", "words", is_recipe=True)
+    assert recipes.find("words")[0] == SettingsFile(installed / "large" / "words.yaml", "words", is_recipe=True)
     assert recipes.machine_of(["--seed", "1", "--config", "words"]) == ({"nodes": 2}, "words")
     assert recipes.machine_of(["--config", "nowhere"]) == recipes.machine_of([]) == ({}, "")
 

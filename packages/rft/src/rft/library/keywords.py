@@ -41,6 +41,7 @@ class TrainingKeywords(TypedDict, total=False):
     system_prompt: str
     eval_split: str
     max_eval_samples: int
+    eval_input_key: str
     images_key: str
     limit_mm_image_per_prompt: int
     mixed_mm_data: bool
@@ -119,6 +120,7 @@ class RlKeywords(TrainingKeywords, total=False):
 
     label_key: str
     eval_metrics: str
+    eval_label_key: str
     reward_workers: int
     reward_timeout: float
     reward_memory: float
@@ -170,6 +172,9 @@ class RlKeywords(TrainingKeywords, total=False):
             "clip_cov",
             "kl_cov",
             "kimi",
+            "dro",
+            "vespo",
+            "topr",
         ]
         | None
     )
@@ -183,20 +188,38 @@ class RlKeywords(TrainingKeywords, total=False):
     high_entropy_token_ratio: float
     entropy_coef: float | None
     entropy_target: float | None
-    kl_estimator: Literal["k1", "k2", "k3"] | None
+    kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "unbiased_k3", "importance_weighted_k1"] | None
     init_kl_coef: float | None
     use_kl_loss: bool | None
     kl_target: float | None
     kl_horizon: int
     max_logprob_gap: float
-    off_policy_correction: Literal["off", "tis", "seq-tis", "mis", "icepop", "seq-mis", "geo-mis"] | None
+    off_policy_correction: (
+        Literal[
+            "off",
+            "tis",
+            "seq-tis",
+            "geo-tis",
+            "mis",
+            "icepop",
+            "seq-mis",
+            "geo-mis",
+            "m2po",
+        ]
+        | None
+    )
     off_policy_cap: float
     off_policy_low: float | None
     off_policy_high: float | None
+    off_policy_limit: float | None
+    off_policy_veto: float | None
+    off_policy_normalize: bool
     off_policy_delta: float | None
     advantage_estimator: str
     gamma: float | None
     lambd: float | None
+    lambd_value: float | None
+    length_alpha: float | None
     pass_k: int | None
     advantages_norm: bool | None
     advantage_clip: float
@@ -241,6 +264,8 @@ class RlKeywords(TrainingKeywords, total=False):
     max_staleness: int
     async_deterministic: bool
     actor_learning_rate: float
+    eval_n: int
+    eval_temperature: float
     save_trajectories: bool
     num_trajectories_to_save: int
     rollout_log_interval: int
@@ -251,6 +276,7 @@ class SftKeywords(TrainingKeywords, total=False):
     """Settings of `rft-train sft`."""
 
     output_key: str
+    eval_output_key: str
     held_out_rows: int
     learning_rate: float
     patience: int
@@ -318,6 +344,7 @@ class EvalKeywords(TypedDict, total=False):
     generate_max_len: int
     max_len: int | None
     constraint: str
+    eval_n: int
     engine_type: Literal["auto", "native", "hf", "vllm", "sglang"]
     engine_tp_size: int
     engine_mem_util: float | None
