@@ -45,3 +45,9 @@ def test_another_name_is_refused_and_rooms_load_alone() -> None:
         "assert 'rft_algos.aliases' not in sys.modules\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_star_import_gives_the_equations() -> None:
+    names: dict[str, object] = {}
+    exec("from rft_algos import *", names)
+    assert {*aliases.__all__} <= {*names}

@@ -14,6 +14,8 @@ from rft_algos import advantages, surrogates
 from rft_algos.algorithms.published import Grpo
 from rft_algos.input_checks import InputError, check_bounds, check_clip, check_not_negative, check_positive, check_unit
 from rft_algos.losses import aggregation, distillation, off_policy, preference, supervised
+from rft_algos.losses.logits import logprobs_from_logits
+from rft_algos.losses.preference_variants import Pairs
 from rft_algos.objectives import policy_loss
 from rft_algos.packed import token_selection
 from rft_core.errors import OptionsError
@@ -41,6 +43,33 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "gae of [B, T]": (lambda: advantages.gae(ROWS, ROWS, ROW_MASK, ROW_IDS), r"one shape \[T\]"),
     "returns of [B, T]": (lambda: advantages.discounted_returns(ROWS, ROW_MASK, ROW_IDS), r"one shape \[T\]"),
     "moments of [B, T]": (lambda: advantages.moments(ROWS, ROW_MASK), r"one shape \[T\]"),
+    # what is no tensor, or of another shape
+    "a list of log-ratios": (
+        lambda: surrogates.ppo_clip([0.1], ONES, 0.2, 0.2),
+        "log_ratio_T must be a tensor, it is a list",
+    ),
+    "one advantage a row": (
+        lambda: surrogates.ppo_clip(ROWS, ROWS[:, 0], 0.2, 0.2),
+        "every argument must have one shape",
+    ),
+    "advantages of rows that are as many as positions": (
+        lambda: surrogates.reinforce(torch.zeros(3, 3), torch.zeros(3)),
+        "every argument must have one shape",
+    ),
+    "sapo of other lengths": (lambda: surrogates.sapo(ONES, ONES[:2]), "every argument must have one shape"),
+    "cispo of other lengths": (lambda: surrogates.cispo(ONES, ONES, ONES[:2], None, 4.0), "must have one shape"),
+    "dpo of tokens": (lambda: preference.dpo(ROWS, ROWS, ROWS, ROWS), r"one shape \[B\]"),
+    "dpo of other numbers": (lambda: preference.dpo(ONES, ONES[:2], ONES, ONES), r"one shape \[B\]"),
+    "simpo's lengths as a list": (
+        lambda: preference.simpo(ONES, ONES, [1, 2, 3, 4], ONES, beta=2.0, gamma=0.5),
+        "chosen_lengths_B must be a tensor",
+    ),
+    "pairs of other numbers": (lambda: Pairs(ONES, ONES[:2], ONES, ONES), r"one shape \[B\]"),
+    "labels of good and bad as 1 and -1": (lambda: preference.kto(ONES, ONES, ONES, 0.0), "desirable_B must be bool"),
+    "segment ids as floats": (lambda: surrogates.gspo(ONES, ONES, MASK, ONES), "segment_ids_T must be integers"),
+    "token ids as floats": (lambda: logprobs_from_logits(LOGITS, ROWS), "token ids must be integers"),
+    "a token that is ignored elsewhere": (lambda: logprobs_from_logits(LOGITS, ROW_IDS - 100), "token id -100"),
+    "a token beyond the vocabulary": (lambda: logprobs_from_logits(LOGITS, ROW_IDS + 5), "token id 5 for logits of 5"),
     # masks and ids
     "a float mask of gspo": (lambda: surrogates.gspo(ONES, ONES, ONES, IDS), "loss_mask_T must be bool"),
     "a float mask of whiten": (

@@ -17,6 +17,9 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
+    # what `from rft_algos import *` takes: the names of the equations, which no global has before their first use
+    if name == "__all__":
+        return importlib.import_module(f"{__name__}.aliases").__all__
     # a room or a module is no reason to load everything else, and statistics need no torch
     if name.startswith("_") or importlib.util.find_spec(f"{__name__}.{name}") is not None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

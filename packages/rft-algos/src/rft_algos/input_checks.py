@@ -11,6 +11,9 @@ from typing import NoReturn
 
 from rft_core.errors import OptionsError
 
+_OF_A_RECORD = "__post_init__"
+"""Where a record checks its fields: its name is that of the record."""
+
 
 class InputError(OptionsError, ValueError):
     """Input that an equation cannot take: a shape, a type, a number outside its range."""
@@ -107,7 +110,8 @@ def _caller() -> str:
     """The public function, outside of the modules of checks, that was checking."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and (
-        frame.f_globals.get("__name__", "").endswith("_checks") or frame.f_code.co_name.startswith(("_", "<"))
+        frame.f_globals.get("__name__", "").endswith("_checks")
+        or (frame.f_code.co_name.startswith(("_", "<")) and frame.f_code.co_name != _OF_A_RECORD)
     ):
         frame = frame.f_back
-    return f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_qualname}"
+    return f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_qualname.removesuffix(f'.{_OF_A_RECORD}')}"

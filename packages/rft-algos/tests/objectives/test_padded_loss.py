@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -161,3 +163,48 @@ def test_a_correction_asks_for_the_engine_and_other_records_do_not() -> None:
         padded_loss(Grpo(correction=SequenceTis()), batch, CURRENT)
     with pytest.raises(InputError, match="one a row"):
         replace(BATCH, rewards_B=torch.ones(3)).flat()
+
+
+PADDED = {
+    "rewards_B": torch.tensor([1.0, 0.0]),
+    "group_ids_B": torch.tensor([0, 0]),
+    "loss_mask_BL": torch.tensor([[True, True, True], [True, False, False]]),
+    "old_logprobs_BL": torch.full((2, 3), -1.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "match", "do"),
+    [
+        ({"rewards_B": [1.0, 0.0]}, "rewards_B must be a tensor, it is a list", "torch.as_tensor(rewards_B)"),
+        ({"rewards_B": torch.zeros(2, 1)}, "rewards_B must be one a row", ""),
+        ({"group_ids_B": ["a", "a"]}, "group_ids_B must be a tensor of integers", None),
+        ({"group_ids_B": torch.tensor([0])}, "group_ids_B must be one a row", ""),
+        ({"loss_mask_BL": torch.ones(2, 3)}, "loss_mask_BL must be bool", "loss_mask_BL.bool()"),
+        ({"loss_mask_BL": None}, "loss_mask_BL must be a tensor, it is None", ""),
+        ({"old_logprobs_BL": None}, "old_logprobs_BL must be a tensor, it is None", ""),
+        ({"old_logprobs_BL": torch.zeros(2, 2)}, "old_logprobs_BL of shape", ""),
+        ({"record": Grpo}, "it is Grpo", "Grpo()"),
+        ({"record": "grpo"}, "it is 'grpo'", "by_name('grpo')()"),
+        ({"logprobs_BL": torch.zeros(2, 3, 7)}, "logprobs_from_logits", ""),
+        ({"logprobs_BL": torch.zeros(2, 3).long()}, "logprobs_BL must be floating", ""),
+        ({"advantages": [1.0, 2.0]}, "advantages must be a tensor", "torch.as_tensor(advantages)"),
+        ({"advantages": torch.zeros(3)}, "advantages of shape", ""),
+        ({"num_sequences": 0}, "num_sequences must be positive", ""),
+        ({"num_loss_tokens": -3}, "num_loss_tokens must be positive", ""),
+    ],
+)
+def test_a_mistake_is_named(changes: dict[str, Any], match: str, do: str | None) -> None:
+    given = {"record": Grpo(kl_place="none"), "logprobs_BL": torch.full((2, 3), -1.0)} | changes
+    batch = PaddedBatch(**{name: given.pop(name, value) for name, value in PADDED.items()})
+    record, logprobs_BL = given.pop("record"), given.pop("logprobs_BL")
+    with pytest.raises(InputError, match=re.escape(match)) as caught:
+        padded_loss(record, batch, logprobs_BL, **given)
+    if do is not None:
+        assert caught.value.problem.do == do
+
+
+def test_a_dict_is_no_batch() -> None:
+    with pytest.raises(InputError, match="it is a dict") as caught:
+        padded_loss(Grpo(), PADDED, torch.zeros(2, 3))  # type: ignore[arg-type]
+    assert caught.value.problem.do == "PaddedBatch(**batch)"

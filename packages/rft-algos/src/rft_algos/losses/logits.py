@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rft_algos.input_checks import check_positive, refuse
+from rft_algos.packed.tensor_checks import check_tensors
 from rft_algos.packed.tracing import is_traced
 
 _CHUNK_ELEMENTS = 2**24
@@ -33,9 +34,11 @@ def logprobs_from_logits(logits_TV: Tensor, token_ids_T: Tensor, *, temperature:
     Returns:
         [T] or [B, L] in nats; float32 (float64 for float64 logits). -inf for a token that the logits forbid.
     """
+    check_tensors(logits_TV=logits_TV, token_ids_T=token_ids_T)
     _check(logits_TV, temperature)
     if token_ids_T.shape != logits_TV.shape[:-1]:
         refuse(f"{tuple(token_ids_T.shape)} token ids for logits {tuple(logits_TV.shape)}, which have one row a token")
+    _check_ids(token_ids_T, logits_TV.shape[-1])
     rows_TV, ids_T = logits_TV.reshape(-1, logits_TV.shape[-1]), token_ids_T.reshape(-1)
     if is_traced():
         scaled_TV = _wide(rows_TV) / temperature
@@ -70,6 +73,22 @@ def _check(logits_TV: Tensor, temperature: float) -> None:
     check_positive(temperature=temperature)
     if not logits_TV.is_floating_point() or logits_TV.ndim < 2:
         refuse(f"logits must be floating rows [.., V], they are {logits_TV.dtype} of shape {tuple(logits_TV.shape)}")
+
+
+def _check_ids(token_ids_T: Tensor, vocab_size: int) -> None:
+    if token_ids_T.is_floating_point() or token_ids_T.dtype == torch.bool:
+        refuse(f"token ids must be integers, they are {token_ids_T.dtype}", do="token_ids_T.long()")
+    # a device is not asked for values, and its own check ends the process
+    if is_traced() or not token_ids_T.is_cpu or token_ids_T.numel() == 0:
+        return
+    lowest, highest = (int(value) for value in token_ids_T.aminmax())
+    if lowest < 0 or highest >= vocab_size:
+        outside = lowest if lowest < 0 else highest
+        refuse(
+            f"token id {outside} for logits of {vocab_size} tokens",
+            why="a label that is to be ignored, such as -100, has no logit: put any id there and mask it in the loss",
+            do="token_ids_T.clamp(min=0)" if highest < vocab_size else "",
+        )
 
 
 def _wide(logits_TV: Tensor) -> Tensor:

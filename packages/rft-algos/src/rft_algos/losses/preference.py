@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid
 
 from rft_algos.input_checks import check_not_negative, check_positive, refuse
 from rft_algos.losses.aggregation import Count
-from rft_algos.packed.tensor_checks import check_mask
+from rft_algos.packed.tensor_checks import check_responses
 
 
 def bradley_terry(chosen_B: Tensor, rejected_B: Tensor, margin: float | Tensor = 0.0) -> Tensor:
@@ -31,6 +31,7 @@ def bradley_terry(chosen_B: Tensor, rejected_B: Tensor, margin: float | Tensor =
     Returns:
         [B] loss per pair, log 2 where the scores differ by the margin.
     """
+    check_responses(chosen_B=chosen_B, rejected_B=rejected_B)
     return -logsigmoid(chosen_B - rejected_B - margin)
 
 
@@ -43,6 +44,7 @@ def hps(chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
 
     Source: Wu et al. 2023, "Human preference score" (arXiv 2303.14420).
     """
+    check_responses(chosen_B=chosen_B, rejected_B=rejected_B)
     return -torch.log_softmax(torch.stack([chosen_B, rejected_B], dim=1), dim=1)[:, 0]
 
 
@@ -53,6 +55,7 @@ def log_exp(chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
 
     Source: Bai et al. 2022 (arXiv 2204.05862).
     """
+    check_responses(chosen_B=chosen_B, rejected_B=rejected_B)
     difference_B = rejected_B - chosen_B
     return torch.logaddexp(torch.zeros_like(difference_B), difference_B)
 
@@ -133,6 +136,12 @@ def dpo(
     Returns:
         [B] loss per pair, log 2 where the policy is the reference.
     """
+    check_responses(
+        policy_chosen_B=policy_chosen_B,
+        policy_rejected_B=policy_rejected_B,
+        reference_chosen_B=reference_chosen_B,
+        reference_rejected_B=reference_rejected_B,
+    )
     check_positive(beta=beta)
     if not 0 <= label_smoothing < 0.5:
         refuse(f"label_smoothing must be in [0, 0.5), it is {label_smoothing}")
@@ -158,6 +167,12 @@ def ipo(
 
     Source: Azar et al. 2023 (arXiv 2310.12036), equation 17, where beta is called tau.
     """
+    check_responses(
+        policy_chosen_B=policy_chosen_B,
+        policy_rejected_B=policy_rejected_B,
+        reference_chosen_B=reference_chosen_B,
+        reference_rejected_B=reference_rejected_B,
+    )
     if not beta > 0:
         refuse(f"beta must be positive, it is {beta}")
     chosen_B = policy_chosen_B - reference_chosen_B.detach()
@@ -208,6 +223,12 @@ def orpo(
     Returns:
         [B] loss per pair.
     """
+    check_responses(
+        chosen_B=chosen_B,
+        rejected_B=rejected_B,
+        chosen_lengths_B=chosen_lengths_B,
+        rejected_lengths_B=rejected_lengths_B,
+    )
     check_not_negative(coefficient=coefficient)
     mean_chosen_B = mean_logprobs(chosen_B, chosen_lengths_B)
     log_odds_ratio_B = log_odds(mean_chosen_B) - log_odds(mean_logprobs(rejected_B, rejected_lengths_B))
@@ -233,6 +254,12 @@ def simpo(
     Arguments and result are [B], as in `orpo`; beta is positive (2 to 2.5 in the paper), gamma 0 or more
     (0.3 to 1.6 there).
     """
+    check_responses(
+        chosen_B=chosen_B,
+        rejected_B=rejected_B,
+        chosen_lengths_B=chosen_lengths_B,
+        rejected_lengths_B=rejected_lengths_B,
+    )
     check_positive(beta=beta)
     mean_chosen_B = mean_logprobs(chosen_B, chosen_lengths_B)
     return -logsigmoid(beta * (mean_chosen_B - mean_logprobs(rejected_B, rejected_lengths_B)) - gamma)
@@ -286,8 +313,10 @@ def kto(
     Returns:
         [B] loss per response, in [0, weight].
     """
+    check_responses(policy_B=policy_B, reference_B=reference_B, desirable_B=desirable_B)
     check_positive(beta=beta)
-    check_mask(desirable_B=desirable_B)
+    if desirable_B.dtype != torch.bool:
+        refuse(f"desirable_B must be bool, it is {desirable_B.dtype}", why="good or bad", do="desirable_B > 0")
     point = reference_point.detach() if isinstance(reference_point, Tensor) else reference_point
     gains_B = implicit_reward(policy_B, reference_B, beta) - beta * point
     # 1 - sigmoid(x) is sigmoid(-x), which keeps its digits where the value saturates

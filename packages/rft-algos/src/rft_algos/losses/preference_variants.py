@@ -17,7 +17,7 @@ from torch.nn.functional import logsigmoid, relu
 
 from rft_algos.input_checks import check_not_negative, check_positive, check_unit, refuse
 from rft_algos.packed.importance_ratio import ratio
-from rft_algos.packed.tensor_checks import check_mask
+from rft_algos.packed.tensor_checks import check_mask, check_responses
 
 Divergence = Literal["reverse_kl", "forward_kl", "jensen_shannon", "alpha"]
 """Words of `f_dpo`."""
@@ -35,6 +35,14 @@ class Pairs:
     """[B] log ref(c)."""
     reference_rejected_B: Tensor
     """[B] log ref(r)."""
+
+    def __post_init__(self) -> None:
+        check_responses(
+            policy_chosen_B=self.policy_chosen_B,
+            policy_rejected_B=self.policy_rejected_B,
+            reference_chosen_B=self.reference_chosen_B,
+            reference_rejected_B=self.reference_rejected_B,
+        )
 
     @property
     def chosen_B(self) -> Tensor:
@@ -244,6 +252,7 @@ def cpo(chosen_B: Tensor, rejected_B: Tensor, *, beta: float = 0.1, coefficient:
     Returns:
         [B] loss per pair.
     """
+    check_responses(chosen_B=chosen_B, rejected_B=rejected_B)
     check_positive(beta=beta)
     check_not_negative(coefficient=coefficient)
     return -logsigmoid(beta * (chosen_B - rejected_B)) - coefficient * chosen_B
@@ -307,5 +316,6 @@ def reward_centring(chosen_B: Tensor, rejected_B: Tensor, *, coefficient: float 
     Returns:
         [B] penalty per pair.
     """
+    check_responses(chosen_B=chosen_B, rejected_B=rejected_B)
     check_not_negative(coefficient=coefficient)
     return coefficient * (chosen_B + rejected_B).square()

@@ -7,15 +7,17 @@ of the batch. Over several ranks give the sums over ranks as `num_loss_tokens` a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor
 
 from rft_algos.algorithms.published import PolicyAlgorithm
-from rft_algos.input_checks import refuse
+from rft_algos.input_checks import check_positive, refuse
 from rft_algos.losses.aggregation import Count
 from rft_algos.objectives.advantages import AdvantageOutput, RolloutBatch, compute_advantages
 from rft_algos.objectives.policy_loss import LossOutput, policy_loss
 from rft_algos.packed.padded_rows import PaddedRows
+from rft_algos.packed.tensor_checks import check_group_ids, check_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +52,21 @@ class PaddedBatch:
     def flat(self) -> RolloutBatch:
         """Return the batch in the flat form, such as `compute_advantages` takes (shapes [T], T = B L)."""
         rows = PaddedRows.of(self.loss_mask_BL)
-        if self.rewards_B.shape != (rows.num_rows,):
-            refuse(f"rewards_B must be one a row, its shape is {tuple(self.rewards_B.shape)} for {rows.num_rows} rows")
+        check_group_ids(group_ids_B=self.group_ids_B)
+        for name, values in (("rewards_B", self.rewards_B), ("group_ids_B", self.group_ids_B)):
+            check_tensors(**{name: values})
+            if values.shape != (rows.num_rows,):
+                refuse(f"{name} must be one a row, its shape is {tuple(values.shape)} for {rows.num_rows} rows")
         return RolloutBatch(
             rewards_N=self.rewards_B,
             group_ids_N=self.group_ids_B,
             loss_mask_T=rows.loss_mask_T,
             segment_ids_T=rows.segment_ids_T,
-            old_logprobs_T=rows.pack(self.old_logprobs_BL),
-            behaviour_logprobs_T=_packed(rows, self.behaviour_logprobs_BL),
-            reference_logprobs_T=_packed(rows, self.reference_logprobs_BL),
-            entropy_T=_packed(rows, self.entropy_BL),
-            values_T=_packed(rows, self.values_BL),
+            old_logprobs_T=rows.pack(self.old_logprobs_BL, "old_logprobs_BL"),
+            behaviour_logprobs_T=_packed(rows, self.behaviour_logprobs_BL, "behaviour_logprobs_BL"),
+            reference_logprobs_T=_packed(rows, self.reference_logprobs_BL, "reference_logprobs_BL"),
+            entropy_T=_packed(rows, self.entropy_BL, "entropy_BL"),
+            values_T=_packed(rows, self.values_BL, "values_BL"),
             greedy_rewards_N=self.greedy_rewards_B,
             components_NK=self.components_BK,
         )
@@ -96,22 +101,27 @@ def padded_loss(
     Returns:
         The loss and the metrics.
     """
+    if isinstance(batch, dict):
+        refuse("batch must be a PaddedBatch, it is a dict", do="PaddedBatch(**batch)")
+    _check(record, logprobs_BL, batch.old_logprobs_BL, advantages)
+    counts = {"num_loss_tokens": num_loss_tokens, "num_sequences": num_sequences}
+    check_positive(**{name: count for name, count in counts.items() if not isinstance(count, Tensor)})
     layout, part = PaddedRows.of(batch.loss_mask_BL), PaddedRows.of(batch.loss_mask_BL[rows])
     if advantages is None:
         advantages = compute_advantages(record, batch.flat())
     if isinstance(advantages, Tensor):
-        advantages = AdvantageOutput(layout.pack(advantages), None, None, None, None, {})
+        advantages = AdvantageOutput(layout.pack(advantages, "advantages"), None, None, None, None, {})
 
     def of_rows(values_T: Tensor | None) -> Tensor | None:
         return None if values_T is None else part.pack(values_T.reshape(layout.num_rows, layout.num_columns)[rows])
 
     return policy_loss(
         record,
-        logprobs_T=part.pack(logprobs_BL),
-        old_logprobs_T=part.pack(batch.old_logprobs_BL[rows]),
-        reference_logprobs_T=_packed(part, batch.reference_logprobs_BL, rows),
-        behaviour_logprobs_T=_packed(part, batch.behaviour_logprobs_BL, rows),
-        entropy_T=_packed(part, entropy_BL),
+        logprobs_T=part.pack(logprobs_BL, "logprobs_BL"),
+        old_logprobs_T=part.pack(batch.old_logprobs_BL[rows], "old_logprobs_BL"),
+        reference_logprobs_T=_packed(part, batch.reference_logprobs_BL, "reference_logprobs_BL", rows),
+        behaviour_logprobs_T=_packed(part, batch.behaviour_logprobs_BL, "behaviour_logprobs_BL", rows),
+        entropy_T=_packed(part, entropy_BL, "entropy_BL"),
         advantages_T=part.pack(layout.unpack(advantages.advantages_T)[rows]),
         token_weights_T=of_rows(advantages.weights_T),
         selected_T=of_rows(advantages.selected_T),
@@ -122,5 +132,17 @@ def padded_loss(
     )
 
 
-def _packed(layout: PaddedRows, values_BL: Tensor | None, rows: slice = slice(None)) -> Tensor | None:
-    return None if values_BL is None else layout.pack(values_BL[rows])
+def _packed(layout: PaddedRows, values_BL: Tensor | None, name: str, rows: slice = slice(None)) -> Tensor | None:
+    return None if values_BL is None else layout.pack(values_BL[rows], name)
+
+
+def _check(record: object, logprobs_BL: object, old_logprobs_BL: object, advantages: object) -> None:
+    if isinstance(record, type | str):
+        name = record.__name__ if isinstance(record, type) else repr(record)
+        made = f"{name}()" if isinstance(record, type) else f"by_name({name})()"
+        refuse(f"record must be a record of an algorithm, it is {name}", do=made)
+    check_tensors(logprobs_BL=logprobs_BL, old_logprobs_BL=old_logprobs_BL)
+    if isinstance(advantages, list | tuple):
+        check_tensors(advantages=cast(object, advantages))
+    if isinstance(logprobs_BL, Tensor) and not logprobs_BL.is_floating_point():
+        refuse(f"logprobs_BL must be floating, they are {logprobs_BL.dtype}", why="a gradient flows through them")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.input_checks import refuse
-from rft_algos.packed.tensor_checks import check_mask
+from rft_algos.packed.tensor_checks import check_mask, check_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +48,26 @@ class PaddedRows:
         rows_B1 = torch.arange(num_rows, device=loss_mask_BL.device)[:, None]
         return cls(loss_mask_BL.reshape(-1), rows_B1.expand(num_rows, num_columns).reshape(-1), num_rows, num_columns)
 
-    def pack(self, values_BL: Tensor) -> Tensor:
+    def pack(self, values_BL: Tensor, name: str = "values_BL") -> Tensor:
         """Lay the rows end to end.
 
         Args:
             values_BL: [B, L] values, or [B] one a sequence, which stands at each of its tokens.
+            name: of the values, for an error.
 
         Returns:
             [T] values; the gradient flows back.
         """
+        check_tensors(**{name: values_BL})
         if values_BL.shape == (self.num_rows,):
             values_BL = values_BL[:, None].expand(self.num_rows, self.num_columns)
         if values_BL.shape != (self.num_rows, self.num_columns):
             refuse(
-                f"values of shape {tuple(values_BL.shape)} for {self.num_rows} rows of {self.num_columns} positions",
-                why="values stand at the positions of the mask, or are one a row",
+                f"{name} of shape {tuple(values_BL.shape)} for {self.num_rows} rows of {self.num_columns} positions",
+                why="values stand at the positions of the mask, or are one a row; of logits take those of the tokens "
+                "(logprobs_from_logits)"
+                if values_BL.ndim == 3
+                else "values stand at the positions of the mask, or are one a row",
             )
         return values_BL.reshape(-1)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.input_checks import refuse
-from rft_algos.packed.tensor_checks import check_mask, check_vectors
+from rft_algos.packed.tensor_checks import check_group_ids, check_mask, check_vectors
 from rft_algos.packed.tracing import is_traced
 
 _ROW = 32
@@ -80,6 +80,7 @@ def segment_index(loss_mask_T: Tensor, segment_ids_T: Tensor) -> SegmentIndex:
         The slots of [T] tokens.
     """
     check_mask(loss_mask_T=loss_mask_T)
+    check_group_ids(segment_ids_T=segment_ids_T)
     if loss_mask_T.shape != segment_ids_T.shape:
         refuse(f"{loss_mask_T.shape} mask for {segment_ids_T.shape} segment ids")
     check_vectors(loss_mask_T=loss_mask_T)

@@ -10,6 +10,7 @@ from rft_algos.algorithms.registry import register_clip_mask, register_equation
 from rft_algos.input_checks import check_clip
 from rft_algos.packed.importance_ratio import ratio
 from rft_algos.packed.loss_tokens import Tokens
+from rft_algos.packed.tensor_checks import check_alike
 
 
 def cispo(
@@ -38,6 +39,7 @@ def cispo(
     Returns:
         [T] loss per token. Its gradient is -clip(r_t) A_t; its value means nothing.
     """
+    check_alike(logprobs_T=logprobs_T, log_ratio_T=log_ratio_T, advantages_T=advantages_T)
     check_clip(clip_low=clip_low, clip_high=clip_high)
     low = None if clip_low is None else 1.0 - clip_low
     weights_T = ratio(log_ratio_T.detach()).clamp(low, 1.0 + clip_high)

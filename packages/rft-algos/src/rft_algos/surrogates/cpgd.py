@@ -11,6 +11,7 @@ from rft_algos.algorithms import components
 from rft_algos.algorithms.registry import register_clip_mask, register_equation
 from rft_algos.input_checks import check_clip, refuse
 from rft_algos.packed.loss_tokens import Tokens
+from rft_algos.packed.tensor_checks import check_alike
 
 
 def cpgd(logprobs_T: Tensor, old_logprobs_T: Tensor, advantages_T: Tensor, clip_low: float, clip_high: float) -> Tensor:
@@ -35,6 +36,7 @@ def cpgd(logprobs_T: Tensor, old_logprobs_T: Tensor, advantages_T: Tensor, clip_
     Returns:
         [T] loss per token. Its value means nothing; at the old policy its gradient is -A_t.
     """
+    check_alike(logprobs_T=logprobs_T, old_logprobs_T=old_logprobs_T, advantages_T=advantages_T)
     if clip_low == 1:
         refuse("clip_low must be below 1: a log-prob has no lower bound there, it is 1")
     check_clip(clip_low=clip_low, clip_high=clip_high)

@@ -10,6 +10,7 @@ from rft_algos.algorithms.registry import register_clip_mask, register_equation
 from rft_algos.input_checks import check_clip, refuse
 from rft_algos.packed.importance_ratio import ratio
 from rft_algos.packed.loss_tokens import Tokens
+from rft_algos.packed.tensor_checks import check_alike
 
 
 def ppo_clip(log_ratio_T: Tensor, advantages_T: Tensor, clip_low: float, clip_high: float) -> Tensor:
@@ -32,6 +33,7 @@ def ppo_clip(log_ratio_T: Tensor, advantages_T: Tensor, clip_low: float, clip_hi
     Returns:
         [T] loss per token. At log_ratio 0 it is -A_t, with gradient -A_t.
     """
+    check_alike(log_ratio_T=log_ratio_T, advantages_T=advantages_T)
     check_clip(clip_low=clip_low, clip_high=clip_high)
     ratio_T, weights_T = ratio(log_ratio_T), -advantages_T
     # the clipped side is detached: where it decides, the loss is a constant
@@ -130,6 +132,7 @@ def two_sided(log_ratio_T: Tensor, advantages_T: Tensor, clip_low: float, clip_h
     Returns:
         [T] loss per token.
     """
+    check_alike(log_ratio_T=log_ratio_T, advantages_T=advantages_T)
     if not delta > 1.0 + clip_high:
         refuse(f"delta must be above 1 + clip_high = {1.0 + clip_high}, it is {delta}")
     return dual_clip(log_ratio_T, advantages_T, clip_low, clip_high, dual=delta)

@@ -9,6 +9,7 @@ from rft_algos.algorithms.registry import register_equation
 from rft_algos.input_checks import check_not_negative
 from rft_algos.packed.loss_tokens import Tokens
 from rft_algos.packed.segments import broadcast_to_tokens, segment_counts, segment_index, segment_sums
+from rft_algos.packed.tensor_checks import check_alike
 from rft_algos.surrogates.ppo import ppo_clip
 
 
@@ -51,6 +52,7 @@ def dro(logprobs_T: Tensor, log_ratio_T: Tensor, advantages_T: Tensor, tau: floa
     Returns:
         [T] loss per token. At the old policy its gradient is -A_t.
     """
+    check_alike(logprobs_T=logprobs_T, log_ratio_T=log_ratio_T, advantages_T=advantages_T)
     check_not_negative(tau=tau)
     return (tau / 2) * log_ratio_T.square() - advantages_T * logprobs_T
 

@@ -8,6 +8,7 @@ from rft_algos.algorithms import components
 from rft_algos.algorithms.registry import register_equation
 from rft_algos.packed.importance_ratio import ratio
 from rft_algos.packed.loss_tokens import Tokens
+from rft_algos.packed.tensor_checks import check_alike
 
 
 def reinforce(logprobs_T: Tensor, advantages_T: Tensor) -> Tensor:
@@ -27,6 +28,7 @@ def reinforce(logprobs_T: Tensor, advantages_T: Tensor) -> Tensor:
     Returns:
         [T] loss per token. Its value means nothing; its gradient is -A_t.
     """
+    check_alike(logprobs_T=logprobs_T, advantages_T=advantages_T)
     return -advantages_T * logprobs_T
 
 
@@ -45,6 +47,7 @@ def importance_weighted(log_ratio_T: Tensor, advantages_T: Tensor) -> Tensor:
     Returns:
         [T] loss per token.
     """
+    check_alike(log_ratio_T=log_ratio_T, advantages_T=advantages_T)
     return -advantages_T * ratio(log_ratio_T)
 
 

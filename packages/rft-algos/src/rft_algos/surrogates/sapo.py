@@ -10,6 +10,7 @@ from rft_algos.algorithms.registry import register_equation
 from rft_algos.input_checks import check_positive
 from rft_algos.packed.importance_ratio import ratio
 from rft_algos.packed.loss_tokens import Tokens
+from rft_algos.packed.tensor_checks import check_alike
 
 
 def sapo(log_ratio_T: Tensor, advantages_T: Tensor, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Tensor:
@@ -32,6 +33,7 @@ def sapo(log_ratio_T: Tensor, advantages_T: Tensor, tau_positive: float = 1.0, t
     Returns:
         [T] loss per token. At log_ratio 0 it is -2 A_t / tau, with gradient -A_t.
     """
+    check_alike(log_ratio_T=log_ratio_T, advantages_T=advantages_T)
     check_positive(tau_positive=tau_positive, tau_negative=tau_negative)
     # numbers as tensors of the advantages' type: two plain floats would make a float32 tau
     positive, negative = advantages_T.new_full((), tau_positive), advantages_T.new_full((), tau_negative)
