@@ -17,7 +17,9 @@ ANY = {"supports_images", "supports_constraint"}
 def test_what_each_engine_can_do() -> None:
     found = {name: {key for key, value in asdict(kind.can).items() if value is True} for name, kind in ENGINES.items()}
     assert found == {
-        "native": OWN_PROCESS | ANY | {"shares_weights", "supports_partial_rollouts", "sleeps_on_cpu"},
+        "native": OWN_PROCESS
+        | ANY
+        | {"shares_weights", "joins_matrices", "supports_partial_rollouts", "sleeps_on_cpu"},
         "hf": ANY | {"shares_weights", "sleeps_on_cpu"},
         "vllm": OWN_PROCESS | ANY | {"supports_fp8", "reserves_memory", "splits_model"},
         "sglang": OWN_PROCESS | {"reserves_memory", "splits_model", "sleeps_on_cpu"},

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rft.decoder_sizes import EXACT, IMAGES_NOT_COUNTED, max_positions, model_sizes
+from rft.decoder_sizes import EXACT, IMAGES_NOT_COUNTED, decodes_joined, max_positions, model_sizes
 from rft_core.errors import DataError
 from rft_dist.planning.memory_estimate import DecoderSizes
 
@@ -112,3 +112,18 @@ def test_positions_that_a_model_places() -> None:
     assert max_positions("m") == 256
     sizes(text_config=LLAMA | {"max_position_embeddings": 128}, max_position_embeddings=64)
     assert max_positions("m") == 128
+
+
+@pytest.mark.parametrize(
+    ("changes", "joined"),
+    [
+        ({}, True),
+        ({"model_type": "gemma"}, False),
+        ({"model_type": "qwen2_5_vl"}, True),
+        ({"model_type": "qwen2_5_vl", "text_config": {"model_type": "qwen2_5_vl_text"}}, True),
+        ({"model_type": "llava", "text_config": {"model_type": "gemma"}}, False),
+    ],
+)
+def test_the_families_whose_matrices_are_joined_are_known_by_their_text(changes: dict[str, Any], joined: bool) -> None:
+    sizes(**changes | ({"text_config": LLAMA | changes["text_config"]} if "text_config" in changes else {}))
+    assert decodes_joined("m") == joined

@@ -9,6 +9,7 @@ from typing import Any
 from rft_core.errors import DataError
 from rft_dist.planning.memory_estimate import DecoderSizes
 from rft_models.families.registry import fast_decode_families
+from rft_models.families.vision import VISION_FAMILIES, text_family
 from rft_models.files.directories import existing_directory, read_config, read_json
 
 _NAMES = {
@@ -72,7 +73,11 @@ def decodes_joined(directory: str | Path) -> bool:
     """Return True for a family whose matrices the engine in this process joins before it decodes."""
     config = read_config(existing_directory(directory))
     text = config.get("text_config") or config
-    return str(text.get("model_type", config.get("model_type", ""))) in fast_decode_families()
+    kind = str(text.get("model_type", config.get("model_type", "")))
+    # older files of vision-language models have no part of their own for the text
+    seeing = VISION_FAMILIES.get(kind)
+    families = seeing.text_types.values() if seeing is not None else [text_family(kind)]
+    return not fast_decode_families().isdisjoint(families)
 
 
 def max_positions(directory: str | Path) -> int | None:
