@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import rft
+from rft_models.tiny_models.text import build_character_model
 from rft_trainer.records.scores import RewardItem
 from rft_trainer.rewards.in_process import FunctionReward
 
@@ -73,8 +75,41 @@ def test_the_page_of_runs_in_python_reads_a_run(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.chdir(tmp_path)
-    (source,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), flags=re.S)
+    (source,) = (part for part in blocks("docs/python.md") if "run.metrics" in part)
     scope: dict[str, object] = {}
     exec(compile(source, "docs/python.md", "exec"), scope)
     assert capsys.readouterr().out.splitlines() == ["finished 60", "1.0", "[0.0, 0.5]"]
     assert scope["wrong"] == ["ab"]
+
+
+SMALL = """device="cpu", rollout_batch_size=4, n_samples_per_prompt=2, train_batch_size=8, generate_max_len=4,
+    prompt_max_len=8, lr_warmup_ratio=0.0"""
+
+
+def blocks(page: str) -> list[str]:
+    """The Python of a page, block by block."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
+
+
+def test_runs_are_made_and_continued_as_the_pages_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RFT_CACHE", str(tmp_path / "cache"))
+    model = build_character_model("model", hidden=16, layers=1, heads=2, ffn=16, max_positions=64)
+    first, again = blocks("docs/python.md")[:2]
+    shown = [part for part in blocks("README.md") if "rft.grpo" in part]
+    scope: dict[str, object] = {}
+    for source in [
+        first.replace("max_steps=20", f"max_steps=2, {SMALL}"),
+        again.replace("max_steps=30", "max_steps=3"),
+    ]:
+        assert "max_steps=2, " in source or "max_steps=3" in source
+        exec(compile(source.replace('"MODEL"', repr(str(model))), "docs/python.md", "exec"), scope)
+    (told,) = capsys.readouterr().out.splitlines()
+    assert told.startswith("finished [")
+    assert rft.Run("runs/doubles").step == 3
+    (source,) = shown
+    source = source.replace('"MODEL"', repr(str(model))).replace("], reward)", f"], reward, max_steps=1, {SMALL})")
+    exec(compile(source, "README.md", "exec"), scope)
+    assert getattr(scope["run"], "outcome", "") == "finished"
