@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -76,6 +77,32 @@ class TrainingBatch:
         ]
         return replace(self, samples=tuple(samples))
 
+    def with_advantages(self, advantages: Tensor | Sequence[float]) -> TrainingBatch:
+        """Return the batch with one advantage a sample, which losses find as `advantages_T` at each of its tokens.
+
+        Raises:
+            OptionsError: not as many finite numbers as samples.
+        """
+        numbers = [float(number) for number in advantages]
+        if len(numbers) != len(self.samples) or not all(map(math.isfinite, numbers)):
+            raise _refused(
+                "batch.advantages",
+                f"{sum(map(math.isfinite, numbers))} finite advantages for {len(self.samples)} samples",
+                "every sample has one advantage, a finite number",
+                f"batch.with_advantages([1.0] * {len(self.samples)})",
+            )
+        pairs = zip(self.samples, numbers, strict=True)
+        return replace(
+            self, samples=tuple(replace(one, advantage=number, token_advantages=()) for one, number in pairs)
+        )
+
+    def rows(self, values_T: Tensor) -> list[Tensor]:
+        """Cut [T] values of all tokens into one tensor a sample, those of its response tokens."""
+        if tuple(values_T.shape) != (self.num_tokens,):
+            raise _wrong_size("values", f"a tensor of shape {tuple(values_T.shape)}", f"[T] = [{self.num_tokens}]")
+        parts = values_T.split([sample.num_tokens for sample in self.samples])
+        return [part[sample.prompt_length :] for part, sample in zip(parts, self.samples, strict=True)]
+
     def split(self, num_units: int) -> list[TrainingBatch]:
         """Cut into batches of so many units, in order, each with counts of its own: one for each optimizer step.
 
@@ -92,11 +119,7 @@ class TrainingBatch:
         if values is None:
             return None
         if isinstance(values, Tensor):
-            if tuple(values.shape) != (self.num_tokens,):
-                raise _wrong_size(name, f"a tensor of shape {tuple(values.shape)}", f"[T] = [{self.num_tokens}]")
-            parts = values.detach().cpu().split([sample.num_tokens for sample in self.samples])
-            pairs = zip(parts, self.samples, strict=True)
-            return [tuple(part[sample.prompt_length :].tolist()) for part, sample in pairs]
+            return [tuple(row.tolist()) for row in self.rows(values.detach().cpu())]
         lengths = [len(row) for row in values]
         wanted = [sample.num_tokens - sample.prompt_length for sample in self.samples]
         if lengths != wanted:
@@ -113,7 +136,9 @@ def _wrong_size(name: str, found: str, wanted: str) -> OptionsError:
         "batch.logprobs",
         f"{name}: {found}, the batch has {wanted}",
         "log-probs are those of the batch's own tokens, in the order of its samples",
-        f"batch.with_logprobs({name}=policy.logprobs(batch))",
+        f"batch.with_logprobs({name}=policy.logprobs(batch))"
+        if name != "values"
+        else "batch.rows(policy.logprobs(batch))",
     )
 
 

@@ -92,7 +92,8 @@ class Trainer:
             loss: a function as `LossFunction` describes, or an objective of the library (`rft.objective`).
 
         Returns:
-            Mean of each metric over the batch, on every rank; `policy/loss` is the loss itself.
+            Mean of each metric over the batch, on every rank; `policy/loss` is the loss itself (`sft/loss` of the
+            objective of demonstrations).
 
         Raises:
             OptionsError: the batch is empty, or the loss returns something else than a number with a gradient.
