@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from support.compare import read_rows
-from support.custom_loops import NUM_STEPS, LoopTask, grpo, make_loop_task, run_on_ranks, sft
+from support.custom_loops import NUM_STEPS, PAIRS, LoopTask, dpo, grpo, make_loop_task, run_on_ranks, sft
 from support.runs import ForkServer
 from torch import Tensor
 
 from rft_cli.main import main
+from rft_models.policy.load import load_policy
+from rft_models.tokenization.tokenizer import load_tokenizer
 
 CLOSE = 1e-6
 """Largest difference of any weight, in float32, after five steps."""
@@ -58,6 +63,44 @@ def test_demonstrations_by_hand_are_the_run(task: LoopTask, tmp_path: Path) -> N
     assert largest_difference(tmp_path / "run", tmp_path / "hand") <= CLOSE
 
 
+def plain_dpo(task: LoopTask, beta: float = 0.5) -> dict[str, Tensor]:
+    """DPO with torch alone: one sequence at a time, the mean over pairs, clipped, AdamW; returns the weights."""
+    policy, reference = (load_policy(task.model) for _ in range(2))
+    encode, end = load_tokenizer(task.model).encode, load_tokenizer(task.model).eos_ids[:1]
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+
+    def logprob(model: Any, prompt: str, answer: str) -> Tensor:
+        ids = [*encode(prompt), *encode(answer), *end]
+        rows = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        start = len(encode(prompt))
+        return rows[start - 1 : -1].gather(-1, torch.tensor(ids[start:])[:, None]).sum()
+
+    batches = [PAIRS[:3], PAIRS[3:6]]
+    for step in range(NUM_STEPS):
+        optimizer.zero_grad()
+        losses: list[Tensor] = []
+        for prompt, chosen, rejected in batches[step % 2]:
+            gains = [
+                logprob(policy.model, prompt, one) - logprob(reference.model, prompt, one).detach()
+                for one in (chosen, rejected)
+            ]
+            losses.append(-torch.nn.functional.logsigmoid(beta * (gains[0] - gains[1])))
+        torch.stack(losses).mean().backward()
+        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 0.5)
+        optimizer.step()
+    return {name: value.detach() for name, value in policy.model.named_parameters()}
+
+
+def test_dpo_by_hand_is_that_of_a_plain_loop(task: LoopTask, tmp_path: Path) -> None:
+    metrics = dpo(task, tmp_path / "hand")
+    assert metrics[0]["policy/loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert metrics[2]["dpo/margin"] > metrics[0]["dpo/margin"] == 0.0
+    expected, found = plain_dpo(task), weights(tmp_path / "hand")
+    assert change(task, tmp_path / "hand") > 0.02
+    gaps = {name: float((value - expected[name]).abs().max()) for name, value in found.items()}
+    assert max(gaps.values()) <= 1e-5, gaps
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("sharded", [False, True])
 def test_on_two_ranks_loops_by_hand_are_the_runs_on_two_ranks(
@@ -67,6 +110,9 @@ def test_on_two_ranks_loops_by_hand_are_the_runs_on_two_ranks(
     server.must_finish(*task.rl_words(tmp_path / "rl", *flags), num_ranks=2)
     server.must_finish(*task.sft_words(tmp_path / "sft", *flags), num_ranks=2)
     options = {"fsdp": sharded}
-    run_on_ranks(task, 2, [("grpo", tmp_path / "grpo", options), ("sft", tmp_path / "demonstrations", options)])
+    cases = [("grpo", tmp_path / "grpo", options), ("sft", tmp_path / "demonstrations", options)]
+    run_on_ranks(task, 2, [*cases, ("dpo", tmp_path / "pairs", options)])
     assert largest_difference(tmp_path / "rl", tmp_path / "grpo") <= CLOSE
     assert largest_difference(tmp_path / "sft", tmp_path / "demonstrations") <= CLOSE
+    expected, found = plain_dpo(task), weights(tmp_path / "pairs")
+    assert max(float((value - expected[name]).abs().max()) for name, value in found.items()) <= 1e-5
