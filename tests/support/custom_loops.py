@@ -18,7 +18,7 @@ import rft
 from rft.build.rl_data import rl_data
 from rft.build.shared_parts import make_ledger
 from rft.settings import RlSettings, SftSettings
-from rft.sft import sft_data
+from rft.stages.sft import sft_data
 from rft_algos.advantages.group_relative import group_norm
 from rft_cli.config.resolve import resolve
 from rft_models.tiny_models.text import build_character_model
