@@ -286,3 +286,16 @@ def test_a_store_listens_at_the_address_of_the_master_alone_where_no_rank_comes_
         return
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((outside, free_port), 1.0)
+
+
+def test_the_next_run_of_a_script_meets_anew_where_torchrun_serves_the_store(
+    free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = [Joining(info(rank, 2, free_port)) for rank in range(2)]
+    for each in earlier:
+        each.join()
+    monkeypatch.setattr(rendezvous._Meetings, "left", 0)  # pyright: ignore[reportPrivateUsage]
+    rendezvous.meeting_ended()
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert "missing 0" in refused(info(1, 2, free_port), environment=agent), "the keys of the first meeting"
+    assert "is to meet the other ranks again" in refused(info(1, 2, free_port))

@@ -36,13 +36,15 @@ def _ignore_directory(path: Path) -> None:
 class FrontEnd:
     """Callables of a front end; the default shows nothing, as a script wants it.
 
-    All are called by the first rank only, except `show_error`.
+    All are called by the first rank only, except `run_chosen` and `show_error`.
     """
 
     show_plan: Callable[[Resolved[Any], Any, Machine], None] = _show_no_plan
     """Called with the settings, the data (`RlData` or `SftData`) and the machine, before anything is written."""
     make_sinks: Callable[[RunSettings, int], Sequence[Sink]] = _no_sinks
     """Sinks beside those of the settings, from the number of steps: a live panel, for example."""
+    run_chosen: Callable[[Path], None] = _ignore_directory
+    """Called by every rank with the directory of the run, before anything is written."""
     run_begins: Callable[[Path], None] = _ignore_directory
     """Called once the run directory exists."""
     show_error: Callable[[RftError], None] | None = None

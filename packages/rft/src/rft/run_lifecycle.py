@@ -156,6 +156,7 @@ def start(
         record = new_record(resolved, facts)
     # from here on a failure leaves its files in the directory of the run
     machine.attach(path, resume_command)
+    front.run_chosen(path)
     # now, because `begin` changes the files from which these follow
     lacks_its_end = continues and _lacks_its_end(directory, machine)
     goes_back = continues and restored is not None and _has_later(directory, restored)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import rft
-from rft.library.callbacks import REQUEST, CallbackSink
+from rft.library.callbacks import CallbackSink
 from rft_trainer.metrics.sink import RunInfo
-from rft_trainer.runs.stop_signals import StopSignals
+from rft_trainer.runs.stop_signals import BY_PROGRAM, StopSignals
 
 
 class Notes(rft.Callback):
@@ -59,7 +59,7 @@ def test_a_stop_is_asked_of_the_run_once(folder: Path) -> None:
         sink.step({"step": 1, "reward/mean": 0.0})
         assert signals.received is None
         sink.step({"step": 2, "reward/mean": 0.0})
-        assert signals.received == REQUEST
+        assert signals.received == BY_PROGRAM
     with StopSignals() as interrupted:
         interrupted.received = "SIGINT"
         sink.step({"step": 2, "reward/mean": 0.0})

@@ -64,7 +64,9 @@ def test_what_is_no_row_is_refused(given: object, what: str) -> None:
     assert caught.value.problem.what == what
 
 
-@pytest.mark.parametrize("value", [{1, 2}, float("nan"), float("inf"), object(), b"x"], ids=repr)
+@pytest.mark.parametrize(
+    "value", [{1, 2}, float("nan"), float("inf"), object(), b"x"], ids=["set", "nan", "inf", "object", "bytes"]
+)
 def test_a_value_that_json_lacks_is_named_with_row_and_column(value: object, own_cache: Path) -> None:
     with pytest.raises(DataError, match=r"row 2 of data, column 'label'") as caught:
         rows_file([ROWS[0], {"input": "a", "label": value}], "data")

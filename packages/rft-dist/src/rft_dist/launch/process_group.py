@@ -27,7 +27,7 @@ from rft_dist.launch.environment import (
     start_seconds,
     timeout_seconds,
 )
-from rft_dist.launch.rendezvous import another_client, meet, serves_store, this_process
+from rft_dist.launch.rendezvous import another_client, meet, meeting_ended, serves_store, this_process
 from rft_dist.launch.single_process import is_single_process_group
 from rft_dist.settings import WatchSettings
 
@@ -192,4 +192,5 @@ def stop_process_group() -> None:
     """
     if dist.is_initialized() and not is_single_process_group():
         dist.destroy_process_group()
+        meeting_ended()
         gc.collect()  # the frames of a caught error may hold the group in a cycle

@@ -44,6 +44,7 @@ def meet(info: RankInfo, seconds: float, environment: Mapping[str, str]) -> Stor
     Raises PeerError after `seconds` naming the missing ranks, at once for a rank that two
     processes claim or for ranks that were told different world sizes.
     """
+    _refuse_another(info, environment)
     store = _connect(info, seconds, environment)
     try:
         _announce(store, info)
@@ -198,9 +199,35 @@ def another_client(info: RankInfo, environment: Mapping[str, str]) -> Store:
 _CLIENT_SECONDS = 60.0
 
 
+class _Meetings:
+    """The number of groups of ranks that this process has left, the same on every rank of a program."""
+
+    left = 0
+
+
+def meeting_ended() -> None:
+    """Note that this process has left its group: its next meeting is another one."""
+    _Meetings.left += 1
+
+
+def _refuse_another(info: RankInfo, environment: Mapping[str, str]) -> None:
+    """Refuse a second meeting where a rank serves the store: it closed with the first, and others may still see it."""
+    if not _Meetings.left or environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return
+    raise PeerError(
+        code="launch.met_before",
+        what=f"{this_process(info)} has left its group, and is to meet the other ranks again",
+        where=f"{info.origins['master_addr']}, {info.origins['master_port']}",
+        why="rank 0 serves the store at which ranks meet, for one run; torchrun serves it for all runs of a script",
+        state="what was trained before is saved",
+        do=f"torchrun --nproc_per_node={info.world_size} SCRIPT",
+    )
+
+
 def _prefix(environment: Mapping[str, str]) -> str:
-    """Keys of one attempt: a restart under torchrun finds the store of the attempts before it."""
-    return f"rft/attempt_{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    """Keys of one meeting: a restart under torchrun, and the next run of a script, find the store of those before."""
+    attempt = f"rft/attempt_{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return f"{attempt}/meeting_{_Meetings.left}" if _Meetings.left else attempt
 
 
 def _unreachable(info: RankInfo, seconds: float, reason: str) -> PeerError:

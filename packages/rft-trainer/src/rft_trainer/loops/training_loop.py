@@ -22,7 +22,7 @@ from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 from rft_trainer.protocols import BestWeights, Collectives
 from rft_trainer.runs.checkpointing import Progress, Saver, save_and_stop
 from rft_trainer.runs.step_report import Reporter
-from rft_trainer.runs.stop_signals import StopSignals, agree, in_force, stop_requested
+from rft_trainer.runs.stop_signals import BY_PROGRAM, StopSignals, agree, in_force, stop_requested
 from rft_trainer.update.nonfinite_checks import refuse_more_steps
 from rft_trainer.update.optimizer_step import UpdateOutcome
 from rft_trainer.update.weight_check import WeightCheck
@@ -224,6 +224,9 @@ class TrainingLoop(ABC, Generic[DataT]):
         )
 
     def _save_and_stop(self, signals: StopSignals) -> NoReturn:
+        # a program asks on one rank, and every rank goes on with its script
+        if agree(self.collectives, signals.received == BY_PROGRAM)[0]:
+            signals.received = signals.received or BY_PROGRAM
         save_and_stop(
             self.saver,
             signals,

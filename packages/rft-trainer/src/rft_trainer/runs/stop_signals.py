@@ -12,6 +12,8 @@ import torch
 
 from rft_trainer.protocols import Collectives
 
+BY_PROGRAM = "a stop of the program"
+"""The name in the place of a signal where code of the program asked for the stop."""
 _STDERR = 2
 _WAITING = b"\nstopping: this step is finished and saved first; Ctrl-C again loses it and all since the last save\n"
 

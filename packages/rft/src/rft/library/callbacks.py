@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from rft.library.run import Run
 from rft_trainer.metrics.sink import RunInfo
-from rft_trainer.runs.stop_signals import in_force
+from rft_trainer.runs.stop_signals import BY_PROGRAM, in_force
 
 
 class _Stop(Enum):
@@ -20,8 +20,6 @@ class _Stop(Enum):
 STOP: Final = _Stop.STOP
 """The answer of a callback that ends the run after this step: it is saved, and can be resumed."""
 StopOrNone: TypeAlias = _Stop | None
-REQUEST: Final = "a callback"
-"""The name under which the stop signals of a run have received the stop of a callback."""
 
 
 class Callback:
@@ -84,4 +82,4 @@ class CallbackSink:
         # as a signal would ask for it: the loop saves where stopping loses nothing, and all ranks agree
         if answer is STOP:
             signals = in_force()
-            signals.received = signals.received or REQUEST
+            signals.received = signals.received or BY_PROGRAM

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rft.config.commands import RL, SFT
 from rft.config.origins import KEYWORD, GivenSetting
 from rft.front_end import FrontEnd
-from rft.library.callbacks import REQUEST, Callback, CallbackSink
+from rft.library.callbacks import Callback, CallbackSink
 from rft.library.given_model import model_place
 from rft.library.given_rewards import ChosenReward, GivenReward, chosen_reward
 from rft.library.given_rows import Rows, rows_file
@@ -34,7 +34,7 @@ from rft.library.run import Run
 from rft.resolved import Resolved
 from rft_core.errors import OptionsError, SavedAfterSignal
 from rft_trainer.metrics.sink import Sink
-from rft_trainer.runs.stop_signals import StopSignals
+from rft_trainer.runs.stop_signals import BY_PROGRAM, StopSignals
 from rft_trainer.settings.run import RunSettings
 
 if TYPE_CHECKING:
@@ -188,8 +188,8 @@ def train(
     in_place: Path | None = None,
 ) -> Run:
     """Train with settings that are resolved; `in_place` continues the run in that directory."""
-    begun: list[Path] = []
-    front = _front(callbacks, in_notebook() if panel is None else panel, begun)
+    chosen_at: list[Path] = []
+    front = _front(callbacks, in_notebook() if panel is None else panel, chosen_at)
     # around the run's own handlers: a callback asks the innermost for a stop
     signals = StopSignals()
     try:
@@ -206,9 +206,9 @@ def train(
             trained = supervised.train(prepared, command, in_place=in_place, front=front, signals=signals)
     except SavedAfterSignal:
         # a callback ends a run as it likes; whoever interrupts the program wants no line after this one to run
-        if signals.received != REQUEST or not begun:
+        if signals.received != BY_PROGRAM:
             raise
-        return Run(begun[0])
+        return Run(chosen_at[0])
     return Run(trained.directory.path)
 
 
@@ -219,7 +219,7 @@ def script_words() -> list[str]:
     return ["python", "(a notebook or a prompt)"]
 
 
-def _front(callbacks: Sequence[Callback], shows: bool, begun: list[Path]) -> FrontEnd:
+def _front(callbacks: Sequence[Callback], shows: bool, chosen_at: list[Path]) -> FrontEnd:
     for callback in callbacks:
         # people pass functions
         if getattr(callback, "on_step", None) is None:
@@ -236,4 +236,4 @@ def _front(callbacks: Sequence[Callback], shows: bool, begun: list[Path]) -> Fro
         shown: list[Sink] = [NotebookPanel(num_steps)] if shows else []
         return [*shown, CallbackSink(callbacks)] if callbacks else shown
 
-    return FrontEnd(make_sinks=make_sinks, run_begins=begun.append)
+    return FrontEnd(make_sinks=make_sinks, run_chosen=chosen_at.append)
