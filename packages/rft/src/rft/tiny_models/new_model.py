@@ -22,7 +22,7 @@ from rft_trainer.settings.data import BuildDataSettings, SftDataSettings
 _FEWEST_CHARACTERS_FOR_MERGES = 100_000
 """Below, BPE makes tokens of whole words of the training rows, which other rows do not have: 500 rows of 4.3 letters a
 word gave 1,515 merges, and nothing about the letters of a word could be learned."""
-_MERGED_VOCABULARY, _BYTES_ALONE = 2048, 258
+_MERGED_VOCABULARY, _BYTE_VOCABULARY = 2048, 258
 _DEFAULT_NAMES = [BuildDataSettings.text_keys]
 _SFT_KEYS = Keys(SftDataSettings.input_key, None, SftDataSettings.output_key)
 
@@ -42,7 +42,7 @@ class NewModel:
     @property
     def has_merges(self) -> bool:
         """True where tokens longer than a byte were learned from the texts."""
-        return self.vocab_size > _BYTES_ALONE
+        return self.vocab_size > _BYTE_VOCABULARY
 
 
 def new_model(settings: BuildModelSettings) -> NewModel:
@@ -160,7 +160,7 @@ def _own_flags() -> Generator[None]:
 def vocabulary_of(texts: list[str]) -> int:
     """Return the size of a vocabulary for these texts: bytes alone where they are too few to learn merges from."""
     is_enough = sum(map(len, texts)) >= _FEWEST_CHARACTERS_FOR_MERGES
-    return _MERGED_VOCABULARY if is_enough else _BYTES_ALONE
+    return _MERGED_VOCABULARY if is_enough else _BYTE_VOCABULARY
 
 
 def build(settings: BuildModelSettings, texts: list[str], target: Path) -> None:
