@@ -85,9 +85,3 @@ def test_a_name_that_has_no_effect_is_refused(name: str, do: str) -> None:
         loop_settings("model", {name: 1})
     assert caught.value.problem.code == "loop.unknown_setting"
     assert caught.value.problem.do == do
-
-
-def test_strategies_that_exclude_one_another_are_refused() -> None:
-    with pytest.raises(OptionsError) as caught:
-        loop_settings("model", {"zero_stage": 2, "fsdp": True})
-    assert caught.value.problem.code.startswith("strategy.")

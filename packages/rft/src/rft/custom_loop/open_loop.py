@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from rft.build.engines import choose_engine, make_engine
+from rft.build.engines import choose_engine, engine_check, make_engine
 from rft.build.lora import adapt, counting, weights_directory
 from rft.build.models import refuse_unknown_parts, tokenizer_of
 from rft.build.prompt_data import renderer_for
@@ -277,9 +277,15 @@ class _Building:
         return self._engine
 
     def _load_weights(self, version: int) -> None:
-        """Give the engine the present weights; before it is made there is nothing to give."""
-        if self._engine is not None:
-            self._engine.load_weights(version)
+        """Give the engine the present weights, and check that it serves them; before it is made there is no need."""
+        if self._engine is None:
+            return
+        self._engine.load_weights(version)
+        check = engine_check(self._settings.engine, self._machine, self._parallel.model, self._engine)
+        if check is not None:
+            # the check draws samples, for which the engine has to be awake
+            self._engine.wake()
+            check(version)
 
     def close_engine(self) -> None:
         """End an engine that has a process of its own."""

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Union, cast, get_args, get_origin, get_type_hints
 
+from rft.custom_loop.exclusions import refuse_contradictions
 from rft.resolved import flat
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_dist.settings import CheckpointSettings, OptimizerSettings, Schedule, SequenceMode, StrategySettings
-from rft_dist.strategies.registry import refusals
 from rft_engine.settings import EngineSettings, SamplingSettings
 from rft_models.settings import AdapterKind, AdapterSettings, CheckpointingMode, Device, ModelSettings
 from rft_trainer.settings.batches import BatchSettings
@@ -147,7 +147,7 @@ def loop_settings(pretrain: str | Path, keywords: Mapping[str, object]) -> LoopS
             if item.name in keywords:
                 given[item.name] = _checked(item.name, keywords[item.name], hints[item.name], item.metadata)
         settings = replace(settings, **{group.name: replace(part, **given)})
-    _refuse_combinations(settings)
+    refuse_contradictions(flat(settings), keywords)
     return settings
 
 
@@ -184,19 +184,6 @@ def _number(name: str, value: Any, base: type, metadata: Mapping[str, Any]) -> A
         if key in metadata and not holds(value, metadata[key]):
             raise _not_allowed(name, value, f"{noun} {words} {metadata[key]:g}")
     return base(value)
-
-
-def _refuse_combinations(settings: LoopSettings) -> None:
-    """Refuse strategies that exclude one another, by the rule of the strategies themselves."""
-    values = flat(settings)
-    for refusal in refusals(values):
-        raise OptionsError(
-            code=refusal.code,
-            what=", ".join(f"{name} = {values[name]}" for name in refusal.names),
-            where="rft.open_loop",
-            why=refusal.why,
-            do=refusal.remedy(values),
-        )
 
 
 def _unknown(name: str, value: object, known: list[str]) -> OptionsError:
