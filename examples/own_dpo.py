@@ -47,7 +47,10 @@ def main(epochs: int = 3) -> list[float]:
                 accuracies.append(metrics["dpo/accuracy"])
                 if loop.is_first:
                     print(f"epoch {epoch + 1}  loss={metrics['policy/loss']:.4f}  accuracy={accuracies[-1]:.2f}")
-        print(f"saved: {loop.trainer.save(model.parent / 'checkpoints')}")
+        # on all ranks, which write together
+        saved = loop.trainer.save(model.parent / "checkpoints")
+        if loop.is_first:
+            print(f"saved: {saved}")
     return accuracies
 
 

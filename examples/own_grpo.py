@@ -47,7 +47,10 @@ def main(steps: int = 12) -> list[float]:
             if loop.is_first:
                 kl, norm = metrics["kl/reference"], outcome.gradient_norm
                 print(f"step {step + 1}  reward={rewards.mean():.3f}  kl={kl:.4f}  norm={norm:.3f}")
-        print(f"saved: {trainer.save(model.parent / 'checkpoints')}")
+        # on all ranks, which write together
+        saved = trainer.save(model.parent / "checkpoints")
+        if loop.is_first:
+            print(f"saved: {saved}")
     return rewards_of_steps
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -54,6 +56,18 @@ def test_the_odd_objective_learns_and_unlearns() -> None:
     learned, unlearned = example("own_objective").main(25)
     assert learned > -1.6
     assert unlearned < -4.0
+
+
+@pytest.mark.full
+@pytest.mark.xdist_group("launch")
+@pytest.mark.parametrize("name", PAGES)
+def test_an_example_runs_on_two_ranks_as_it_is(name: str) -> None:
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(EXAMPLES / f"{name}.py"), "2"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    saved = [line.removeprefix("saved: ") for line in done.stdout.splitlines() if line.startswith("saved: ")]
+    assert all((Path(path) / "model" / "model.safetensors").is_file() for path in saved)
+    assert len(saved) == (name != "own_objective"), "rank 0 alone prints"
 
 
 def cells(name: str) -> list[dict[str, Any]]:

@@ -149,7 +149,7 @@ class Trainer:
         self._changed = False
 
     def save(self, directory: str | Path) -> Path:
-        """Write a checkpoint below `directory` that is complete on disk when this returns; return its path.
+        """Write a checkpoint below the `directory` of rank 0, complete on disk when this returns; return its path.
 
         `model` in it is a Hugging Face directory with the tokenizer; moments and counters stand beside it, and
         `load_checkpoint` of a loop goes on from there, with any number of ranks.

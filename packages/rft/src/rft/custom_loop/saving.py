@@ -48,8 +48,12 @@ class LoopCheckpoints:
         self._savers: dict[Path, Saver] = {}
 
     def save(self, directory: Path, updates: int) -> Path:
-        """Write the checkpoint of so many updates below `directory`; return its path once it is verified on disk."""
-        target = directory.absolute()
+        """Write the checkpoint of so many updates below `directory`; return its path once it is verified on disk.
+
+        Ranks write together, below the directory that rank 0 names: a temporary one differs between them.
+        """
+        named = str(directory.absolute()).encode() if self._machine.is_first else None
+        target = Path(self._machine.collectives.broadcast_bytes(named).decode())
         if target not in self._savers:
             writer = StoreWriter(
                 partial(self._open_store, target), {"command": "custom_loop"}, self._machine.collectives
