@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 
+from rft.config.errors import SettingsError
 from rft.custom_loop.settings import LoopKeywords, LoopSettings, loop_settings
 from rft.settings import RlSettings
 from rft_core.errors import OptionsError
@@ -56,24 +58,64 @@ def test_a_value_is_taken_in_the_type_of_its_setting(name: str, value: Any, take
     [
         ("actor_learning_rate", 0.0),
         ("actor_learning_rate", float("nan")),
-        ("actor_learning_rate", "1e-6"),
         ("micro_train_batch_size", 0),
-        ("micro_train_batch_size", 2.0),
         ("micro_train_batch_size", True),
         ("temperature", -1.0),
         ("adam_betas", (0.9, 1.0)),
         ("adam_betas", 0.9),
-        ("fsdp", 1),
         ("lr_schedule", "step"),
         ("device", "tpu"),
         ("seed", None),
     ],
 )
 def test_a_value_out_of_its_range_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(OptionsError) as caught:
+    with pytest.raises(SettingsError) as caught:
         loop_settings("model", {name: value})
-    assert caught.value.problem.code == "loop.setting_value"
+    assert caught.value.problem.code == "option.value"
     assert caught.value.problem.what.startswith(f"{name} = ")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"zero_stage": 2, "fsdp": True},
+        {"fp16": True, "bf16": True},
+        {"fp16": True, "use_mp_opt": True},
+        {"meta_init": True},
+        {"load_in_4bit": True},
+        {"load_in_4bit": True, "lora_rank": 4, "tp_size": 2},
+        {"lora_rank": 4, "lora_type": "dora", "tp_size": 2},
+        {"lora_rank": 4, "train_only_tokens_from": 9},
+        {"enable_ema": True, "train_only_tokens_from": 9},
+        {"max_norm_spike": 2.0, "zero_stage": 1},
+        {"engine_type": "hf", "fsdp": True},
+        {"freeze_prefix": "a", "train_only_tokens_from": 9},
+    ],
+    ids=lambda given: " ".join(given),
+)
+def test_settings_that_exclude_one_another_are_refused_as_those_of_rl(given: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        loop_settings("model", given)
+    assert {*given} & {*re.findall(r"\w+", caught.value.problem.what)}
+    assert caught.value.problem.do
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"shard_size": 2},
+        {"overlap_comm": True},
+        {"lora_alpha": 8.0},
+        {"chunk_size": 8},
+        {"ema_decay": 0.9},
+    ],
+    ids=lambda given: " ".join(given),
+)
+def test_a_setting_without_effect_is_refused(given: dict[str, Any]) -> None:
+    name = next(iter(given))
+    with pytest.raises(OptionsError, match=f"leave {name} out") as caught:
+        loop_settings("model", given)
+    assert caught.value.problem.code == "loop.no_effect"
 
 
 @pytest.mark.parametrize(
@@ -85,3 +127,17 @@ def test_a_name_that_has_no_effect_is_refused(name: str, do: str) -> None:
         loop_settings("model", {name: 1})
     assert caught.value.problem.code == "loop.unknown_setting"
     assert caught.value.problem.do == do
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"fsdp": True, "shard_size": 2, "meta_init": True, "fsdp_cpu_offload": True},
+        {"zero_stage": 3, "zpg": 2, "overlap_comm": True},
+        {"lora_rank": 4, "lora_type": "dora"},
+        {"enable_ema": True, "ema_decay": 0.9, "bf16": True},
+        {"sp_size": 2, "sp_mode": "ring", "engine_type": "native"},
+    ],
+)
+def test_settings_that_go_together_are_taken(given: dict[str, Any]) -> None:
+    loop_settings("model", given)

@@ -13,7 +13,7 @@ from rft.config.origins import GivenSetting
 from rft.config.other_names import named_elsewhere
 from rft.config.refused_flags import REFUSED_FLAGS, Refusal
 from rft.config.schema import REQUIRED, Setting, commands_with, schema
-from rft.config.values import NotAllowed, allowed, as_text, convert, example
+from rft.config.values import NotAllowed, allowed, as_python, as_text, convert, example
 from rft.resolved import Origin
 from rft_core.errors import OptionsError, Problem
 from rft_core.nearest_names import nearest_names, similarity
@@ -185,14 +185,7 @@ def _like(option: GivenSetting, name: str) -> str:
 def assignment_of(option: GivenSetting, name: str, value: str) -> str:
     if option.origin.kind == "command line":
         return f"--{name} {value}" if value else f"--{name}"
-    return f"{name}={_literal(value)}" if option.origin.kind == "keyword argument" else f"{name}: {value}"
-
-
-def _literal(text: str) -> str:
-    """The text of a value as Python writes it."""
-    if text.lower() in ("true", "false", "none"):
-        return text.capitalize()
-    return text if re.fullmatch(r"[+-]?\d[\d.]*(?:e[+-]?\d+)?", text) else repr(text)
+    return f"{name}={as_python(value)}" if option.origin.kind == "keyword argument" else f"{name}: {value}"
 
 
 def _default(setting: Setting) -> str:

@@ -127,3 +127,10 @@ def as_text(value: object) -> str:
     if isinstance(value, str) and len(value.splitlines()) > 1:
         return repr(value)  # a value of several lines would break up the line of the message that names it
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def as_python(text: str) -> str:
+    """The text of a value as Python writes it."""
+    if text.lower() in ("true", "false", "none"):
+        return text.capitalize()
+    return text if re.fullmatch(r"[+-]?\d[\d.]*(?:e[+-]?\d+)?", text) else repr(text)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -51,8 +50,8 @@ from rft_trainer.update.policy_loss import PolicyLoss
 _PATIENT = WatchSettings(watchdog_seconds=0.0, watchdog_first_seconds=0.0)
 """Between two calls stands code of a person, who may look at a result for an hour."""
 
-_MET: set[tuple[str, ...]] = set()
-"""Where the ranks of this process have met."""
+_OPEN: list[bool] = []
+"""The loops of this process that are open, each with whether it has several ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +120,8 @@ def open_with_settings(
     settings: LoopSettings, *, reference: bool = False, checkpoint: str | Path | None = None
 ) -> CustomLoop:
     """Open a loop with settings that are resolved already, as `open_loop`."""
-    _refuse_second_meeting()
     with ExitStack() as opening:
+        opening.enter_context(_only_loop())
         machine = opening.enter_context(open_machine(settings.model.device, None, _PATIENT, debug=settings.run.debug))
         local: LoopSettings = with_model_directories(settings)
         _require_schedule(local)
@@ -294,19 +293,24 @@ class _Building:
             close()
 
 
-def _refuse_second_meeting() -> None:
-    """Refuse a second loop of the same ranks at the same place, where they have met already."""
-    place = tuple(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-    if ranks_from_environment().world_size > 1 and place in _MET:
+@contextmanager
+def _only_loop() -> Generator[None]:
+    """Refuse a second loop of several ranks while one is open: they exchange in one group."""
+    several = ranks_from_environment().world_size > 1
+    if several and _OPEN:
         raise OptionsError(
             code="loop.second_on_ranks",
-            what=f"a second loop at {':'.join(place)}",
+            what="a second loop while another one is open",
             where="rft.open_loop",
-            why="the ranks of one start meet once: the processes of a loop end with it",
-            state="the first loop is closed or goes on as it was",
-            do="torchrun, once for every loop",
+            why="the ranks of a program exchange in one group, which a loop holds until it is closed",
+            state="the first loop goes on as it was",
+            do="the first loop's close(), or the end of its with block, before the second",
         )
-    _MET.add(place)
+    _OPEN.append(several)
+    try:
+        yield
+    finally:
+        _OPEN.pop()
 
 
 def _require_schedule(settings: LoopSettings) -> None:

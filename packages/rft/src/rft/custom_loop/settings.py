@@ -6,16 +6,15 @@ imported here.
 
 from __future__ import annotations
 
-import math
-import operator
-import types
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Union, cast, get_args, get_origin, get_type_hints
+from typing import TypedDict
 
-from rft.custom_loop.exclusions import refuse_contradictions
-from rft.resolved import flat
+from rft.config.commands import RL
+from rft.config.other_names import named_elsewhere
+from rft.config.schema import build
+from rft.library.keyword_settings import resolved
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_dist.settings import CheckpointSettings, OptimizerSettings, Schedule, SequenceMode, StrategySettings
@@ -24,14 +23,6 @@ from rft_models.settings import AdapterKind, AdapterSettings, CheckpointingMode,
 from rft_trainer.settings.batches import BatchSettings
 from rft_trainer.settings.data import PromptTextSettings
 from rft_trainer.settings.run import RunSettings
-
-_BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
-    "minimum": ("of at least", operator.ge),
-    "maximum": ("of at most", operator.le),
-    "above": ("above", operator.gt),
-    "below": ("below", operator.lt),
-}
-"""Metadata of a number to the words for it, and the comparison that holds."""
 
 
 class LoopKeywords(TypedDict, total=False):
@@ -51,7 +42,6 @@ class LoopKeywords(TypedDict, total=False):
     chunk_size: int
     lora_rank: int
     lora_alpha: float
-    lora_dropout: float
     target_modules: str
     lora_type: AdapterKind
     load_in_4bit: bool
@@ -130,78 +120,39 @@ class LoopSettings:
 def loop_settings(pretrain: str | Path, keywords: Mapping[str, object]) -> LoopSettings:
     """Return the settings that keywords give, with the defaults of the others.
 
+    They are checked as those of `rft-train rl`, of which they are a part.
+
     Raises:
-        OptionsError: a name that is no setting of a loop, a value out of its range, or settings that exclude one
-            another.
+        SettingsError: a value that is not allowed, or settings that exclude one another.
+        OptionsError: a name that is no setting of a loop, or a setting that has no effect beside the others.
     """
     known = list(LoopKeywords.__annotations__)
     for name in keywords:
         if name not in known:
             raise _unknown(name, keywords[name], known)
-    settings = LoopSettings(model=ModelSettings(pretrain=str(pretrain)))
-    for group in fields(settings):
-        part: Any = getattr(settings, group.name)
-        hints = get_type_hints(part.__class__)
-        given: dict[str, Any] = {}
-        for item in fields(part):
-            if item.name in keywords:
-                given[item.name] = _checked(item.name, keywords[item.name], hints[item.name], item.metadata)
-        settings = replace(settings, **{group.name: replace(part, **given)})
-    refuse_contradictions(flat(settings), keywords)
-    return settings
-
-
-def _checked(name: str, value: Any, hint: Any, metadata: Mapping[str, Any]) -> Any:
-    """Return the value in the type of the setting."""
-    allowed = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    if value is None and type(None) in allowed:
-        return None
-    base = next(one for one in allowed if one is not type(None))
-    if get_origin(base) is Literal:
-        if value not in get_args(base):
-            raise _not_allowed(name, value, f"one of {', '.join(map(str, get_args(base)))}")
-        return value
-    if get_origin(base) is tuple:
-        parts = cast("Sequence[Any]", value) if isinstance(value, tuple | list) else ()
-        if len(parts) != len(get_args(base)):
-            raise _not_allowed(name, cast("object", value), f"{len(get_args(base))} numbers")
-        return tuple(_number(name, part, float, metadata) for part in parts)
-    if base in (int, float):
-        return _number(name, value, base, metadata)
-    if isinstance(value, Path):
-        value = str(value)
-    if not isinstance(value, base):
-        raise _not_allowed(name, value, {bool: "True or False", str: "text"}[base])
-    return value
-
-
-def _number(name: str, value: Any, base: type, metadata: Mapping[str, Any]) -> Any:
-    noun = "a whole number" if base is int else "a number"
-    fits = isinstance(value, int) if base is int else isinstance(value, int | float)
-    if isinstance(value, bool) or not fits or not math.isfinite(value):
-        raise _not_allowed(name, value, noun)
-    for key, (words, holds) in _BOUNDS.items():
-        if key in metadata and not holds(value, metadata[key]):
-            raise _not_allowed(name, value, f"{noun} {words} {metadata[key]:g}")
-    return base(value)
+    found = resolved(RL.name, {"pretrain": str(pretrain), **keywords})
+    if found.notes:
+        raise _without_effect(found.notes[0])
+    return build(LoopSettings, found.values)
 
 
 def _unknown(name: str, value: object, known: list[str]) -> OptionsError:
-    near = nearest_names(name, known, count=1)
+    near = next((other for other in named_elsewhere(name) if other in known), "")
+    nearest = [near] if near else nearest_names(name, known, count=1)
     return OptionsError(
         code="loop.unknown_setting",
         what=f"open_loop was given {name}={value!r}",
         where="rft.open_loop",
         why="it takes settings by the names of their flags where they have an effect here (`LoopKeywords` lists them)",
-        do=f"{near[0]}={value!r}" if near else f"leave {name} out",
+        do=f"{nearest[0]}={value!r}" if nearest else f"leave {name} out",
     )
 
 
-def _not_allowed(name: str, value: object, allowed: str) -> OptionsError:
+def _without_effect(note: str) -> OptionsError:
     return OptionsError(
-        code="loop.setting_value",
-        what=f"{name} = {value!r}",
+        code="loop.no_effect",
+        what=note,
         where="rft.open_loop",
-        why=f"{name} is {allowed}",
-        do=f"{name}=<{allowed}>",
+        why="a setting has an effect or is refused; none is ignored",
+        do=f"leave {note.partition(' = ')[0]} out",
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rft.config.values import as_text
+from rft.config.values import as_python, as_text
 from rft.resolved import Origin
 from rft_core.errors import Problem
 
 Values = Mapping[str, Any]
 Origins = Mapping[str, Origin]
+_FLAG = re.compile(r"--\w+")
 MakeProblem = Callable[[str, list[str], str, str], Problem]
 """(code, names of the settings, why, remedy) -> the problem, with values and origins filled in."""
 
@@ -27,4 +29,14 @@ class SourcedValues:
         """Return the problem of settings that contradict one another, with their values and origins."""
         what = ", ".join(f"{name} = {as_text(self.values[name])}" for name in names)
         where = ", ".join(f"{name}: {self.origins[name]}" for name in names)
-        return Problem(code=code, what=what, where=where, why=why, do=do)
+        is_python = any(self.origins[name].kind == "keyword argument" for name in names)
+        return Problem(code=code, what=what, where=where, why=why, do=_as_keywords(do) if is_python else do)
+
+
+def _as_keywords(flags: str) -> str:
+    """Return flags with one value each as keyword arguments; anything else as it is."""
+    words = flags.split()
+    pairs = list(zip(words[::2], words[1::2], strict=False))
+    if len(words) % 2 or not all(_FLAG.fullmatch(name) and not value.startswith("--") for name, value in pairs):
+        return flags
+    return ", ".join(f"{name.removeprefix('--')}={as_python(value)}" for name, value in pairs)
