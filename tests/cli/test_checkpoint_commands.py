@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -147,3 +148,37 @@ def test_weights_that_are_not_named_or_not_there_are_refused(
     assert outcome.code in (2, 5)
     assert outcome.problem["code"] == code
     assert list(runs.iterdir()) == []
+
+
+def test_a_checkpoint_of_the_model_alone_is_small_refused_by_a_resume_and_the_start_of_a_new_run(
+    rft_train: Any, runs: Path, base_words: dict[str, list[str]]
+) -> None:
+    words = [*base_words["sft"], "--save_steps", "1", "--max_ckpt_num", "9", "--save_model_only"]
+    assert rft_train("sft", *words, "--run_name", "small").code == 0
+    last = runs / "runs" / "small" / "checkpoints" / "step_000003"
+    assert not list((last / "state").glob("*.safetensors"))
+    outcome = rft_train("resume", "runs/latest", "--max_steps", "5", "--json_errors")
+    assert (outcome.code, outcome.problem["code"]) == (5, "checkpoint.model_only")
+    program, verb, *remedy = shlex.split(outcome.problem["do"])
+    assert (program, verb) == ("rft-train", "sft")
+    new = rft_train(verb, *remedy)
+    assert new.code == 0, new.err
+    begun = Path(remedy[remedy.index("--save_path") + 1]) / "checkpoints" / "step_000000" / "model"
+    assert equal(weights(begun), weights(last / "model"))
+    assert (runs / "runs" / "latest").resolve() == begun.parents[2].resolve()
+    averaged = rft_train("sft", *words, "--enable_ema", "--json_errors")
+    assert averaged.problem["code"] == "checkpoint.no_average"
+
+
+def test_the_best_checkpoint_outlives_newer_ones(rft_train: Any, runs: Path, base_words: dict[str, list[str]]) -> None:
+    words = [*base_words["rl"], "--eval_steps", "1", "--save_steps", "1", "--max_ckpt_num", "1", "--keep_best"]
+    few = rft_train("rl", *words, "--save_path", "run", "--actor_learning_rate", "1e-9", "--max_steps", "2")
+    assert few.code == 0, few.err
+    folder = runs / "run" / "checkpoints"
+    kept = ["step_000000", "step_000002"]
+    assert sorted(path.name for path in folder.glob("step_*")) == kept, "no evaluation was better than the first"
+    # the resumed run remembers it
+    assert rft_train("resume", "run", "--max_steps", "3").code == 0
+    assert sorted(path.name for path in folder.glob("step_*")) == ["step_000000", "step_000003"]
+    told = [json.loads(line)["eval/best_step"] for line in (runs / "run" / "evals.jsonl").read_text().splitlines()]
+    assert told == [0] * 4

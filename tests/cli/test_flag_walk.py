@@ -128,6 +128,7 @@ SHARED = IMAGES | {
     "save_steps": Row("--save_steps 1", "files", "--max_ckpt_num 9"),
     "save_interval": Row("--save_interval 0", "files", "--max_steps 0 --max_ckpt_num 9"),
     "save_minutes": Row("--save_minutes 0.000001", "files", "--max_ckpt_num 9"),
+    "save_model_only": Row("--save_model_only", "files"),
     "load_checkpoint": Row("--load_checkpoint", "metrics:step", f"--ckpt_path {EARLIER}"),
     "ckpt_path": Row(
         f"--ckpt_path {EARLIER}/checkpoints/step_1", "metrics:step", f"--load_checkpoint --ckpt_path {EARLIER}"
@@ -183,6 +184,7 @@ RL = SHARED | {
     "label_key": Row("--label_key more", "example"),
     "eval_label_key": Row("--eval_label_key absent", "refused:data.missing_field"),
     "eval_n": Row("--eval_n 2", "evals", "--eval_temperature 1"),
+    "keep_best": Row("--keep_best", "evals"),
     "eval_temperature": Row("--eval_temperature 1", "evals"),
     "eval_metrics": Row("--eval_metrics none", "refused:task.unknown"),
     "reward": Row("--reward exact", "rollouts"),

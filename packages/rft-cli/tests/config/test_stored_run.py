@@ -108,6 +108,14 @@ def test_a_run_as_the_model_stands_for_its_newest_checkpoint(tmp_path: Path) -> 
     for command in ("rl", "sft", "eval", "generate"):
         resolved = resolve(command, ["--pretrain", str(run)])
         assert (resolved.values["pretrain"], str(resolved.origins["pretrain"])) == (newest, "command line")
+    # what a link stands for is written down, since it stands for another run tomorrow
+    (tmp_path / "latest").symlink_to("run")
+    assert newest_model(str(tmp_path / "latest")) == newest
+    for inside in (run / "checkpoints" / "step_000002", tmp_path / "latest" / "checkpoints" / "step_000002"):
+        assert newest_model(str(inside)) == str(inside), "no checkpoint without its manifest"
+        (inside / "manifest.json").touch()
+        assert newest_model(str(inside)) == str(inside / "model")
+        (inside / "manifest.json").unlink()
     # a model beside a file of that name is a model
     (run / "config.json").touch()
     assert newest_model(str(run)) == str(run)

@@ -102,6 +102,10 @@ class CheckpointSettings:
     max_ckpt_mem: int = field(default=1000, metadata={"minimum": 1})
     """Maximum disk space of all checkpoints of the run, in GB (1e9 bytes); the newest is kept in any case."""
 
+    save_model_only: bool = False
+    """Save the model alone, without the optimizer's state and the rest that a resume needs: a fraction of the disk, and
+    such a checkpoint cannot be resumed from, only be the start of a new run."""
+
     async_save: bool = True
     """Copy the state and write it while training continues; where memory does not hold the copy, training waits."""
 

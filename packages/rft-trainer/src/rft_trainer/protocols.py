@@ -250,6 +250,10 @@ class CheckpointWriter(Protocol[PolicyT_contra]):
         """Save the state as it is now; it may be written after the call returns."""
         ...
 
+    def keep(self, step: int) -> None:
+        """Keep the checkpoint of `step` from retention, in place of the one that was kept before."""
+        ...
+
     @property
     def failed(self) -> bool:
         """Return whether a save could not be written."""

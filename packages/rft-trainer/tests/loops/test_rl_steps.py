@@ -172,6 +172,9 @@ class Parts:
             self.note(f"save {step} of {episode}")
             self.saved_step = step
 
+    def words(self, step: int) -> str:
+        return f"checkpoint of step {step}"
+
     def wait(self) -> None: ...
 
 
@@ -259,6 +262,27 @@ def test_an_evaluation_comes_after_every_so_many_steps_and_a_save_where_it_is_du
     assert [row["name"] for row in parts.evaluations] == ["before", "step 2", "step 4", "after"]
     assert parts.steps_of("save") == ["save 0 of 0", "save 5 of 1"]
     assert parts.steps_of("due") == ["due 1 None", "due 2 None", "due 3 1", "due 4 None", "due 5 None"]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_checkpoint_of_the_best_evaluation_is_saved_and_kept(keeps: bool) -> None:
+    parts = Parts()
+    rewards = iter((0.25, 0.5, None, 0.75, 0.5, 0.625))
+    kept: list[int] = []
+    cast(Any, parts).keep = kept.append
+
+    def evaluate() -> EvaluationResult:
+        reward = next(rewards)
+        return EvaluationResult((reward,), (False,), 0, 2.0)
+
+    loop = loop_of(parts, replace(RULES, max_steps=5, eval_every=1), evaluator=evaluate, keeps_best=keeps)
+    loop.run(parts.signals)
+    assert kept == ([0, 1, 3] if keeps else [])
+    saved = ["save 0 of 0", "save 1 of 0", "save 3 of 1", "save 5 of 1"]
+    assert parts.steps_of("save") == (saved if keeps else [saved[0], saved[-1]])
+    told = [row.get("eval/best_step") for row in parts.evaluations]
+    # an evaluation without a score is none to compare
+    assert told == ([0, 1, None, 3, 3, 3] if keeps else [None] * 6)
 
 
 def test_a_run_ends_with_its_last_episode_where_no_number_of_steps_is_given() -> None:

@@ -195,3 +195,41 @@ def test_the_steps_that_made_a_run_go_back_are_saved_where_there_are_any() -> No
     assert "rollbacks" not in Progress().state()
     again.load_state(Progress().state())
     assert again.rollbacks == []
+
+
+@pytest.mark.parametrize("model_only", [False, True])
+def test_the_model_alone_is_saved_without_tensors_of_training_and_said_to_be(model_only: bool) -> None:
+    given: dict[str, Any] = {}
+
+    class NotingWriter(SlowWriter):
+        def save(self, step: int, *, tensors: dict[str, Any], **rest: Any) -> None:
+            given.update(rest, tensors=tensors)
+
+    saver = Saver(
+        NotingWriter(),
+        BigramPolicy(4),
+        Whole(),
+        {"progress": Progress()},
+        OneRank(),
+        schedule=SaveSchedule(every_steps=2, every_episodes=0, every_seconds=0.0),
+        before_save=lambda: None,
+        tensor_parts={"other": Shared()},
+        model_only=model_only,
+    )
+    saver.save(3, episode=1)
+    assert given["metadata"] == {"episode": 1, **({"model_only": True} if model_only else {})}
+    assert list(given["tensors"]) == ([] if model_only else ["optimizer", "other"])
+    assert ("nothing is lost" in saver.words(3)) is not model_only
+
+
+def test_the_highest_reward_is_remembered_over_a_save() -> None:
+    progress = Progress()
+    assert "best" not in progress.state()
+    seen: list[bool] = []
+    for progress.step, reward in enumerate((0.25, 0.5, 0.5, 0.125)):
+        seen.append(progress.observe(reward))
+    assert seen == [True, True, False, False]
+    again = Progress()
+    again.load_state(progress.state())
+    assert (again.best_reward, again.best_step) == (0.5, 1)
+    assert not again.observe(0.5)

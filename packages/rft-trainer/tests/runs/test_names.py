@@ -9,7 +9,7 @@ import pytest
 
 from rft_core.errors import OptionsError
 from rft_trainer.runs import names
-from rft_trainer.runs.names import WORDS, refuse_file, run_name
+from rft_trainer.runs.names import WORDS, point_to_latest, refuse_file, run_name
 
 DAY = datetime.date(2025, 3, 1)
 
@@ -87,3 +87,46 @@ def test_a_directory_that_is_there_or_can_be_made_is_taken(tmp_path: Path, monke
     Path("linked").symlink_to("there")
     for given in ("there", "there/run", "linked", "new/a/b"):
         refuse_file(Path(given))
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of runs, of which two have begun."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "second"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    return tmp_path / "runs"
+
+
+def test_the_run_that_began_last_has_a_relative_link(runs: Path) -> None:
+    for name in ("first", "second", "first"):
+        point_to_latest(Path("runs") / name)
+        assert (runs / "latest").readlink() == Path(name)
+    point_to_latest(runs / "second")
+    assert (runs / "latest").resolve() == runs / "second"
+    assert sorted(path.name for path in runs.iterdir()) == ["first", "latest", "second"]
+
+
+def test_a_run_elsewhere_and_a_run_of_that_name_have_no_link(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    point_to_latest(tmp_path / "elsewhere")
+    (runs / "latest").mkdir()
+    for name in ("first", "latest"):
+        point_to_latest(runs / name)
+    assert not (runs / "latest").is_symlink()
+    assert sorted(path.name for path in (*tmp_path.iterdir(), *runs.iterdir())) == [
+        "elsewhere",
+        "first",
+        "latest",
+        "runs",
+        "second",
+    ]
+
+
+def test_a_run_begins_where_no_link_can_be_made(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("Operation not supported")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    point_to_latest(runs / "first")
+    assert sorted(path.name for path in runs.iterdir()) == ["first", "second"]

@@ -230,3 +230,11 @@ def test_what_is_a_number(value: Any, number: bool) -> None:
 def test_what_is_an_object() -> None:
     assert as_object({"a": 1}) == {"a": 1}
     assert as_object([1]) == {}
+
+
+def test_the_link_to_the_latest_run_is_no_run_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "config.yaml").touch()
+    (tmp_path / "latest").symlink_to("one")
+    assert [found.path.name for found in reader.read_runs(tmp_path)] == ["one"]
+    assert read_run(tmp_path / "latest").name == "one"

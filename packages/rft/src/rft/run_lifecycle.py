@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import torch
 
-from rft.checkpoints.writer import ResumePoint
+from rft.checkpoints.writer import ResumePoint, refuse_model_only
 from rft.front_end import SILENT, FrontEnd
 from rft.identity.changes import Facts, RunRecord, continued_record, new_record, refuse_changed
-from rft.identity.continuation import Continuation
+from rft.identity.continuation import Continuation, new_run
 from rft.identity.rank_agreement import require_equal_contents
 from rft.identity.record import Content
 from rft.process.detached import run_has_begun
@@ -36,7 +36,7 @@ from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.metrics.sink import RunInfo, Sink
 from rft_trainer.runs.checkpointing import Progress, Saver, save_in_outage
 from rft_trainer.runs.directory import RUN_MARKS, RunDirectory
-from rft_trainer.runs.names import RUNS, free_name, refuse_file, run_name
+from rft_trainer.runs.names import RUNS, free_name, point_to_latest, refuse_file, run_name
 from rft_trainer.runs.reader import read_run
 from rft_trainer.runs.rollback import Rollback, RollbackRequested
 from rft_trainer.runs.stop_signals import StopSignals
@@ -100,6 +100,7 @@ class RunStart:
             )
         # after the cut, so that what is refused until there leaves the record as it was
         self.record.write(self.directory.path)
+        point_to_latest(self.directory.path)
         self.front.run_begins(self.directory.path)
 
     def metadata(self, data_hash: str) -> dict[str, object]:
@@ -147,6 +148,10 @@ def start(
         begins_again = restored is None
     continues = restored is not None and (in_place is not None or _belongs_to(restored, path))
     resume_command = continued_by(script, path) if script else f"rft-train resume {path}"
+    if checkpoint.save_model_only:  # no state to continue from: a new run begins with the weights
+        resume_command = new_run(resolved, path)
+    if restored is not None:
+        refuse_model_only(restored.checkpoint, new_run(resolved, restored.checkpoint.path.parents[1]))
     if machine.is_first and not continues and not begins_again:
         refuse_existing(path, resume_command)
     if continues and restored is not None:
@@ -393,7 +398,9 @@ def execute(
         rollback.apply(training.progress)
         # saved again at once: whoever resumes after a kill has the rows left out as well
         started = replace(started, goes_back=True)
-    limit = started.resolved.settings.run.max_rollbacks
+    settings = started.resolved.settings
+    # a checkpoint of the model alone is none to go back to
+    limit = 0 if settings.checkpoint.save_model_only else settings.run.max_rollbacks
     with running(training, started), going_back(training, started, limit):
         training.run(signals)
     directory = started.directory

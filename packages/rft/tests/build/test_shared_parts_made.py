@@ -19,13 +19,13 @@ def test_a_saver_syncs_before_it_saves_and_restores_where_a_run_continues(calls:
     names = ("directory", "settings", "metadata", "policy", "optimizer", "parts", "machine")
     given = [calls.double(name) for name in names]
     restored = calls.double("restored") if continues else None
-    found = shared_parts.make_saver(*given, restored, {"best": "tensors"})  # type: ignore[dict-item]
+    found = shared_parts.make_saver(*given, restored, {"best": "tensors"}, resume_command="again")  # type: ignore[dict-item]
     assert found == "saver"
     assert calls.taken() == [
         f"make_writer(directory, settings, metadata, machine.collectives, {restored!r})",
         "save_schedule(settings)",
         "Saver(make_writer(), policy, optimizer, parts, machine.collectives, before_save=directory.sync, "
-        "resume_command='rft-train resume directory.path', schedule=save_schedule(), "
+        "model_only=settings.save_model_only, resume_command='again', schedule=save_schedule(), "
         "tensor_parts={'best': 'tensors'})",
         *(["restored.records()", "saver.restore(restored.step, restored.records())"] if continues else []),
     ]

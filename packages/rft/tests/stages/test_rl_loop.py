@@ -51,6 +51,7 @@ class Build:
             "fire": False,
             "environment": None,
             "step": 0,
+            "best": None,
         } | given
         double = calls.double
         self.policy = double("policy")
@@ -77,7 +78,7 @@ class Build:
             make_ledger=double("ledger"),
             build_rollouts=self.rollouts,
             sampling_options=DRAWN,
-            Progress=double("progress", step=asked["step"]),
+            Progress=double("progress", step=asked["step"], best_reward=asked["best"], best_step=2),
             make_guards={"policy": "policy guard"},
             constraint_of=None,
         )
@@ -94,6 +95,7 @@ class Build:
             reward=SimpleNamespace(shuffle_rewards=asked["shuffles"]),
             run=double("run", save_trajectories=asked["keeps"], seed=3),
             algorithm=SimpleNamespace(off_policy_correction=asked["correction"], max_logprob_gap=asked["gap"]),
+            evaluation=double("evaluation", keep_best=True),
             sampling=double("sampling", use_fire=asked["fire"], first_token_temperature=2.0),
         )
         directory = double("directory", logs_directory=PathLike("logs"))
@@ -165,9 +167,8 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "checkpoint_parts(parallel, machine.collectives)",
         "make_saver(directory, settings.checkpoint, started.metadata(), checkpoint_parts(), parallel.optimizer, "
         "{'progress': progress, 'ledger': ledger, 'credit': credit, 'ahead': 'queue'}, machine, None, "
-        "tensor_parts=None)",
-        "make_evaluator(rollout_source, tokenizer, reward, machine, data, 20, settings.evaluation, "
-        "rollouts.conversations)",
+        "resume_command=started.resume_command, tensor_parts=None)",
+        "make_evaluator(rollout_source, tokenizer, reward, machine, data, 20, evaluation, rollouts.conversations)",
         "PolicyObjective(record, credit.coefficients)",
         "old_policy(settings, record, machine, policy, parallel)",
         "balanced_forward(settings.model, model, machine)",
@@ -200,6 +201,7 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "control": None,
         "updater": "Updater()",
         "evaluator": "make_evaluator()",
+        "keeps_best": True,
         "averaged": "averaged_evaluator()",
         "saver": "make_saver()",
         "reporter": "Reporter()",
@@ -229,7 +231,10 @@ def test_a_resumed_run_takes_its_checkpoint_everywhere_and_its_engine_the_restor
     assert "make_engine(engine_settings, machine, model, 'source', 50" in build.of("make_engine")[0]
     # after the saver, which restores the step
     assert build.made.index(build.of("make_saver")[0]) < build.made.index("rollout_source.load_weights(4)")
-    assert "machine, restored, tensor_parts=None)" in build.of("make_saver")[0]
+    kept = [name for name in build.made if name.endswith(".keep(2)")]
+    best = Build(calls, restored=calls.double("restored"), step=4, best=0.5)
+    assert (kept, [name for name in best.made if name.endswith("keep(2)")]) == ([], ["make_saver().keep(2)"])
+    assert "machine, restored, resume_command=started.resume_command, tensor_parts=None)" in build.of("make_saver")[0]
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,8 @@ def test_a_fresh_run_loads_adapts_and_distributes_before_it_saves(calls: Any) ->
         "started.metadata(data.training.data_hash)",
         "checkpoint_parts(parallel, machine.collectives)",
         "make_saver(started.directory, settings.checkpoint, started.metadata(), checkpoint_parts(), "
-        "parallel.optimizer, {'progress': progress, 'ledger': ledger, 'early_stop': EarlyStop()}, machine, None, None)",
+        "parallel.optimizer, {'progress': progress, 'ledger': ledger, 'early_stop': EarlyStop()}, machine, None, None, "
+        "resume_command=started.resume_command)",
         "TokenLikelihood()",
         "balanced_forward(settings.model, model, machine)",
         "fused_policy(parallel)",
@@ -214,7 +215,7 @@ def test_a_run_that_continues_keeps_its_weights_its_best_ones_and_its_masks(call
     ]
     assert [call for call in made if call in order] == order
     [saver] = [call for call in made if call.startswith("make_saver")]
-    assert saver.endswith("machine, restored, {'best_weights': best})")
+    assert saver.endswith("machine, restored, {'best_weights': best}, resume_command=started.resume_command)")
     assert given["best"] == "best"
     made, _ = built(calls, restored=None, patience=2)
     assert "WeightsSnapshot(parallel.weights, ['a', 'b'])" in made

@@ -119,6 +119,8 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
     """Whether the samples are the policy's own, seen at the first update of a step."""
     averaged: EmaEvaluator | None = None
     """Evaluates the moving averages of the weights beside them."""
+    keeps_best: bool = False
+    """Keeps the checkpoint of the highest held-out reward."""
     results: dict[str, EvaluationResult] = field(default_factory=dict[str, EvaluationResult])
     """The evaluations so far, by name."""
     trainer: Trainer = field(init=False)
@@ -345,6 +347,10 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
             looks = self.averaged if self.progress.step else None  # the averages begin as the weights
             averages = averaged_record(looks()) if looks else {}
         lists = {"rewards": result.rewards, "correct": result.correct}
+        if self.keeps_best and result.num_scored:
+            if self.progress.observe(result.mean_reward):
+                self.saver.keep(self.progress.step)
+            extra = {**extra, "eval/best_step": self.progress.best_step}
         self.reporter.evaluation(name, {**result.as_record(), **averages, **extra}, self.progress, **lists)
         self.progress.owed_evaluation = ""
 

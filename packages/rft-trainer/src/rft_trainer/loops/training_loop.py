@@ -181,7 +181,8 @@ class TrainingLoop(ABC, Generic[DataT]):
         if self.finished and not (at_end and self.best is None):
             self._conclude()
         # after `_conclude`, so that the last checkpoint holds the weights that the run ends with
-        if self.saver.due(step, ended_episode=ended_episode) or self.finished:
+        is_best = self.progress.best_reward is not None and self.progress.best_step == step
+        if self.saver.due(step, ended_episode=ended_episode) or is_best or self.finished:
             with self.timer.phase(Phase.SAVE):
                 self.saver.save(step, episode=self.ledger.epoch)
 

@@ -21,6 +21,9 @@ from rft_trainer.runs.stop_signals import StopSignals, agree, in_force
 from rft_trainer.update.nonfinite_checks import refuse_non_finite_weights
 from rft_trainer.update.numeric_guard import NumericGuard
 
+MODEL_ONLY = "model_only"
+"""Key in a checkpoint's metadata that says that it holds no state to resume from."""
+
 PolicyT = TypeVar("PolicyT", bound=SavablePolicy)
 _LOG = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ class Progress:
     the guards of their steps.
     `rollbacks` are the steps that failed and made the run go back to a checkpoint.
     `owed_evaluation` is the name of an evaluation at this step that has begun and not ended; empty for none.
+    `best_reward` is the highest held-out reward, at `best_step`, in a run that keeps its checkpoint; else None.
     """
 
     step: int = 0
@@ -61,6 +65,15 @@ class Progress:
     tokens: int = 0
     seconds: float = 0.0
     owed_evaluation: str = ""
+    best_reward: float | None = None
+    best_step: int = 0
+
+    def observe(self, reward: float) -> bool:
+        """Take the held-out reward of this step; return whether it is the highest so far."""
+        is_best = self.best_reward is None or reward > self.best_reward
+        if is_best:
+            self.best_reward, self.best_step = reward, self.step
+        return is_best
 
     def state(self) -> dict[str, Any]:
         """Return the counters as plain JSON."""
@@ -74,6 +87,7 @@ class Progress:
             # left out where there is none, so that the bytes of a save do not change
             **({"rollbacks": list(self.rollbacks)} if self.rollbacks else {}),
             **({"owed_evaluation": self.owed_evaluation} if self.owed_evaluation else {}),
+            **({"best": [self.best_reward, self.best_step]} if self.best_reward is not None else {}),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -89,6 +103,8 @@ class Progress:
         self.tokens = int(state["tokens"])
         self.seconds = float(state["seconds"])
         self.owed_evaluation = str(state.get("owed_evaluation", ""))
+        if "best" in state:
+            self.best_reward, self.best_step = float(state["best"][0]), int(state["best"][1])
 
 
 def _refused(state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -131,19 +147,34 @@ class Saver:
         before_save: Callable[[], None],
         tensor_parts: Mapping[str, StatefulTensors] | None = None,
         resume_command: str = "",
+        model_only: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._resume_command = resume_command
+        self._model_only = model_only
         self._writer: CheckpointWriter[Any] = writer
         self._policy: SavablePolicy = policy
         self._parts = parts
-        self._tensor_parts: dict[str, StatefulTensors] = {"optimizer": optimizer, **(tensor_parts or {})}
+        # none where the model alone is saved: a resume from such a checkpoint is refused by its metadata
+        self._tensor_parts: dict[str, StatefulTensors] = (
+            {} if model_only else {"optimizer": optimizer, **(tensor_parts or {})}
+        )
         self._collectives = collectives
         self._schedule = schedule
         self._before_save = before_save
         self._clock = clock
         self._saved_at = clock()
         self.saved_step: int | None = None
+
+    def keep(self, step: int) -> None:
+        """Keep the checkpoint of a step, saved or about to be, from retention, in place of the one kept before."""
+        self._writer.keep(step)
+
+    def words(self, step: int) -> str:
+        """Return what is said of a run that ends with the checkpoint of a step."""
+        if self._model_only:
+            return f"checkpoint of step {step} holds the model alone (save_model_only), which a new run can begin with"
+        return f"nothing is lost: checkpoint of step {step}"
 
     def due(self, step: int, *, ended_episode: int | None) -> bool:
         """Return whether to save after `step`; the time is rank 0's, so that ranks agree.
@@ -187,7 +218,7 @@ class Saver:
             tensors=tensors,
             records=records if is_first else {},
             policy=self._policy,
-            metadata={"episode": episode},
+            metadata={"episode": episode, **({MODEL_ONLY: True} if self._model_only else {})},
         )
         self.saved_step = step
         # from the end of the save, so that a long save does not make the next one due at once
@@ -258,7 +289,7 @@ def save_and_stop(
         what=f"{signals.received or 'a signal on another rank'} received; saved at step {progress.step}",
         where=f"rank {rank}",
         why="the run was asked to stop",
-        state=f"nothing is lost: checkpoint of step {progress.step}",
+        state=saver.words(progress.step),
         do=resume_command,
     )
 
@@ -288,6 +319,6 @@ def save_in_outage(
         what=problem.what,
         where=problem.where,
         why=problem.why,
-        state=f"nothing is lost: checkpoint of step {progress.step}",
+        state=saver.words(progress.step),
         do=f"when it is back: {resume_command}",
     ) from outage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import random
@@ -28,6 +29,8 @@ velvet violet walnut willow winter wren yarrow zephyr zinc
 WORDS = tuple(_WORDS.split())
 RUNS = Path("runs")
 """Folder of the runs whose directory the settings do not name."""
+LATEST = "latest"
+"""Link in that folder to the run that began last."""
 
 
 def run_name(recipe: str, *, today: datetime.date | None = None, under: Path | None = None) -> str:
@@ -69,6 +72,24 @@ def refuse_file(path: Path) -> None:
         state="nothing was started and nothing was changed",
         do=f"--save_path {shlex.quote(str(free_name(path if beside else RUNS / path.name)))}",
     )
+
+
+def point_to_latest(run: Path) -> None:
+    """Make runs/latest a link to a run in runs/ that has just begun; the run goes on where the link cannot be made.
+
+    The link is relative, so that it holds where the folder is moved, and is replaced in one operation, so that of runs
+    that begin together one is named and none is without a link. A run of that name is left alone.
+    """
+    link = run.with_name(LATEST)
+    if run.parent.absolute() != RUNS.absolute() or run.name == LATEST or (link.exists() and not link.is_symlink()):
+        return
+    new = run.with_name(f".{LATEST}-{os.getpid()}-{run.name}")
+    # a file system without links, or a folder that is not writable: a convenience is missing and nothing else
+    with contextlib.suppress(OSError):
+        new.symlink_to(run.name, target_is_directory=True)
+        new.replace(link)
+    with contextlib.suppress(OSError):
+        new.unlink()
 
 
 def _safe(recipe: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from rft_trainer.runs.directory import is_held
+from rft_trainer.runs.names import LATEST
 
 STALE_SECONDS = 600.0
 UNSCORED_KIND = "reward/unscored_"
@@ -141,6 +142,8 @@ def read_runs(directory: Path) -> list[RunFiles]:
     """Read every run in a directory, the newest first; one that cannot be read is there with the reason alone."""
     found: list[RunFiles] = []
     for path in directory.iterdir() if directory.is_dir() else ():
+        if path.name == LATEST and path.is_symlink():
+            continue  # it is in the table under its own name
         try:
             found += [read_run(path)] if is_run(path) else []
         except OSError as error:  # of another user, or removed just now

@@ -32,6 +32,10 @@ class RlEvaluationSettings(EvaluationSampleSettings, EvaluationSettings):
     eval_temperature: float = field(default=0.0, metadata={"minimum": 0.0})
     """Temperature of the responses to held-out prompts; 0 = greedy."""
 
+    keep_best: bool = False
+    """Save at every evaluation with a higher held-out reward than all before, and keep that checkpoint beyond
+    `max_ckpt_num` and `max_ckpt_mem` until there is a better one."""
+
 
 def equal_samples_refusal(eval_n: int, temperature: float, *, flag: str) -> SettingsRefusal | None:
     """Return the refusal of several responses that are all the same; `flag` is the command's temperature."""

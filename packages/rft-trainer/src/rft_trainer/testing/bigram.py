@@ -256,6 +256,7 @@ class MemoryWriter:
 
     def __init__(self) -> None:
         self.saved: list[tuple[int, dict[str, object]]] = []
+        self.kept: int | None = None
 
     def save(
         self,
@@ -269,6 +270,10 @@ class MemoryWriter:
         """Store the step and its records."""
         del tensors, policy, metadata
         self.saved.append((step, dict(records)))
+
+    def keep(self, step: int) -> None:
+        """Remember the step that retention would spare."""
+        self.kept = step
 
     def wait(self) -> None:
         """Do nothing: every save is complete when `save` returns."""

@@ -62,6 +62,8 @@ def make_saver(
     machine: Machine,
     restored: ResumePoint | None,
     tensor_parts: dict[str, StatefulTensors] | None = None,
+    *,
+    resume_command: str,
 ) -> Saver:
     """Make the saver of every rank; with a checkpoint, restore the saved state of every part."""
     writer = make_writer(directory, settings, metadata, machine.collectives, restored)
@@ -75,7 +77,8 @@ def make_saver(
         # the rows of a step must be on disk before a checkpoint says that the step is done
         before_save=directory.sync,
         tensor_parts=tensor_parts,
-        resume_command=f"rft-train resume {directory.path}",
+        resume_command=resume_command,
+        model_only=settings.save_model_only,
     )
     # restored here: what is built next reads the step from parts that already have their state
     if restored is not None:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from rft.checkpoints.parts import CheckpointParts
+from rft_core.errors import CheckpointError
 from rft_dist.checkpoints.async_writer import BackgroundSaves
 from rft_dist.checkpoints.rank_exchange import Exchange, StoreExchange
 from rft_dist.checkpoints.reader import Checkpoint
 from rft_dist.checkpoints.store import CheckpointStore, Tensors
 from rft_dist.collectives import SingleProcess
 from rft_dist.settings import CheckpointSettings
-from rft_trainer.runs.checkpointing import SaveSchedule
+from rft_trainer.runs.checkpointing import MODEL_ONLY, SaveSchedule
 from rft_trainer.runs.directory import RunDirectory
 
 GIGABYTE = 10**9
@@ -42,6 +43,11 @@ class StoreWriter:
         self._in_background = in_background
         self._store: CheckpointStore | None = None
         self._saves: BackgroundSaves | None = None
+        self._kept: int | None = None
+
+    def keep(self, step: int) -> None:
+        """Keep the checkpoint of `step` from retention, from the next save on."""
+        self._kept = step
 
     def save(
         self,
@@ -58,7 +64,11 @@ class StoreWriter:
         # may be an exchange of all ranks, so it comes before the two ways of saving part
         weights = policy.local_weights()
         if self._in_background:
-            self._opened_saves().begin(
+            saves = self._opened_saves()
+            if self._kept is not None:
+                saves.wait()  # until the save before has ended, its thread reads what is protected
+                self._protect()
+            saves.begin(
                 step,
                 tensors=parts,
                 records=records,
@@ -68,6 +78,7 @@ class StoreWriter:
             )
             return
         self._store = self._store or self._open_store(self._collectives)
+        self._protect()
         self._store.save(
             step,
             tensors=parts,
@@ -87,6 +98,10 @@ class StoreWriter:
         if self._saves is not None:
             self._saves.wait()
 
+    def _protect(self) -> None:
+        if self._store is not None and self._kept is not None:
+            self._store.protect("best", self._kept)
+
     def _given(self, part: Tensors) -> Tensors:
         """Return this rank's share of a part; a part that every rank holds comes from rank 0 alone."""
         return part if self._collectives.rank == 0 or not isinstance(part, Mapping) else {}
@@ -97,7 +112,8 @@ class StoreWriter:
             one = self._collectives.world_size == 1
             # beside training's channel: two threads would order its exchanges differently
             exchange = self._collectives if one else StoreExchange.beside(self._collectives)
-            self._saves = BackgroundSaves(self._open_store(exchange))
+            self._store = self._open_store(exchange)
+            self._saves = BackgroundSaves(self._store)
         return self._saves
 
 
@@ -170,3 +186,17 @@ class ResumePoint:
         if self.other_rows and "ledger" in records:
             records["ledger"] = {**records["ledger"], "data_hash": self.other_rows}
         return records
+
+
+def refuse_model_only(checkpoint: Checkpoint, new_run: str) -> None:
+    """Raise `CheckpointError` for a checkpoint of the model alone; `new_run` is a command that begins with it."""
+    if not checkpoint.manifest.metadata.get(MODEL_ONLY):
+        return
+    raise CheckpointError(
+        code="checkpoint.model_only",
+        what=f"step {checkpoint.step} was saved with save_model_only: it holds no state of the optimizer",
+        where=str(checkpoint.path),
+        why="a run goes on exactly with the whole state alone; a new run can begin with these weights",
+        state="nothing was started and nothing was changed",
+        do=new_run,
+    )

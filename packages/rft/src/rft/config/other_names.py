@@ -45,7 +45,9 @@ reward_fn reward_func reward_funcs reward_function: reward
 reward_model reward_model_path rm_path: reward_pretrain
 reward_url rm_url: remote_rm_url
 save_freq: save_steps
-save_total_limit keep_checkpoints: max_ckpt_num
+save_total_limit keep_checkpoints max_actor_ckpt_to_keep: max_ckpt_num
+save_only_model save_weights_only: save_model_only
+save_best: keep_best
 system: system_prompt
 tensor_model_parallel_size tensor_parallel_size: engine_tp_size tp_size
 test_freq: eval_steps

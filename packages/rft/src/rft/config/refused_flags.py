@@ -118,6 +118,12 @@ REFUSED_FLAGS: dict[str, Refusal] = {
     ),
     # saving and reporting
     **_rows("a tracker has a flag of its own", "--use_wandb or --use_tensorboard or --use_trackio", "report_to"),
+    **_rows(
+        "a run ends with its last weights (sft: --patience ends it with the best); the best are kept as a checkpoint",
+        "--keep_best",
+        "load_best_model_at_end",
+        "metric_for_best_model",
+    ),
     **_rows("nothing is uploaded", "rft-train export RUN DIR", "push_to_hub", "hub_model_id"),
     **_rows("a run's directory is never overwritten", "--save_path DIR", "overwrite_output_dir"),
     **_rows("a run is continued by a command", "rft-train resume RUN", "resume", "resume_from_checkpoint"),

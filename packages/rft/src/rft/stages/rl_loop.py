@@ -162,9 +162,10 @@ def build_rl(
     rollouts = build_rollouts(settings, machine, record, policy, parts)
     kept: dict[str, Stateful] = {"progress": progress, "ledger": ledger, "credit": credit, **rollouts.checkpoint_parts}
     saver = _saver(settings, started, parallel, critic, kept, data.training.data_hash)
+    if progress.best_reward is not None and settings.evaluation.keep_best:
+        saver.keep(progress.best_step)
     source = rollouts.source
-    # a resumed run's engine serves the restored weights under the restored step
-    if progress.step:
+    if progress.step:  # a resumed run's engine serves the restored weights
         source.load_weights(progress.step)
     evaluator = make_evaluator(
         source,
@@ -189,6 +190,7 @@ def build_rl(
         control=_control(settings),
         updater=_updater(settings, started, parallel, objective, data.num_updates, guards["policy"]),
         evaluator=evaluator,
+        keeps_best=settings.evaluation.keep_best,
         averaged=averaged_evaluator(evaluator, parallel.averages, rollouts.refresh, tells=machine.is_first),
         saver=saver,
         reporter=_reporter(settings, started, data, progress),
@@ -228,6 +230,7 @@ def _saver(
         started.machine,
         started.restored,
         tensor_parts=critic.tensor_parts if critic else None,
+        resume_command=started.resume_command,
     )
 
 

@@ -139,6 +139,7 @@ def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, 
         machine,
         restored,
         {"best_weights": best} if best else None,
+        resume_command=started.resume_command,
     )
     # the dropout masks of a resumed run go on with its next update
     if policy.adapters is not None:

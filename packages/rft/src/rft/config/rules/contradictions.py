@@ -92,7 +92,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **{
         name: ("eval_data", bool)
         for name in (
-            *("eval_metrics", "eval_n", "eval_temperature"),
+            *("eval_metrics", "eval_n", "eval_temperature", "keep_best"),
             *("eval_input_key", "eval_label_key", "eval_output_key"),
         )
     },
@@ -106,6 +106,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "off_policy_cap": ("off_policy_correction", lambda word: word in ("tis", "seq-tis", "geo-tis")),
     "num_trajectories_to_save": ("save_trajectories", bool),
     "rollout_log_interval": ("save_trajectories", bool),
+    "max_rollbacks": ("save_model_only", lambda on: not on),
     "prefetch_factor": ("num_workers", lambda count: count > 0),
     "wandb_org": ("use_wandb", bool),
     "wandb_group": ("use_wandb", bool),

@@ -13,6 +13,10 @@ from rft_core.errors import Problem
 def training_problems(given: SourcedValues) -> Iterator[Problem]:
     """Yield the contradictions of checkpoints, strategies and adapters."""
     yield from _weights_of_a_checkpoint(given.values, given.make_problem)
+    if given.values["save_model_only"] and given.values["enable_ema"]:
+        names = ["save_model_only", "enable_ema"]
+        why = "the average of the weights is part of the state that save_model_only leaves out"
+        yield given.make_problem("checkpoint.no_average", names, why, "--no_save_model_only")
     yield from strategy_problems(given.values, given.make_problem)
     yield from adapter_problems(given.values, given.make_problem)
 
