@@ -91,6 +91,7 @@ class TrainingKeywords(TypedDict, total=False):
     accept_changes: str
     max_ckpt_num: int
     max_ckpt_mem: int
+    save_model_only: bool
     async_save: bool
     seed: int
     debug: bool
@@ -266,6 +267,7 @@ class RlKeywords(TrainingKeywords, total=False):
     actor_learning_rate: float
     eval_n: int
     eval_temperature: float
+    keep_best: bool
     save_trajectories: bool
     num_trajectories_to_save: int
     rollout_log_interval: int
