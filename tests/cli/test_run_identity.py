@@ -122,7 +122,9 @@ UNDERNEATH = {
     "another algorithm": Underneath(edit(CONFIG, "group_norm", "rloo"), FILES, "advantage_estimator"),
     "a seed in the file": Underneath(edit(CONFIG, "seed: 42", "seed: 43"), "identity.fixed", "seed", accepted=False),
     "the line of the model": Underneath(lose("pretrain"), DAMAGED, CONFIG, accepted=False),
-    "the first half": Underneath(on_bytes(CONFIG, lambda text: text[: len(text) // 2]), SETTINGS, "max_steps"),
+    "the first half": Underneath(
+        on_bytes(CONFIG, lambda text: text[: text.index(b"\n", len(text) // 2) + 1]), SETTINGS, "max_steps"
+    ),
     "zeros": Underneath(on_bytes(CONFIG, lambda text: text + b"\0\0\0"), DAMAGED, CONFIG, accepted=False),
     "a tag": Underneath(edit(CONFIG, "seed: 42", "seed: !!python/tuple 42"), DAMAGED, CONFIG, accepted=False),
     "a name": Underneath(edit(CONFIG, "temperature:", "temprature:"), DAMAGED, "temprature", accepted=False),

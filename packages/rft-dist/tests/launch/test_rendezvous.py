@@ -16,6 +16,7 @@ import pytest
 from rft_core.errors import PeerError, PreflightError
 from rft_dist.launch import rendezvous
 from rft_dist.launch.environment import RankInfo, ranks_from_environment, start_seconds
+from rft_dist.launch.process_group import meet_ranks
 
 ANOTHER = """
 import sys
@@ -298,4 +299,5 @@ def test_the_next_run_of_a_script_meets_anew_where_torchrun_serves_the_store(
     rendezvous.meeting_ended()
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     assert "missing 0" in refused(info(1, 2, free_port), environment=agent), "the keys of the first meeting"
-    assert "is to meet the other ranks again" in refused(info(1, 2, free_port))
+    with pytest.raises(PeerError, match="is to meet the other ranks again"):
+        meet_ranks(info(1, 2, free_port), {})

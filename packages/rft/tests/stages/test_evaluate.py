@@ -85,7 +85,7 @@ def test_an_evaluation_gives_its_settings_to_the_parts_that_they_belong_to(calls
         "response_limits(settings, 7)",
         "make_engine(settings.engine, machine, policy, model.pretrain, 27)",
         f"columns_of({run.prompts!r})",
-        "build_reward(settings, machine, columns=columns_of())",
+        "build_reward(settings, machine, columns=columns_of(), function=None)",
         "sampling_options(settings.sampling, 20, tokenizer.eos_ids)",
         f"Evaluator(make_engine(), tokenizer, reward, machine.collectives, {run.prompts!r}, conversations=None, "
         "metrics='metrics of data.eval_metrics', num_samples=settings.evaluation.eval_n, "

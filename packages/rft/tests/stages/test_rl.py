@@ -129,7 +129,7 @@ def test_a_run_is_executed_while_signals_are_watched(calls: Any, start: Any) -> 
         "with_commits(begun)",
         "with_local_models(fixed)",
         "requested_run(local, place)",
-        *(call.replace(GIVEN, "{}") for call in BEGINS),
+        *(call.replace(GIVEN, "{'reward': None}") for call in BEGINS),
         "start(at, ['rft-train'], machine, data.num_steps, 'facts', front=front, in_place=place, script='')",
         *built("None"),
         "build_rl(settings, started, 'tokenizer', data, reward, compute_advantages=None, environment='environment')",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from rft_algos.algorithms import components
+from rft_algos.algorithms import components, corrections
 from rft_algos.algorithms.components import Advantage, Correction, Surrogate
 from rft_algos.input_checks import refuse
 
@@ -92,10 +92,10 @@ def components_by_flag(kind: type[Named]) -> dict[str, type[Named]]:
         kind: `Surrogate` (words of `--policy_loss`) or `Correction` (words of `--off_policy_correction`); no tensors.
 
     Returns:
-        Those of `rft_algos.algorithms.components`, then others that have an equation.
+        Those of `rft_algos.algorithms.corrections` and `components`, then others that have an equation.
     """
     # components of other files are known by their equations alone
-    known = [*vars(components).values(), *_EQUATIONS]
+    known = [*vars(corrections).values(), *vars(components).values(), *_EQUATIONS]
     named = [one for one in known if isinstance(one, type) and issubclass(one, kind)]
     # `vars` finds no inherited words, which name the parent
     return {word: component for component in named for word in vars(component).get("flags", {})}

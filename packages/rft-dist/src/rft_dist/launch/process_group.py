@@ -27,7 +27,7 @@ from rft_dist.launch.environment import (
     start_seconds,
     timeout_seconds,
 )
-from rft_dist.launch.rendezvous import another_client, meet, meeting_ended, serves_store, this_process
+from rft_dist.launch.rendezvous import another_client, meet, meeting_ended, refuse_another, serves_store, this_process
 from rft_dist.launch.single_process import is_single_process_group
 from rft_dist.settings import WatchSettings
 
@@ -77,10 +77,13 @@ def meet_ranks(info: RankInfo, environment: Mapping[str, str] | None = None) -> 
 
     Waits at most RFT_START_TIMEOUT seconds (else NCCL_TIMEOUT, else 600), and says about every ten for whom. From here
     on a watch can tell who is gone.
-    Raises PeerError naming the ranks that did not come.
+    Raises PeerError naming the ranks that did not come, and where the ranks of a program meet again without torchrun.
     """
     values = os.environ if environment is None else environment
-    return meet(info, start_seconds(values), values) if info.world_size > 1 else None
+    if info.world_size == 1:
+        return None
+    refuse_another(info, values)
+    return meet(info, start_seconds(values), values)
 
 
 def start_process_group(

@@ -44,7 +44,6 @@ def meet(info: RankInfo, seconds: float, environment: Mapping[str, str]) -> Stor
     Raises PeerError after `seconds` naming the missing ranks, at once for a rank that two
     processes claim or for ranks that were told different world sizes.
     """
-    _refuse_another(info, environment)
     store = _connect(info, seconds, environment)
     try:
         _announce(store, info)
@@ -185,7 +184,12 @@ _PROBE_SECONDS = 3.0
 
 def serves_store(info: RankInfo, environment: Mapping[str, str]) -> bool:
     """Return whether this process serves the store: rank 0, unless torchrun does."""
-    return info.rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return info.rank == 0 and not _agent_serves(environment)
+
+
+def _agent_serves(environment: Mapping[str, str]) -> bool:
+    """Return whether torchrun serves the store, for as long as its ranks live."""
+    return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def another_client(info: RankInfo, environment: Mapping[str, str]) -> Store:
@@ -210,9 +214,9 @@ def meeting_ended() -> None:
     _Meetings.left += 1
 
 
-def _refuse_another(info: RankInfo, environment: Mapping[str, str]) -> None:
+def refuse_another(info: RankInfo, environment: Mapping[str, str]) -> None:
     """Refuse a second meeting where a rank serves the store: it closed with the first, and others may still see it."""
-    if not _Meetings.left or environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if not _Meetings.left or _agent_serves(environment):
         return
     raise PeerError(
         code="launch.met_before",
@@ -227,7 +231,7 @@ def _refuse_another(info: RankInfo, environment: Mapping[str, str]) -> None:
 def _prefix(environment: Mapping[str, str]) -> str:
     """Keys of one meeting: a restart under torchrun, and the next run of a script, find the store of those before."""
     attempt = f"rft/attempt_{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    return f"{attempt}/meeting_{_Meetings.left}" if _Meetings.left else attempt
+    return f"{attempt}/meeting_{_Meetings.left}" if _Meetings.left and _agent_serves(environment) else attempt
 
 
 def _unreachable(info: RankInfo, seconds: float, reason: str) -> PeerError:
