@@ -150,6 +150,15 @@ def test_a_directory_that_holds_a_run_is_refused(command: str, looked: Looked) -
     assert caught.value.problem.code == "run.exists"
 
 
+@pytest.mark.parametrize("command", ["rl", "sft"])
+def test_the_directory_of_a_model_is_refused_as_that_of_a_run(command: str, looked: Looked) -> None:
+    Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
+    with pytest.raises(OptionsError) as caught:
+        check.run([command, "--pretrain", "m", "--save_path", "model"])
+    assert (caught.value.problem.code, caught.value.problem.do) == ("run.holds_a_model", "--save_path model-2")
+
+
 def test_another_word_is_no_command_that_can_be_checked(looked: Looked) -> None:
     with pytest.raises(OptionsError) as caught:
         check.run(["export", "--pretrain", "m"])

@@ -259,6 +259,19 @@ def test_only_the_named_marks_make_a_run(tmp_path: Path) -> None:
     assert caught.value.problem.code == "run.exists"
 
 
+@pytest.mark.parametrize("file", ["config.json", "model-00001-of-00002.safetensors"])
+def test_no_run_is_made_among_the_files_of_a_model(tmp_path: Path, file: str) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "notes.txt").write_text("mine")
+    RunDirectory(model).refuse_existing()
+    (model / file).write_text("{}")
+    with pytest.raises(OptionsError) as caught:
+        RunDirectory(model).refuse_existing()
+    problem = caught.value.problem
+    assert (problem.code, problem.do) == ("run.holds_a_model", f"--save_path {tmp_path / 'model-2'}")
+
+
 def test_a_mere_start_holds_nothing_that_anybody_would_miss(tmp_path: Path) -> None:
     def start(name: str) -> RunDirectory:
         return RunDirectory.create(tmp_path / name, config_text="a: 1\n", command=["rft-train"], environment={})

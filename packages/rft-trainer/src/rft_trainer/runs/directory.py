@@ -28,6 +28,7 @@ from rft_core.durable_files import (
     storage_errors,
 )
 from rft_core.errors import CheckpointError, DataError, OptionsError, StorageError
+from rft_trainer.runs.names import free_name
 from rft_trainer.runs.optional_files import OptionalFiles
 
 RUN_MARKS = ("config.yaml", "metrics.jsonl", "evals.jsonl", "summary.json", "checkpoints", "rollouts")
@@ -161,13 +162,15 @@ class RunDirectory:
         return not kept
 
     def refuse_existing(self, resume_command: str | None = None, *, marks: Sequence[str] = RUN_MARKS) -> None:
-        """Raise `OptionsError` where a run is already, naming the command that resumes it.
+        """Raise `OptionsError` where a run is already, naming the command that resumes it, or where a model lies.
 
         `marks` are the names of files and folders that only a run has.
         """
         present = [name for name in marks if (self.path / name).exists()]
         if present:
             raise _already_there(self.path, present, resume_command)
+        if (self.path / "config.json").is_file() or any(self.path.glob("*.safetensors")):
+            raise _is_a_model(self.path)
 
     @property
     def config_file(self) -> Path:
@@ -334,6 +337,17 @@ def _already_there(path: Path, files: Sequence[str], resume_command: str | None)
         why="a fresh start never writes over an earlier run",
         state="the earlier run is untouched; nothing was started",
         do=resume_command or f"rft-train resume {shlex.quote(str(path))}",
+    )
+
+
+def _is_a_model(path: Path) -> OptionsError:
+    return OptionsError(
+        code="run.holds_a_model",
+        what=f"{path} is the directory of a model",
+        where="--save_path",
+        why="files of a run among those of a model would be taken for parts of it",
+        state="the model is untouched; nothing was started",
+        do=f"--save_path {shlex.quote(str(free_name(path)))}",
     )
 
 

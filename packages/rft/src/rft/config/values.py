@@ -95,7 +95,10 @@ def limits(setting: Setting) -> str:
 
 
 def example(setting: Setting, texts: tuple[str, ...]) -> str:
-    """A legal value near what was written: the bound that was crossed, else the default."""
+    """A legal value near what was written: the bound that was crossed, else the default.
+
+    A fraction becomes a whole number that is not 0, which turns many settings off.
+    """
     number = _number(texts)
     if number is not None and not setting.is_pair and setting.base in (int, float):
         low, high = setting.metadata.get("minimum"), setting.metadata.get("maximum")
@@ -104,7 +107,8 @@ def example(setting: Setting, texts: tuple[str, ...]) -> str:
         if high is not None and number > high:
             return f"{high:g}"
         if setting.base is int and low is not None and number >= low:
-            return str(max(round(number), math.ceil(low)))
+            nearest = max(round(number), math.ceil(low))
+            return str(nearest) if nearest or not number else "1" if number > 0 else as_text(setting.default)
     return as_text(setting.default) if not isinstance(setting.default, str) or setting.default else "VALUE"
 
 
