@@ -98,6 +98,39 @@ def test_the_weight_of_a_head_is_that_of_its_files_or_of_the_settings(
 
 
 @pytest.mark.parametrize(
+    ("given", "weights", "remedy"),
+    [
+        ({}, "correctness=2", ""),
+        ({}, "exact=1", "correctness=1"),
+        ({"reward": "gsm8k"}, "correctness=2,format=0.5", ""),
+        ({"reward": "gsm8k"}, "correctness=2,foo=3", "correctness=2"),
+        ({"reward": "math", "judge": "m"}, "judge=1,correctness=2", ""),
+        ({"reward": "math", "judge": "m"}, "judg=1", "correctness=1,judge=1"),
+        ({"reward_pretrain": "rm=d"}, "rm/a=1,rm/b=2", ""),
+        ({"reward_pretrain": "rm=d"}, "rm=1,rm/b=2", "rm/b=2"),
+        ({"remote_rm_url": "s=http://h"}, "s=1,s/style=2", ""),
+        ({"remote_rm_url": "s=http://h"}, "s=1,style=2", "s=1"),
+        ({"reward": "own.py:score"}, "whatever=1", ""),
+    ],
+    ids=str,
+)
+def test_a_weight_of_a_part_that_the_reward_cannot_have_is_refused_before_anything_is_scored(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], weights: str, remedy: str
+) -> None:
+    monkeypatch.setattr(reward_names, "heads_of", lambda model, weights: {"a": 1.0, "b": 1.0})
+    chosen, by_name = settings(**given), reward_names.weights_of(RewardSettings(reward_weights=weights))
+    assert by_name is not None
+    if not remedy:
+        reward_names.refuse_unknown_weights(chosen, by_name)
+        return
+    with pytest.raises(OptionsError) as caught:
+        reward_names.refuse_unknown_weights(chosen, by_name)
+    problem = caught.value.problem
+    assert (problem.code, problem.do) == ("reward.unknown_part", f"--reward_weights {remedy}")
+    assert problem.state == "nothing was started"
+
+
+@pytest.mark.parametrize(
     ("bf16", "offload", "gib", "when"),
     [(False, "auto", 4, "where a tenth"), (True, "held", 2, "all the time"), (False, "phase", 4, "for its phase")],
 )

@@ -7,7 +7,7 @@ import pytest
 
 from rft_core.errors import OptionsError
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
-from rft_trainer.rewards.registry import reward_by_name, reward_names
+from rft_trainer.rewards.registry import part_names, reward_by_name, reward_names
 
 MakeItem = Callable[..., RewardItem]
 
@@ -18,6 +18,7 @@ def test_every_name_gives_a_reward_that_tells_right_from_wrong(name: str, make_i
     marked = "" if name == "exact" else "#### "
     right, wrong = reward([make_item(f"{marked}18"), make_item(f"{marked}17")])
     reward.close()
+    assert set(part_names(name)) == set(right.breakdown) == set(wrong.breakdown)
     assert right.value == pytest.approx(1.0)
     assert wrong.value is not None
     assert wrong.value < 0.5

@@ -119,6 +119,35 @@ def weights_of(settings: RewardSettings) -> dict[str, float] | None:
         ) from error
 
 
+def refuse_unknown_weights(settings: RlSettings | EvalSettings, weights: Mapping[str, float]) -> None:
+    """Refuse weights of parts that the reward cannot have, before anything is scored.
+
+    A user's function gives its parts with its scores, and a server names those below its own name itself: they are
+    compared when the first scores arrive.
+
+    Raises:
+        OptionsError: a weight names no part.
+        DataError: a directory that is no reward model.
+    """
+    from rft_trainer.rewards.combined import unknown_parts
+    from rft_trainer.rewards.registry import part_names, reward_names
+
+    name = function_name(settings)
+    if name and name not in reward_names():
+        return
+    known = set(part_names(name)) if name else set[str]()
+    for kind in REWARD_KINDS:
+        known |= set(kind.names(settings))
+    for model in model_places(settings.reward_models):
+        heads = heads_of(model, weights)
+        if len(heads) > 1:
+            known = known - {model.name} | {f"{model.name}/{head}" for head in heads}
+    below = tuple(f"{server}/" for server in server_names(settings))
+    unknown = sorted(each for each in weights if each not in known and not each.startswith(below))
+    if unknown:
+        raise unknown_parts(weights, unknown, known, "nothing was started")
+
+
 def memory_notes(values: Mapping[str, Any]) -> list[str]:
     """Return notes on the memory of in-process reward models and judge on every rank, from their config.json."""
     bytes_each = 2 if values["bf16"] else 4

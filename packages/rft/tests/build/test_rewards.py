@@ -43,7 +43,7 @@ class Setup:
         self.parts = parts
         calls.put(
             rewards,
-            "require_image_rewards CombinedReward",
+            "require_image_rewards refuse_unknown_weights CombinedReward",
             weights_of=weights,
             function_name=function,
             build_order=kinds,

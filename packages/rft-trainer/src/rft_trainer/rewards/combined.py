@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -91,11 +91,26 @@ class CombinedReward:
         unknown = sorted(set(self._weights or {}) - known)
         # only where every response has parts: a failed one may lack the part that is named
         if unknown and known and all(len(breakdown) for breakdown in breakdowns):
-            raise OptionsError(
-                code="reward.unknown_part",
-                what=f"reward_weights names {', '.join(unknown)}; the parts are {', '.join(sorted(known))}",
-                where="--reward_weights",
-                why="a weight for a part that does not exist would have no effect, unnoticed",
-                state="no weight of the model was changed by this step",
-                do="--reward_weights " + ",".join(f"{name}=1" for name in sorted(known)),
-            )
+            raise unknown_parts(self._weights or {}, unknown, known, "no weight of the model was changed by this step")
+
+
+def unknown_parts(
+    weights: Mapping[str, float], unknown: Sequence[str], known: Collection[str], state: str
+) -> OptionsError:
+    """Return the error that `weights` names parts that are not there; the remedy keeps the weights of those that are.
+
+    Args:
+        weights: by names of parts.
+        unknown: those of them that no part has.
+        known: names of all parts.
+        state: what the error leaves behind.
+    """
+    kept = {name: weight for name, weight in weights.items() if name in known} or dict.fromkeys(sorted(known), 1.0)
+    return OptionsError(
+        code="reward.unknown_part",
+        what=f"reward_weights names {', '.join(unknown)}; the parts are {', '.join(sorted(known))}",
+        where="--reward_weights",
+        why="a weight for a part that does not exist would have no effect, unnoticed",
+        state=state,
+        do="--reward_weights " + ",".join(f"{name}={weight:g}" for name, weight in kept.items()),
+    )

@@ -25,9 +25,22 @@ _BY_NAME: dict[str, Callable[[int, float], Reward]] = {
 }
 
 
+_PARTS: dict[str, tuple[str, ...]] = {
+    "exact": ("correctness",),
+    "math": ("correctness",),
+    "gsm8k": ("correctness", "format"),
+}
+"""Names of the entries in their breakdowns."""
+
+
 def reward_names() -> tuple[str, ...]:
     """Return the names of the rewards that need no file."""
     return tuple(_BY_NAME)
+
+
+def part_names(name: str) -> tuple[str, ...]:
+    """Return what `--reward_weights` may name of a reward that needs no file."""
+    return _PARTS[name]
 
 
 def reward_by_name(

@@ -16,7 +16,15 @@ from rft.decoder_sizes import model_sizes
 from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine, choose_device
 from rft.reward_kinds import REWARD_KINDS, build_order
-from rft.reward_names import NamedPlace, function_name, heads_of, model_places, server_places, weights_of
+from rft.reward_names import (
+    NamedPlace,
+    function_name,
+    heads_of,
+    model_places,
+    refuse_unknown_weights,
+    server_places,
+    weights_of,
+)
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import OptionsError
 from rft_models.reward_model.loading import load_reward_model
@@ -60,6 +68,8 @@ def build_reward(
     """
     require_image_rewards(settings)
     weights = weights_of(settings.reward)
+    if weights is not None and function is None:
+        refuse_unknown_weights(settings, weights)
     # a part that cannot be built ends those before it, whose processes and connections would remain
     with ExitStack() as built:
         parts: list[RewardComponent] = []
@@ -164,6 +174,8 @@ def reward_facts(settings: RlSettings) -> RewardFacts:
     device = choose_device(settings.model.device, 0)
     directories = model_places(settings.reward_models)
     weights = weights_of(settings.reward)
+    if weights is not None:
+        refuse_unknown_weights(settings, weights)
     models = tuple(
         RewardModelFacts(named.name, named.location, _num_bytes(settings, named), heads_of(named, weights))
         for named in directories
