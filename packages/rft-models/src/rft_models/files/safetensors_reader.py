@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rft_core.errors import OptionsError
 from rft_models.files.directories import damaged_weights
+from rft_models.files.finite_weights import is_finite, not_finite
 
 
 class WeightFiles:
@@ -72,13 +73,20 @@ class WeightFiles:
             )
 
     def block(self, name: str, start: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """Read `shape` elements from `start` on, in the type of the file."""
+        """Read `shape` elements from `start` on, in the type of the file.
+
+        Raises:
+            DataError: the file is damaged, or an element is NaN or infinite.
+        """
         stored = self._stored_as.get(name, name)
         path = self._directory / self._places[stored]
         try:
-            return self._files[path.name].get_slice(stored)[_slices(start, shape)]
+            block: Tensor = self._files[path.name].get_slice(stored)[_slices(start, shape)]
         except (SafetensorError, OSError) as error:
             raise damaged_weights(path, error) from error
+        if not is_finite(block):
+            raise not_finite(stored, block, path)
+        return block
 
     def close(self) -> None:
         """Close the files and free their mappings."""

@@ -12,6 +12,7 @@ from rft_models.attention.varlen import VarlenKernel
 from rft_models.families import patches
 from rft_models.families.vision import text_type
 from rft_models.files.directories import checked_model_directory
+from rft_models.files.finite_weights import require_finite
 from rft_models.layers.gradient_checkpointing import Checkpointing
 from rft_models.loading.transformers_loading import (
     Attention,
@@ -59,7 +60,8 @@ def load_policy(
         load_in_4bit: hold the weights in 4 bits, see `lora.quantization`; adapters alone can then be trained.
 
     Raises:
-        DataError: directory, configuration, weights or tokenizer absent, damaged or of another kind.
+        DataError: directory, configuration, weights or tokenizer absent, damaged or of another kind; a weight is NaN
+            or infinite.
         OptionsError: attention="packed" for an architecture without it; `freeze` names nothing, or leaves nothing.
         PreflightError: the architecture computes something that is not known here; no GPU for weights in 4 bits.
     """
@@ -73,6 +75,7 @@ def load_policy(
     model = patches.apply(loaded)
     if not load_in_4bit:  # its weights are loaded onto the device already (`four_bit_arguments`)
         model.to(device)
+    require_finite(model.named_parameters(), path)
     policy = make_policy(
         model,
         tokenizer,
