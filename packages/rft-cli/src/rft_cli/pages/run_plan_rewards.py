@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from rft.build.environment import runs_in_processes
 from rft.build.judge import JudgeFacts
-from rft.build.rewards import RewardFacts, reward_facts
+from rft.build.rewards import FunctionRuns, RewardFacts, reward_facts
 from rft.settings import RlSettings
 from rft_trainer.settings.environment import EvalEnvironmentSettings
+from rft_trainer.settings.rewards import RewardSettings
 
 _GIB = 1 << 30
 
@@ -25,9 +26,8 @@ def reward_lines(settings: RlSettings) -> list[str]:
     facts, chosen, models = reward_facts(settings), settings.reward, settings.reward_models
     lines: list[str] = []
     if facts.function:
-        processes = f"{chosen.reward_workers} process{'es' if chosen.reward_workers > 1 else ''}"
         package = f" (a task of {facts.package})" if facts.package else ""
-        lines.append(f"{facts.function}{package}, {processes}, {chosen.reward_timeout:g} s a response")
+        lines.append(f"{facts.function}{package}, {_where_called(facts.function_runs, chosen)}")
     lines += _model_lines(facts, models.reward_offload)
     lines += [
         f"{server.name}: {server.location}, {models.remote_rm_batch_size} responses a request, "
@@ -43,6 +43,16 @@ def reward_lines(settings: RlSettings) -> list[str]:
     if chosen.shuffle_rewards:
         lines[-1] += ", shuffled within each group (control)"
     return lines
+
+
+def _where_called(runs: FunctionRuns, chosen: RewardSettings) -> str:
+    """Return where a function runs, and for how long it may."""
+    processes = f"{chosen.reward_workers} process{'es' if chosen.reward_workers > 1 else ''}"
+    if runs == "here":
+        return "called in this process, without a limit of time"
+    if runs == "algebra in processes":
+        return f"called in this process, algebra in {processes}, {chosen.reward_timeout:g} s a comparison"
+    return f"{processes}, {chosen.reward_timeout:g} s a response"
 
 
 def _model_lines(facts: RewardFacts, offload: str) -> list[str]:

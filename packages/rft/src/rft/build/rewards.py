@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -34,12 +35,14 @@ from rft_trainer.installed_tasks.discovery import package_of, refuse_built_in, t
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import Reward, RewardItem
 from rft_trainer.rewards.combined import CombinedReward, RewardComponent
+from rft_trainer.rewards.in_process import IN_PROCESS
 from rft_trainer.rewards.registry import reward_by_name, reward_names
 from rft_trainer.rewards.remote_reward_model import RemoteReward
 from rft_trainer.rewards.reward_model import ModelReward
 from rft_trainer.rewards.user_function import RewardTrial
 from rft_trainer.workers.limits import user_code_limits
 
+FunctionRuns = Literal["here", "algebra in processes", "processes"]
 _SHARE_OF_GPU = 0.1
 _MADE_UP = "a made-up response"
 
@@ -146,6 +149,8 @@ class RewardFacts:
 
     function: str
     """Name of the function; empty without one."""
+    function_runs: FunctionRuns
+    """Where it runs: in this process, there but for hard comparisons, or in processes that can be killed."""
     package: str
     """The package that has the function, where that is the reward of an installed task; else empty."""
     models: tuple[RewardModelFacts, ...]
@@ -180,9 +185,11 @@ def reward_facts(settings: RlSettings) -> RewardFacts:
         RewardModelFacts(named.name, named.location, _num_bytes(settings, named), heads_of(named, weights))
         for named in directories
     )
+    name = function_name(settings)
     return RewardFacts(
-        function=function_name(settings),
-        package=package_of(function_name(settings)) if function_name(settings) in task_names() else "",
+        function=name.removeprefix(IN_PROCESS),
+        function_runs=_where_it_runs(name),
+        package=package_of(name) if name in task_names() else "",
         models=models,
         models_stay=not directories or _models_stay(settings, directories, device),
         device=device,
@@ -196,6 +203,12 @@ def reward_facts(settings: RlSettings) -> RewardFacts:
         weights=weights,
         num_parts=len(names),
     )
+
+
+def _where_it_runs(function: str) -> FunctionRuns:
+    if function == "exact" or function.startswith(IN_PROCESS):
+        return "here"
+    return "algebra in processes" if function in reward_names() else "processes"
 
 
 def _names(settings: RlSettings) -> list[str]:
