@@ -43,8 +43,8 @@ SUMMARY = {
 RL, SFT = training_of("rl"), training_of("sft")
 
 
-def shown(panel: LivePanel) -> str:
-    console = Console(record=True, width=100, file=io.StringIO())
+def shown(panel: LivePanel, width: int = 100) -> str:
+    console = Console(record=True, width=width, file=io.StringIO())
     console.print(panel.render())
     return console.export_text()
 
@@ -135,6 +135,33 @@ def test_the_panel_shows_progress_curve_score_speed_and_shares() -> None:
     assert "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588" in text
     widths = {len(line) for line in text.splitlines()}
     assert widths == {100}
+
+
+@pytest.mark.parametrize("width", [48, 60, 80])
+def test_a_narrow_panel_cuts_no_name_and_no_number(width: int) -> None:
+    panel = LivePanel(RL, console=Console(file=io.StringIO(), width=width))
+    panel.start({"run_name": "sums", "run_directory": "/data/somebody/runs/and/more/folders/sums", "num_steps": 40})
+    panel.evaluation({"step": 0, "eval/accuracy": 0.1})
+    panel.evaluation({"step": 8, "eval/accuracy": 0.35})
+    phases = dict.fromkeys(("time/rollout", "time/reward", "time/logprob", "time/train", "time/sync"), 1.0)
+    critic = {"critic/loss": 0.25, "critic/explained_variance": 0.75}
+    for step in range(1, 100):
+        panel.step({**RECORD, **phases, **critic, "step": step, "time/tokens_per_second": 12345.0})
+    text = shown(panel, width)
+    assert {len(line) for line in text.splitlines()} == {width}
+    for name in ("reward", "held-out", "speed", "response", "policy", "critic"):
+        assert f"\u2502 {name} " in text
+    for part in ("12,345 tok/s", "entropy 1.500", "norm 0.700", "v_loss 0.250", "v_explained 0.750", "\u25a0 sync 20%"):
+        assert part in text
+    assert "folders/sums" in text
+    words = " ".join(text.replace("\u2502", " ").split())
+    assert "+25.0 points since step 0" in words
+
+
+def test_the_line_of_a_step_has_the_numbers_of_a_critic_where_one_is_trained() -> None:
+    line = plain_line({**RECORD, "critic/loss": 0.25, "critic/explained_variance": 0.75}, RL)
+    assert "  v_loss=0.2500  v_explained=0.75  " in line
+    assert "v_loss" not in plain_line(RECORD, RL)
 
 
 def test_supervised_training_shows_its_loss_and_that_of_the_held_out_rows() -> None:

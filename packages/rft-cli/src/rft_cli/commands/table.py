@@ -66,6 +66,8 @@ RL = Command(
             Measure(name="policy/clip_fraction", label="clip"),
             Measure(name="policy/entropy", label="entropy"),
             Measure(name="policy/gradient_norm", label="norm"),
+            Measure(name="critic/loss", label="v_loss", digits=4),
+            Measure(name="critic/explained_variance", label="v_explained", digits=2),
             Measure(name="completion/length_mean", label="length", digits=1),
             Measure(name="completion/truncated_share", label="cut", digits=2),
         ),

@@ -23,6 +23,17 @@ def sparkline(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
     return "".join(blocks[min(len(blocks) - 1, int((value - low) / (high - low) * len(blocks)))] for value in finite)
 
 
+def wrapped(parts: Sequence[str], width: int, gap: str = "   ") -> str:
+    """The parts side by side, on a new line where the next one would pass `width`; no part is broken."""
+    lines: list[str] = []
+    for part in filter(None, parts):
+        if lines and len(lines[-1]) + len(gap) + len(part) <= width:
+            lines[-1] += gap + part
+        else:
+            lines.append(part)
+    return "\n".join(lines)
+
+
 def shares(seconds: Mapping[str, float], width: int) -> dict[str, int]:
     """Divide `width` cells among the parts; they sum to `width` when there is any time at all."""
     total = math.fsum(value for value in seconds.values() if value > 0)

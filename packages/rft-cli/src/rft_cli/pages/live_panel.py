@@ -19,7 +19,7 @@ from rich.text import Text
 
 from rft_cli.diagnostics.console import SafeConsole
 from rft_cli.pages.advice import verdict_lines
-from rft_cli.pages.charts import amount, duration, shares, sparkline
+from rft_cli.pages.charts import amount, duration, shares, sparkline, wrapped
 from rft_cli.records.command import Measure, Training
 from rft_trainer.metrics.sink import RunInfo
 from rft_trainer.runs.reader import UNSCORED_KIND, as_object, is_number
@@ -147,7 +147,7 @@ class LivePanel:
             rows += [Text(), *_phase_rows(phases, width)]
         title = f"[bold]{_escaped(self._info.get('run_name') or 'rft-train')}[/bold]"
         directory = self._info.get("run_directory")
-        subtitle = f"[dim]{_escaped(directory)}[/dim]" if directory else None
+        subtitle = f"[dim]{_escaped(_tail(str(directory), width - 2))}[/dim]" if directory else None
         return Panel(Group(*rows), title=title, subtitle=subtitle, width=width + 4, padding=(1, 1), border_style="cyan")
 
     def _position(self) -> tuple[int, int]:
@@ -171,47 +171,62 @@ class LivePanel:
         return row
 
     def _numbers(self, width: int) -> RenderableType:
-        table = Table.grid(padding=(0, 2))
-        for _ in range(3):
-            table.add_column(no_wrap=True)
         measure = self._training.measure
-        curve = Text(sparkline(self._scores, max(8, width - 34)), "yellow" if measure.less_is_better else "green")
-        first = amount(_number(self._last, measure.name))
+        first, held_out, details = amount(_number(self._last, measure.name)), self._held_out_score(), self._details()
+        values = [first, held_out, *(value for _, value, _ in details)]
+        names = [measure.label, "held-out", *(name for name, _, _ in details)]
+        table = Table.grid(padding=(0, 2))
+        # names and values are never cut: on a narrow terminal what is beside them goes on below
+        for column in (names, values):
+            table.add_column(no_wrap=True, min_width=max(map(len, column)))
+        table.add_column()
+        rest = max(8, width - sum(max(map(len, column)) + 2 for column in (names, values)))
+        curve = Text(
+            sparkline(self._scores, min(rest, max(8, width - 34))), "yellow" if measure.less_is_better else "green"
+        )
         table.add_row(Text(measure.label, "dim"), Text(first, "bold"), curve)
-        table.add_row(Text("held-out", "dim"), *self._held_out())
-        for name, value, rest in self._details():
-            table.add_row(Text(name, "dim"), Text(value, "bold"), Text(rest, "dim"))
+        table.add_row(Text("held-out", "dim"), Text(held_out, "bold"), self._held_out_gain(rest))
+        for name, value, parts in details:
+            table.add_row(Text(name, "dim"), Text(value, "bold"), Text(wrapped(parts, rest), "dim"))
         return table
 
-    def _held_out(self) -> tuple[Text, Text]:
+    def _held_out_score(self) -> str:
+        return _score(self._held_out_scores[-1][1], self._training.held_out) if self._held_out_scores else "-"
+
+    def _held_out_gain(self, width: int) -> Text:
+        """Return the change since the first evaluation, and its curve where that fits beside it."""
         if not self._held_out_scores:
-            return Text("-", "dim"), Text("not scored yet", "dim")
+            return Text("not scored yet", "dim")
         measure = self._training.held_out
         (first_step, first), (last_step, last) = self._held_out_scores[0], self._held_out_scores[-1]
-        now = Text(_score(last, measure), "bold")
         if len(self._held_out_scores) == 1:
-            return now, Text(f"at step {last_step}", "dim")
+            return Text(f"at step {last_step}", "dim")
         gain = first - last if measure.less_is_better else last - first
         style = "green" if gain > 0 else "red" if gain < 0 else "dim"
         apart = f"{100 * (last - first):+.1f} points" if measure.is_share else f"{last - first:+.4f}"
+        told = f"{apart} since step {first_step}"
         curve = sparkline([value for _, value in self._held_out_scores], 20)
-        return now, Text.assemble(Text(f"{apart} since step {first_step}", style), "  ", (curve, "cyan"))
+        beside = [("  ", ""), (curve, "cyan")] if len(told) + 2 + len(curve) <= width else []
+        return Text.assemble((told, style), *beside)
 
-    def _details(self) -> list[tuple[str, str, str]]:
+    def _details(self) -> list[tuple[str, str, list[str]]]:
+        """Return (name, value, what is beside it) of the rows below reward and held-out score."""
         record = self._last
         tokens = _number(record, "time/tokens_per_second")
         samples = _number(record, "time/samples_per_minute")
-        shown = [each for each in self._training.line if each.name.startswith("policy/") and each.name in record]
-        parts = [f"{each.label} {amount(_number(record, each.name))}" for each in shown]
         length = _number(record, "completion/length_mean")
         cut = _number(record, "completion/truncated_share")
-        rows = [("speed", f"{amount(tokens, 0)} tok/s" if tokens is not None else "-", _per_minute(samples))]
+        rows = [("speed", f"{amount(tokens, 0)} tok/s" if tokens is not None else "-", [_per_minute(samples)])]
         if length is not None:
-            rows.append(("response", f"{length:.0f} tok", f"{cut:.0%} cut off at the limit" if cut is not None else ""))
-        if parts:
-            rows.append(("policy", "", "   ".join(parts)))
+            share = [] if cut is None else [f"{cut:.0%} cut off at the limit"]
+            rows.append(("response", f"{length:.0f} tok", share))
+        for model in ("policy", "critic"):
+            shown = [each for each in self._training.line if each.name.startswith(f"{model}/")]
+            numbers = [(each.label, _number(record, each.name)) for each in shown]
+            if parts := [f"{label} {amount(number)}" for label, number in numbers if number is not None]:
+                rows.append((model, "", parts))
         if unscored := _unscored(record):
-            rows.append(("unscored", "", unscored))
+            rows.append(("unscored", "", [unscored]))
         return rows
 
 
@@ -282,14 +297,20 @@ def _phase_rows(seconds: Mapping[str, float], width: int) -> list[RenderableType
     """A bar of the parts of a step, and under it their names and shares."""
     total = sum(seconds.values())
     cells = shares(seconds, width)
-    bar, legend = Text(), Text()
+    bar = Text()
     for name, count in cells.items():
         bar.append("\u2588" * count, PHASES[name])
-        # a share that would read 0 % is not named
-        if seconds[name] >= 0.005 * total:
-            legend.append("\u25a0 ", PHASES[name])
-            legend.append(f"{name} {seconds[name] / total:.0%}   ", "dim")
+    # a share that would read 0 % is not named
+    named = [f"\u25a0 {name} {seconds[name] / total:.0%}" for name in cells if seconds[name] >= 0.005 * total]
+    legend = Text(wrapped(named, width), "dim")
+    for name in cells:
+        legend.highlight_regex(rf"\u25a0(?= {name} )", PHASES[name])
     return [bar, legend]
+
+
+def _tail(path: str, width: int) -> str:
+    """The end of a path, which names the run, where all of it does not fit."""
+    return path if len(path) <= width else "\u2026" + path[1 - width :]
 
 
 def _per_minute(samples: float | None) -> str:
