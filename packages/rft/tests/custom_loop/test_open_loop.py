@@ -143,6 +143,13 @@ def test_log_probs_and_entropies_are_those_of_the_model(opened: Callable[..., Cu
         (lambda loop: loop.policy.reference_logprobs(loop.policy.pairs([("1", "2", "3")])), "policy.no_reference"),
         (lambda loop: loop.policy.demonstrations([]), "policy.no_rows"),
         (lambda loop: loop.policy.pairs([]), "policy.no_rows"),
+        # what Python takes for a row: the letters of a text, the keys of a dict
+        (lambda loop: loop.policy.sample("1+1="), "policy.one_text"),
+        (lambda loop: loop.policy.demonstrations([{"input": "1+1=", "output": "2"}]), "policy.row"),
+        (lambda loop: loop.policy.demonstrations([("1+1=",)]), "policy.row"),
+        (lambda loop: loop.policy.demonstrations(["12"]), "policy.row"),
+        (lambda loop: loop.policy.pairs([{"prompt": "1", "chosen": "2", "rejected": "3"}]), "policy.row"),
+        (lambda loop: loop.policy.pairs([("1", "2")]), "policy.row"),
     ],
 )
 def test_a_mistake_is_refused_by_name(
@@ -151,6 +158,37 @@ def test_a_mistake_is_refused_by_name(
     with pytest.raises(OptionsError) as caught:
         mistake(opened())
     assert caught.value.problem.code == code
+
+
+@pytest.mark.parametrize(
+    ("rows", "do"),
+    [
+        ([{"input": "1+1=", "output": "2"}], "policy.demonstrations([(row['input'], row['output']) for row in rows])"),
+        (
+            [{"response": "2", "prompt": "1+1="}],
+            "policy.demonstrations([(row['prompt'], row['response']) for row in rows])",
+        ),
+        ([{"a": "1+1=", "b": "2"}], "policy.demonstrations([(prompt, response)])"),
+    ],
+)
+def test_rows_that_are_dicts_are_answered_with_their_columns(
+    rows: list[Any], do: str, opened: Callable[..., CustomLoop]
+) -> None:
+    policy = opened().policy
+    with pytest.raises(OptionsError) as caught:
+        policy.demonstrations(rows)
+    assert caught.value.problem.do == do
+
+
+def test_the_name_of_a_loss_is_answered_with_the_loss(opened: Callable[..., CustomLoop]) -> None:
+    loop = opened()
+    name: Any = "grpo"
+    with pytest.raises(OptionsError) as caught:
+        loop.trainer.forward_backward(loop.policy.demonstrations([("1+1=", "2")]), name)
+    assert caught.value.problem.do == "rft.objective('grpo')"
+    with pytest.raises(OptionsError) as caught:
+        rft.objective("gpro")
+    assert (caught.value.problem.where, caught.value.problem.do) == ("rft.objective", 'rft.objective("grpo")')
 
 
 def test_a_schedule_without_an_end_is_refused(opened: Callable[..., CustomLoop]) -> None:

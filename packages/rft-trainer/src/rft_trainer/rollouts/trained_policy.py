@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -140,9 +140,13 @@ class TrainedPolicy:
             min_p: as of the setting.
 
         Raises:
-            OptionsError: no prompt, a prompt without a token or too long, an option out of its range.
+            OptionsError: no prompt, one text in place of a list, a prompt without a token or too long, an option out
+                of its range.
             ServiceError: the weights have changed since they were published.
         """
+        if isinstance(prompts, str):
+            # its letters would be prompts
+            raise _one_text(prompts)
         if not prompts or n < 1:
             raise _nothing_to_sample(len(prompts), n)
         if self._source.stale():
@@ -201,10 +205,11 @@ class TrainedPolicy:
         """Return (prompt, response) pairs as a batch; an end token follows every response.
 
         Raises:
-            OptionsError: no row.
+            OptionsError: no row; a row that is no such pair.
         """
         if not rows:
             raise _no_rows("demonstrations")
+        _check_rows(rows, "demonstrations", ("prompt", "response"))
         samples = [self._demonstration(prompt, text, f"row:{i}") for i, (prompt, text) in enumerate(rows)]
         return TrainingBatch.of(samples, temperature=1.0)
 
@@ -212,10 +217,11 @@ class TrainedPolicy:
         """Return (prompt, chosen, rejected) rows as a batch of pairs, which no cut divides; chosen comes first.
 
         Raises:
-            OptionsError: no row.
+            OptionsError: no row; a row that is no such triple.
         """
         if not rows:
             raise _no_rows("pairs")
+        _check_rows(rows, "pairs", ("prompt", "chosen", "rejected"))
         samples: list[TrainingSample] = []
         for index, (prompt, chosen, rejected) in enumerate(rows):
             for name, text in (("chosen", chosen), ("rejected", rejected)):
@@ -263,6 +269,10 @@ def _message(given: Mapping[str, Any]) -> Message:
     )
 
 
+_PROMPTS_FIRST = (["input"], ["prompt"], ["question"])
+"""Keys that, where a dict begins with one, tell the prompt from the response."""
+
+
 def _unscored(items: Sequence[RewardItem]) -> list[Score]:
     """Give no reward: the loop computes its own."""
     return [Score(None, RewardStatus.UNSCORED) for _ in items]
@@ -286,6 +296,42 @@ def _nothing_to_sample(num_prompts: int, n: int) -> OptionsError:
         state="nothing was sampled",
         do="policy.sample(prompts, n=4)",
     )
+
+
+def _one_text(text: str) -> OptionsError:
+    shown = text if len(text) <= 40 else f"{text[:37]}..."
+    return OptionsError(
+        code="policy.one_text",
+        what=f"prompts is the text {shown!r}",
+        where="policy.sample",
+        why="prompts are a list; every letter of a text would be a prompt",
+        state="nothing was sampled",
+        do=f"policy.sample([{shown!r}])" if shown == text else "policy.sample([prompt])",
+    )
+
+
+def _check_rows(rows: Sequence[object], name: str, parts: Sequence[str]) -> None:
+    """Refuse rows that are not tuples of these parts: a dict of two keys would be trained on its keys.
+
+    Raises:
+        OptionsError: the first such row.
+    """
+    for index, row in enumerate(rows):
+        keys = [str(key) for key in cast("Mapping[object, object]", row)] if isinstance(row, Mapping) else []
+        size = len(cast("Sequence[object]", row)) if isinstance(row, tuple | list) else 0
+        if size == len(parts):
+            continue
+        names = list(parts) if set(parts) <= set(keys) else keys if keys[:1] in _PROMPTS_FIRST else []
+        taken = ", ".join(f"row[{key!r}]" for key in names)
+        has_all = len(names) == len(parts)
+        raise OptionsError(
+            code="policy.row",
+            what=f"row {index} is a {type(row).__name__}" + (f" of {', '.join(keys)}" if keys else f" of {size} parts"),
+            where=f"policy.{name}",
+            why=f"a row is a tuple ({', '.join(parts)})",
+            state="no weight was changed",
+            do=f"policy.{name}([({taken}) for row in rows])" if has_all else f"policy.{name}([({', '.join(parts)})])",
+        )
 
 
 def _not_published() -> ServiceError:

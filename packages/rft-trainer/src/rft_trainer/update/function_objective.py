@@ -38,11 +38,12 @@ class FunctionObjective:
     def of(cls, function: LossFunction) -> FunctionObjective:
         """Make the objective of a function; its signature says whether it takes entropies."""
         if not callable(function):
+            is_name = isinstance(function, str)
             raise _refused(
                 "loss.not_callable",
-                f"{type(function).__name__} is no function",
+                f"{function!r} is no function" if is_name else f"{type(function).__name__} is no function",
                 "a loss takes (logprobs, batch, counts)",
-                "def loss(logprobs, batch, counts): ...",
+                f"rft.objective({function!r})" if is_name else "def loss(logprobs, batch, counts): ...",
             )
         return cls(function, ENTROPY in inspect.signature(function).parameters)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from rft.build.algorithm import algorithm_type
 from rft_algos.algorithms.published import PolicyAlgorithm, Sft
+from rft_core.errors import OptionsError
 from rft_trainer.loops.sft import TokenLikelihood
 from rft_trainer.update.policy_objective import PolicyObjective
 
@@ -21,5 +24,14 @@ def objective(algorithm: str | PolicyAlgorithm) -> PolicyObjective | TokenLikeli
     """
     if algorithm == Sft.name:
         return TokenLikelihood()
-    record = algorithm_type(algorithm)() if isinstance(algorithm, str) else algorithm
-    return PolicyObjective(record)
+    return PolicyObjective(_published(algorithm) if isinstance(algorithm, str) else algorithm)
+
+
+def _published(name: str) -> PolicyAlgorithm:
+    try:
+        return algorithm_type(name)()
+    except OptionsError as error:
+        # its remedy is a flag, which a program has no place for
+        flag, _, nearest = error.problem.do.partition(" ")
+        do = f'rft.objective("{nearest}")' if flag == "--advantage_estimator" else error.problem.do
+        raise OptionsError(**{**asdict(error.problem), "where": "rft.objective", "do": do}) from None
