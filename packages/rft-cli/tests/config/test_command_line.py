@@ -112,6 +112,9 @@ def test_every_algorithm_of_the_guides_is_selected_by_its_name(name: str) -> Non
     [
         # names of other trainers lead to the setting of the same meaning
         ("--lr 1e-6", "--actor_learning_rate 1e-6"),
+        ("--actor_lr 1e-6", "--actor_learning_rate 1e-6"),
+        ("--cutoff_len 4096", "--max_len 4096"),
+        ("--template qwen", "--apply_chat_template"),
         ("--epsilon 0.2", "--eps_clip 0.2"),
         ("--num_train_epochs 3", "--num_episodes 3"),
         ("--weight_decay 0.1", "--l2 0.1"),

@@ -44,3 +44,12 @@ def test_prompts_are_a_text_texts_or_rows(small_model: Path, tmp_path: Path) -> 
     assert rft.generate(small_model, file, **SHORT)[0]["response"] == one[0]["response"]
     with pytest.raises(OptionsError, match="prompts is empty"):
         rft.generate(small_model, [], **SHORT)
+
+
+def test_the_name_of_a_file_is_no_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"input": "1+1="}\n')
+    with pytest.raises(OptionsError) as caught:
+        rft.generate("model", str(file))
+    assert caught.value.problem.code == "library.prompt_is_file"
+    assert f"pathlib.Path({str(file)!r})" in caught.value.problem.do

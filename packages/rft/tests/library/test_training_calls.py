@@ -163,6 +163,10 @@ def test_what_a_function_raises_is_the_callers(small_model: Path, tmp_path: Path
     ("arguments", "told"),
     [
         ({"callbacks": [print]}, "is no rft.Callback"),
+        ({"callbacks": [StopAt]}, "callbacks=[StopAt()]"),
+        ({"callbacks": StopAt(1, "answer")}, "callbacks=[CALLBACK]"),
+        ({"reward_funcs": [digits]}, "reward=[digits]"),
+        ({"reward_fn": digits}, "reward=digits"),
         ({"nproc": 2}, "torchrun --nproc_per_node=2"),
         ({"advantage_estimator": "rloo"}, "rft.rl(..., advantage_estimator='rloo')"),
         ({"reward": "rigth"}, "no reward is named 'rigth'"),

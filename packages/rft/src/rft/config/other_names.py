@@ -29,12 +29,13 @@ answer_key answer_column answers_key ground_truth_key label_column target_key: l
 input_column prompt_column prompt_key prompts_key question_key: input_key
 response_column response_key completion_key: output_key
 lora_r: lora_rank
-actor_learning_rate learning_rate lr: actor_learning_rate learning_rate
+lora_target lora_target_modules: target_modules
+actor_learning_rate actor_lr learning_rate lr: actor_learning_rate learning_rate
 critic_lr: critic_learning_rate
 lr_scheduler lr_scheduler_type scheduler: lr_schedule
 warmup_ratio: lr_warmup_ratio
 max_completion_length max_response_length response_length: generate_max_len
-max_length max_model_len max_seq_len max_seq_length: max_len
+cutoff_len max_length max_model_len max_seq_len max_seq_length: max_len
 max_prompt_length prompt_length: prompt_max_len
 model_name actor: pretrain
 num_iterations ppo_epochs: max_epochs

@@ -102,7 +102,7 @@ REFUSED_FLAGS: dict[str, Refusal] = {
     **_rows("the reference is the policy before its first step", _OUT, "ref_model", "ref_pretrain", "reference_model"),
     # data
     **_rows("the tokenizer is that of the model's directory", _OUT, "tokenizer", "tokenizer_path", "tokenizer_name"),
-    **_rows("the template is that of the model's directory", "--apply_chat_template", "chat_template"),
+    **_rows("the template is that of the model's directory", "--apply_chat_template", "chat_template", "template"),
     **_rows("rewards compare with one column", "--label_key NAME", "reference_key"),
     **_rows("training data has one name in all commands", "--prompt_data PATH", "train_data"),
     **_rows(f"{_NOT_YET}: one system prompt for all rows", "--system_prompt TEXT", "system_prompt_path"),

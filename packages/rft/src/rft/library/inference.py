@@ -95,14 +95,14 @@ def generate(
 
     Args:
         model: a directory, a name on the Hub, a `Run`, or a model of transformers.
-        prompts: a text, texts, or rows with a column of prompts.
+        prompts: a text, texts, rows with a column of prompts, or the `Path` of a file of rows.
         tokenizer: of a model of transformers that was loaded from no directory.
         config: files of settings; keywords win over them.
         **settings: those of `rft-train generate` (docs/reference/generate.md).
 
     Raises:
         SettingsError: with every problem of the settings.
-        OptionsError: no prompts.
+        OptionsError: no prompts; a text that is the name of a file.
     """
     own = [
         _given("pretrain", model_place(model, tokenizer)),
@@ -120,6 +120,14 @@ def _prompts_file(prompts: object, column: str) -> str:
     """Return the file of the prompts; a text is a prompt, and a path is a `Path`."""
     if isinstance(prompts, Path):
         return str(prompts)
+    if isinstance(prompts, str) and _is_file(prompts):
+        raise OptionsError(
+            code="library.prompt_is_file",
+            what=f"prompts is {prompts!r}, the name of a file",
+            where="argument prompts",
+            why="a text is a prompt, which the model would answer; rows of a file are named by a Path",
+            do=f"prompts=pathlib.Path({prompts!r}), or [{prompts!r}] for the text",
+        )
     texts = _texts(prompts)
     if texts is None:
         return rows_file(prompts, "prompts")
@@ -132,6 +140,14 @@ def _prompts_file(prompts: object, column: str) -> str:
             do='prompts=["2+3="]',
         )
     return rows_file([{column: text} for text in texts], "prompts")
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        # too long for a name, or with a null byte: a prompt
+        return False
 
 
 def _texts(prompts: object) -> list[str] | None:

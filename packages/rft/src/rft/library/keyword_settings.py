@@ -9,10 +9,12 @@ from typing import Any, cast
 from rft.config.merged_sources import MergedSources, SettingsFile, defaults, validated
 from rft.config.names import CONFIG, negate, setting_of
 from rft.config.origins import KEYWORD, GivenSetting
+from rft.config.other_names import named_elsewhere
 from rft.config.schema import Setting, schema
 from rft.resolved import Resolved
 from rft_core.errors import OptionsError
 
+_REWARD = "reward"
 _RUN_SETTINGS = "config.yaml"
 
 
@@ -60,9 +62,26 @@ def givens(command: str, keywords: Mapping[str, object]) -> list[GivenSetting]:
         if written == CONFIG:
             continue
         name, negated = setting_of(written, table)
+        if name not in table and _REWARD in named_elsewhere(name):
+            _check_text(written, value)
         texts = as_texts(value, table.get(name))
         result.append(GivenSetting(written, name, negate(texts) if negated else texts, KEYWORD, is_null=value is None))
     return result
+
+
+def _check_text(written: str, value: object) -> None:
+    """Refuse functions under another trainer's name of the reward: as text they would be their addresses."""
+    parts = list(cast("Sequence[object]", value)) if isinstance(value, list | tuple) else [value]
+    if not any(map(callable, parts)):
+        return
+    names = ", ".join(getattr(part, "__name__", "FUNCTION") if callable(part) else repr(part) for part in parts)
+    raise OptionsError(
+        code="option.unknown",
+        what=f"unknown option {written}",
+        where="keyword argument",
+        why="it is called reward here",
+        do=f"{_REWARD}=[{names}]" if isinstance(value, list | tuple) else f"{_REWARD}={names}",
+    )
 
 
 def as_texts(value: object, setting: Setting | None = None) -> tuple[str, ...]:

@@ -220,16 +220,17 @@ def script_words() -> list[str]:
 
 
 def _front(callbacks: Sequence[Callback], shows: bool, chosen_at: list[Path]) -> FrontEnd:
+    if getattr(callbacks, "on_step", None) is not None:
+        raise _no_callback(f"callbacks is one {type(callbacks).__name__}", "callbacks=[CALLBACK]")
     for callback in callbacks:
+        if isinstance(callback, type):
+            raise _no_callback(
+                f"{callback.__name__} is a class, and no object of it", f"callbacks=[{callback.__name__}()]"
+            )
         # people pass functions
         if getattr(callback, "on_step", None) is None:
-            raise OptionsError(
-                code="library.callback",
-                what=f"{callback!r} is no rft.Callback",
-                where="argument callbacks",
-                why="a run calls on_begin, on_step, on_evaluation and on_end of each",
-                state="nothing was started",
-                do="class MyCallback(rft.Callback), and callbacks=[MyCallback()]",
+            raise _no_callback(
+                f"{callback!r} is no rft.Callback", "class MyCallback(rft.Callback), and callbacks=[MyCallback()]"
             )
 
     def make_sinks(run: RunSettings, num_steps: int) -> list[Sink]:
@@ -237,3 +238,14 @@ def _front(callbacks: Sequence[Callback], shows: bool, chosen_at: list[Path]) ->
         return [*shown, CallbackSink(callbacks)] if callbacks else shown
 
     return FrontEnd(make_sinks=make_sinks, run_chosen=chosen_at.append)
+
+
+def _no_callback(what: str, do: str) -> OptionsError:
+    return OptionsError(
+        code="library.callback",
+        what=what,
+        where="argument callbacks",
+        why="it is a list of objects; a run calls on_begin, on_step, on_evaluation and on_end of each",
+        state="nothing was started",
+        do=do,
+    )
