@@ -483,7 +483,7 @@ def test_a_resume_with_nothing_to_train_is_refused_unless_its_end_is_lacking(tmp
     with pytest.raises(CheckpointError) as caught:
         resumed(True, False)
     assert caught.value.problem.code == "run.finished"
-    assert caught.value.problem.do == f"rft-train eval {directory.path}"
+    assert caught.value.problem.do == f"rft-train runs show {directory.path}"
     resumed(True, True)
     resumed(False, False)
 

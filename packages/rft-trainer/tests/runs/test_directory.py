@@ -294,3 +294,12 @@ def test_a_mere_start_holds_nothing_that_anybody_would_miss(tmp_path: Path) -> N
     foreign.mkdir()
     (foreign / "config.yaml").write_text("a: 1\n")
     assert not RunDirectory(foreign).is_mere_start()
+
+
+@pytest.mark.parametrize("part", ["checkpoints", "checkpoints/step_000002"])
+def test_a_part_of_a_run_is_answered_with_its_run(part: str, tmp_path: Path) -> None:
+    (tmp_path / "run" / part).mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text("seed: 1\n")
+    with pytest.raises(CheckpointError) as caught:
+        RunDirectory.open(tmp_path / "run" / part)
+    assert caught.value.problem.do == f"rft-train resume {tmp_path / 'run'}"

@@ -369,12 +369,16 @@ def _not_a_run(path: Path) -> CheckpointError:
         there = f"holds {', '.join(names)}" if names else "is empty"
     elif path.exists():
         there = "is a file"
+    # its checkpoints, or one of them
+    around = next((folder for folder in list(path.parents)[:2] if (folder / "config.yaml").is_file()), None)
     return CheckpointError(
         code="run.not_found",
         what=f"no run at {path}: it {there}",
         where=str(path),
-        why="a run directory has a config.yaml",
-        do=f"rft-train runs {shlex.quote(str(path.parent))}",
+        why=f"a run directory has a config.yaml{f'; it is part of the run {around}' if around else ''}",
+        do=f"rft-train resume {shlex.quote(str(around))}"
+        if around
+        else f"rft-train runs {shlex.quote(str(path.parent))}",
     )
 
 
