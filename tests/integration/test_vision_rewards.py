@@ -162,7 +162,7 @@ def test_a_run_shows_its_samples_beside_their_images(task: VisionTask, capsys: p
     run = task.root / "shown"
     capsys.readouterr()
     assert main(["rl", *words(task, run, "--reward", f"{task.root}/reward.py:letters")]) == 0
-    assert f"sampled answers with their images: {run / 'samples.html'}" in capsys.readouterr().out
+    assert f"sampled answers, for a browser: {run / 'samples.html'}" in capsys.readouterr().out
     page = (run / "samples.html").read_text()
     assert page.count('src="data:image/png;base64,') == 16
     (entry,) = entries_of(rollouts(run)[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,11 @@ def row(**entry: Any) -> dict[str, Any]:
     }
 
 
+def other(values: dict[str, Any], number: int) -> dict[str, Any]:
+    """A row of another prompt."""
+    return values | {"prompt_id": f"p:{number}"}
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(tmp_path / "run", config_text="a: 1\n", command=["x"], environment={})
@@ -39,7 +45,9 @@ def test_the_page_holds_the_images_and_escapes_the_texts(run: RunDirectory, tmp_
     (tmp_path / "a.png").write_bytes(PNG)
     (run.rollouts_directory / "images").mkdir()
     (run.rollouts_directory / "images" / "b.png").write_bytes(PNG + b"\0")
-    run.write_rollouts(10, [row(path=str(tmp_path / "a.png")), row(file="images/b.png"), row(file=None)])
+    run.write_rollouts(
+        10, [row(path=str(tmp_path / "a.png")), other(row(file="images/b.png"), 2), other(row(file=None), 3)]
+    )
     file = samples_html.write(run.path)
     assert file == run.path / "samples.html"
     page = (run.path / "samples.html").read_text()
@@ -53,7 +61,7 @@ def test_the_page_holds_the_images_and_escapes_the_texts(run: RunDirectory, tmp_
 
 def test_a_large_image_is_a_link_and_one_that_has_gone_is_said(run: RunDirectory, tmp_path: Path) -> None:
     (tmp_path / "large.png").write_bytes(PNG + bytes(1 << 20))
-    run.write_rollouts(10, [row(path=str(tmp_path / "large.png")), row(path=str(tmp_path / "gone.png"))])
+    run.write_rollouts(10, [row(path=str(tmp_path / "large.png")), other(row(path=str(tmp_path / "gone.png")), 2)])
     file = samples_html.write(run.path)
     assert file is not None
     page = file.read_text()
@@ -61,11 +69,45 @@ def test_a_large_image_is_a_link_and_one_that_has_gone_is_said(run: RunDirectory
     assert "not kept" in page
 
 
-def test_runs_of_text_have_no_such_page(run: RunDirectory) -> None:
+def test_a_prompt_of_a_run_of_text_is_there_once_with_all_its_answers_and_their_rewards(run: RunDirectory) -> None:
     assert samples_html.write(run.path) is None
-    run.write_rollouts(10, [{"prompt": "1+1=", "response": "2", "label": "2", "reward": 1.0}])
-    assert samples_html.write(run.path) is None
-    assert not (run.path / "samples.html").exists()
+    one = {"prompt_id": "p:1", "prompt": "1+1=", "label": "2"}
+    answers = [
+        one | {"response": "2", "reward": 0.5, "breakdown": {"correctness": 1.0, "format": 0.0}},
+        one | {"response": "3", "reward": None, "status": "failed", "failure": "timeout"},
+    ]
+    run.write_rollouts(10, [*answers, {"prompt_id": "p:2", "prompt": "2+2=", "response": "4", "reward": 1.0}])
+    file = samples_html.write(run.path)
+    assert file is not None
+    page = file.read_text()
+    assert page.count("1+1=") == 1
+    assert "<td class=text rowspan=2>1+1=<td class=text rowspan=2>2<td class=text>2<td>0.5<br>" in page
+    assert "correctness 1, format 0" in page
+    assert "<td class=text>3<td>timeout" in page
+    assert "3 sampled answers to 2 prompts;" in page
+    assert "<th>images" not in page
+
+
+def test_steps_are_spread_over_the_run_with_the_last_on_top(run: RunDirectory) -> None:
+    for step in range(1, 11):
+        run.write_rollouts(step, [{"prompt": "1+1=", "response": "2", "reward": 1.0}] * 40)
+    file = samples_html.write(run.path)
+    assert file is not None
+    page = file.read_text()
+    assert re.findall(r"<h2>step (\d+)", page) == ["10", "7", "4", "1"]
+    assert page.count("16 sampled answers to 1 prompt;") == 4
+
+
+def test_an_image_is_on_the_page_once(run: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    answers = [row(path=str(tmp_path / "a.png")) | {"prompt_id": "p:1"}] * 3
+    run.write_rollouts(10, answers)
+    run.write_rollouts(20, answers)
+    file = samples_html.write(run.path)
+    assert file is not None
+    page = file.read_text()
+    assert page.count("data:image/png") == 1
+    assert page.count("<figure id=image-1>") == page.count('<a href="#image-1">shown above</a>') == 1
 
 
 def test_the_end_of_a_run_shows_where_the_images_are(
@@ -80,6 +122,6 @@ def test_the_end_of_a_run_shows_where_the_images_are(
     printed = capsys.readouterr().out
     assert "shapes/a.png (48 x 48, 9 tokens)" in printed
     assert "4 [bold]" in printed
-    assert f"sampled answers with their images: {run.path / 'samples.html'}" in printed
+    assert f"sampled answers, for a browser: {run.path / 'samples.html'}" in printed
     assert main(["runs", "show", str(run.path)]) == 0
-    assert "samples.html: sampled answers with their images" in capsys.readouterr().out
+    assert "samples.html: sampled answers, for a browser" in capsys.readouterr().out

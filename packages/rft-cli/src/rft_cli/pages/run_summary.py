@@ -63,7 +63,7 @@ def show(path: Path, summary: Mapping[str, Any], next_commands: Sequence[tuple[s
         page = None
         console.print(f"no page of sampled answers: {error.problem.what}", markup=False, soft_wrap=True)
     if page is not None:
-        console.print(f"sampled answers with their images: {page}", markup=False, soft_wrap=True)
+        console.print(f"sampled answers, for a browser: {page}", markup=False, soft_wrap=True)
     console.print()
     for line in next_lines(next_commands):
         console.print(line, markup=False, soft_wrap=True)

@@ -146,6 +146,6 @@ def _files(run: RunFiles) -> RenderableType | None:
     if run.rollout_files:
         table.add_row("rollouts", Text(f"{len(run.rollout_files)} files, the last {run.rollout_files[-1].name}"))
     if (run.path / SAMPLES_PAGE).is_file():
-        table.add_row("samples", Text(f"{SAMPLES_PAGE}: sampled answers with their images"))
+        table.add_row("samples", Text(f"{SAMPLES_PAGE}: sampled answers, for a browser"))
     table.add_row("directory", Text(str(run.path)))
     return table
