@@ -465,8 +465,7 @@ def nothing_left(path: Path, step: int) -> CheckpointError:
         where=str(path),
         why="a resume that trains nothing would look like one that worked",
         state=f"the run is complete at {path}",
-        # an evaluation needs held-out rows, which not every run has
-        do=f"rft-train runs show {shlex.quote(str(path))}",
+        do=f"rft-train runs show {path}",
     )
 
 
