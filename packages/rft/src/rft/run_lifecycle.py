@@ -403,8 +403,7 @@ def execute(
     limit = 0 if settings.checkpoint.save_model_only else settings.run.max_rollbacks
     with running(training, started), going_back(training, started, limit):
         training.run(signals)
-    directory = started.directory
-    return TrainedRun(directory, directory.read_summary() if started.machine.is_first else None)
+    return TrainedRun(started.directory, started.directory.read_summary() if started.machine.is_first else None)
 
 
 @contextmanager
