@@ -204,10 +204,10 @@ class LivePanel:
         gain = first - last if measure.less_is_better else last - first
         style = "green" if gain > 0 else "red" if gain < 0 else "dim"
         apart = f"{100 * (last - first):+.1f} points" if measure.is_share else f"{last - first:+.4f}"
-        told = f"{apart} since step {first_step}"
+        change = f"{apart} since step {first_step}"
         curve = sparkline([value for _, value in self._held_out_scores], 20)
-        beside = [("  ", ""), (curve, "cyan")] if len(told) + 2 + len(curve) <= width else []
-        return Text.assemble((told, style), *beside)
+        beside = [("  ", ""), (curve, "cyan")] if len(change) + 2 + len(curve) <= width else []
+        return Text.assemble((change, style), *beside)
 
     def _details(self) -> list[tuple[str, str, list[str]]]:
         """Return (name, value, what is beside it) of the rows below reward and held-out score."""

@@ -110,8 +110,8 @@ def _reward(row: Mapping[str, Any]) -> str:
     reward, parts = row.get("reward"), as_object(row.get("breakdown"))
     if not isinstance(reward, int | float):
         return html.escape(str(row.get("failure") or row.get("status") or ""))
-    told = ", ".join(f"{name} {part:.3g}" for name, part in parts.items() if isinstance(part, int | float))
-    return f"{reward:.3g}" + (f"<br><span class=dim>{html.escape(told)}</span>" if len(parts) > 1 else "")
+    shares = ", ".join(f"{name} {part:.3g}" for name, part in parts.items() if isinstance(part, int | float))
+    return f"{reward:.3g}" + (f"<br><span class=dim>{html.escape(shares)}</span>" if len(parts) > 1 else "")
 
 
 def _number(file: Path) -> int:

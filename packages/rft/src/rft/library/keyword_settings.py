@@ -76,7 +76,7 @@ def _check_text(written: str, value: object) -> None:
         return
     names = ", ".join(getattr(part, "__name__", "FUNCTION") if callable(part) else repr(part) for part in parts)
     raise OptionsError(
-        code="option.unknown",
+        code="library.reward_name",
         what=f"unknown option {written}",
         where="keyword argument",
         why="it is called reward here",
