@@ -102,6 +102,9 @@ class Parts:
 
     def wait(self) -> None: ...
 
+    def words(self, step: int) -> str:
+        return f"saved {step}"
+
     def token_logprobs(self, tokens: Any, **asked: Any) -> tuple[torch.Tensor, None]:
         """Log-probs with the next loss, or with a loss of 1 where none is left."""
         loss = self.losses.pop(0) if self.losses else 1.0
