@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -29,3 +31,13 @@ def test_what_is_read_before_it_is_written_is_seen_in_debug_mode_alone(debug: bo
     repeat_exactly("cpu", debug=debug)
     torch.full((64, 1024), 3.0)  # memory that the next tensor may be given
     assert bool(torch.empty(64, 1024).isnan().all()) is debug
+
+
+def test_the_compiler_is_not_loaded() -> None:
+    code = (
+        "import sys; from rft.process.determinism import repeat_exactly\n"
+        "before = set(sys.modules); repeat_exactly('cpu')\n"
+        "print(sorted(name for name in set(sys.modules) - before if name.split('.')[0] in ('torch', 'sympy')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "[]\n"
