@@ -51,7 +51,7 @@ def test_a_run_is_trained_and_its_end_is_shown(command: str, calls: list[tuple[A
             f"rft-train rl --pretrain {model}",
             "rft-train runs show run",
         ],
-        "rl": ["rft-train eval run", "rft-train runs show run", "rft-train rl --help"],
+        "rl": ["rft-train eval run --eval_data test.jsonl", "rft-train runs show run", "rft-train rl --help"],
     }
     assert [words.partition(" --prompt")[0] for words, _ in nexts] == proposed[command]
 

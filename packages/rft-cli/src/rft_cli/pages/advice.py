@@ -9,7 +9,7 @@ from typing import Any, cast
 from rich.text import Text
 
 from rft_cli.records.discovery import training_of, with_training
-from rft_trainer.runs.reader import RunFiles, as_object
+from rft_trainer.runs.reader import RunFiles, as_object, read_run
 from rft_trainer.runs.verdict import evidence_of, verdict
 
 
@@ -40,8 +40,12 @@ def after_sft(directory: Path) -> list[tuple[str, str]]:
 
 def after_rl(directory: Path) -> list[tuple[str, str]]:
     """Return commands worth trying after reinforcement learning."""
+    # without held-out rows an evaluation needs some
+    scored = any("eval/accuracy" in row for row in read_run(directory).evaluations)
+    again = (f"rft-train eval {directory}", "score the saved checkpoint again, on the same held-out problems")
+    first = (f"rft-train eval {directory} --eval_data test.jsonl", "score it on problems that it has not seen")
     return [
-        (f"rft-train eval {directory}", "score the saved checkpoint again, on the same held-out problems"),
+        again if scored else first,
         (f"rft-train runs show {directory}", "curves, settings and files of this run"),
         ("rft-train rl --help", "train your own model on your own data and reward"),
     ]
