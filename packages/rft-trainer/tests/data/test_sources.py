@@ -92,3 +92,28 @@ def test_the_working_directory_is_a_source_of_its_own_name(tmp_path: Path, monke
     (tmp_path / "sums").mkdir()
     monkeypatch.chdir(tmp_path / "sums")
     assert [spec.name for spec in parse_sources(".")] == ["sums"]
+
+
+@pytest.mark.parametrize(
+    ("row", "keys", "whole", "note"),
+    [
+        ({"input": "a", "label": "b"}, {"label_key": "label"}, False, ()),
+        ({"input": "a", "label": "b"}, {}, False, ("rows: not used: label",)),
+        (
+            {"input": "a", "label": "b", "id": 1, "level": 2},
+            {"label_key": "label"},
+            False,
+            ("rows: not used: id, level",),
+        ),
+        ({"input": "a", "label": "b", "id": 1}, {"label_key": "label"}, True, ()),
+        ({"input": "a", "truth": {"answer": "b"}}, {"label_key": "truth.answer"}, False, ()),
+    ],
+    ids=["none", "no label", "two", "code of the user has them", "within a column"],
+)
+def test_columns_that_nothing_reads_are_named_once(
+    row: dict[str, object], keys: dict[str, str], whole: bool, note: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row) + "\n" + json.dumps(row) + "\n")
+    loaded = load_prompts(parse_sources(str(file)), input_key="input", whole_rows=whole, **keys)
+    assert loaded.notes == note

@@ -11,7 +11,7 @@ from rft_trainer.data.images import ImageColumn
 from rft_trainer.data.prompts import PromptRow, content_hash, prompts_from_rows
 from rft_trainer.data.readers.formats import read_published_file, read_rows, resolve_files
 from rft_trainer.data.readers.rows import Row, SkipLog
-from rft_trainer.data.row_forms import Keys, as_read
+from rft_trainer.data.row_forms import Keys, ReadRows, as_read
 from rft_trainer.data.task_rows import is_task, package_words, refuse_unknown_task, task_rows
 
 
@@ -42,7 +42,7 @@ class LoadedPrompts:
     content_hash: str
     skipped: SkipLog
     notes: tuple[str, ...] = field(default=())
-    """A sentence on each source whose columns were found by their form."""
+    """A sentence on each source whose columns were found by their form, or that has columns which nothing reads."""
 
 
 def parse_sources(prompt_data: str, prompt_data_probs: str | None = None) -> tuple[SourceSpec, ...]:
@@ -84,7 +84,8 @@ def load_prompts(
         files.extend(map(str, spec.files) if spec.files else files_of(spec.path, split=split))
         rows = rows_of_source(spec, split=split, skips=skips)
         read = as_read(rows, Keys(input_key, label_key, output_key), skips)
-        notes += [f"{spec.name}: {read.note}"] if read.note else []
+        note = read.note or ("" if whole_rows else _unused(read, images))
+        notes += [f"{spec.name}: {note}"] if note else []
         prompts.extend(
             prompts_from_rows(
                 read.rows,
@@ -98,6 +99,15 @@ def load_prompts(
             )
         )
     return LoadedPrompts(tuple(prompts), tuple(specs), tuple(files), content_hash(prompts), skips, tuple(notes))
+
+
+def _unused(read: ReadRows, images: ImageColumn | None) -> str:
+    """Return a sentence on the columns of a source that nothing reads; empty where there are none."""
+    names = [read.keys.input, read.keys.label, read.keys.output, images.key if images is not None else None]
+    # a key may reach into a column, as `reward_model.ground_truth` does
+    used = {part for name in names if name for part in (name, name.partition(".")[0])}
+    unused = [column for column in (read.rows[0].fields if read.rows else ()) if column not in used]
+    return f"not used: {', '.join(unused)}" if unused else ""
 
 
 def rows_of_source(spec: SourceSpec, *, split: str | None = None, skips: SkipLog | None = None) -> list[Row]:
