@@ -116,4 +116,4 @@ def test_columns_that_nothing_reads_are_named_once(
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n" + json.dumps(row) + "\n")
     loaded = load_prompts(parse_sources(str(file)), input_key="input", whole_rows=whole, **keys)
-    assert loaded.notes == note
+    assert (loaded.unused, loaded.notes) == (note, ())

@@ -59,7 +59,7 @@ def test_a_response_that_the_model_cannot_place_is_refused(calls: Any, longest: 
 @pytest.fixture(autouse=True)
 def no_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows here are no texts, of which anything could be noted."""
-    monkeypatch.setattr(rl_data, "data_notes", lambda *_: ())
+    monkeypatch.setattr(rl_data, "data_notes", lambda *_, **__: ())
 
 
 def prompts(*lengths: int) -> list[Any]:
@@ -70,7 +70,8 @@ def prompts(*lengths: int) -> list[Any]:
 @pytest.mark.parametrize("held_out", [True, False])
 def test_rows_are_read_with_the_settings_that_name_them(calls: Any, values: bool, held_out: bool) -> None:
     advantage = SimpleNamespace(needs_values=values, compares_groups=True)
-    training = SimpleNamespace(prompts=lambda: prompts(3, 5), rendered=())
+    loaded = SimpleNamespace(unused=())
+    training = SimpleNamespace(prompts=lambda: prompts(3, 5), rendered=(), loaded=loaded)
     plan = SimpleNamespace(
         rollouts_per_episode=7, rollouts_per_update=2, total_steps=70, collection_size=16, cut=lambda size: [1] * 4
     )

@@ -16,7 +16,7 @@ from rft_trainer.runs.rollback import RollbackRequested
 @pytest.fixture(autouse=True)
 def no_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows here are no texts, of which anything could be noted."""
-    monkeypatch.setattr(sft, "data_notes", lambda *_: ())
+    monkeypatch.setattr(sft, "data_notes", lambda *_, **__: ())
 
 
 @pytest.fixture

@@ -42,7 +42,9 @@ class LoadedPrompts:
     content_hash: str
     skipped: SkipLog
     notes: tuple[str, ...] = field(default=())
-    """A sentence on each source whose columns were found by their form, or that has columns which nothing reads."""
+    """A sentence on each source whose columns were found by their form."""
+    unused: tuple[str, ...] = field(default=())
+    """A sentence on each other source that has columns which nothing reads."""
 
 
 def parse_sources(prompt_data: str, prompt_data_probs: str | None = None) -> tuple[SourceSpec, ...]:
@@ -80,12 +82,14 @@ def load_prompts(
     prompts: list[PromptRow] = []
     files: list[str] = []
     notes: list[str] = []
+    unused: list[str] = []
     for spec in specs:
         files.extend(map(str, spec.files) if spec.files else files_of(spec.path, split=split))
         rows = rows_of_source(spec, split=split, skips=skips)
         read = as_read(rows, Keys(input_key, label_key, output_key), skips)
-        note = read.note or ("" if whole_rows else _unused(read, images))
-        notes += [f"{spec.name}: {note}"] if note else []
+        notes += [f"{spec.name}: {read.note}"] if read.note else []
+        note = "" if read.note or whole_rows else _unused(read, images)
+        unused += [f"{spec.name}: {note}"] if note else []
         prompts.extend(
             prompts_from_rows(
                 read.rows,
@@ -98,7 +102,9 @@ def load_prompts(
                 whole_rows=whole_rows,
             )
         )
-    return LoadedPrompts(tuple(prompts), tuple(specs), tuple(files), content_hash(prompts), skips, tuple(notes))
+    return LoadedPrompts(
+        tuple(prompts), tuple(specs), tuple(files), content_hash(prompts), skips, tuple(notes), tuple(unused)
+    )
 
 
 def _unused(read: ReadRows, images: ImageColumn | None) -> str:

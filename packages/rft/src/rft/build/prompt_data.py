@@ -385,8 +385,13 @@ def data_notes(
     tokenizer: HfTokenizer,
     training: Sequence[RenderedPrompt],
     held_out: Sequence[RenderedPrompt] = (),
+    *,
+    unused: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return what a person should know of prompts, tokenizer and held-out rows before training on them."""
+    """Return what a person should know of prompts, tokenizer and held-out rows before training on them.
+
+    `unused` are sentences on columns that nothing reads.
+    """
     notes: list[str] = []
     if tokenizer.has_chat_template and not text.apply_chat_template:
         notes.append("the model has a chat template, and prompts are given without it; --apply_chat_template uses it")
@@ -397,4 +402,4 @@ def data_notes(
     shared = sum(row.media is None and row.text in known for row in held_out)
     if shared:
         notes.append(f"{shared:,} of {len(held_out):,} held-out prompts are among the training prompts too")
-    return tuple(notes)
+    return (*notes, *unused)

@@ -133,7 +133,7 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
     # held-out prompts too: one engine serves training and evaluation
     longest = max(len(prompt.token_ids) for prompt in (*prompts, *held_out))
     metrics = TaskMetrics.of(data.eval_metrics)
-    notes = data_notes(data, tokenizer, training.rendered, rendered)
+    notes = data_notes(data, tokenizer, training.rendered, rendered, unused=training.loaded.unused)
     return RlData(training, prompts, held_out, plan, num_steps, num_updates, longest, metrics, notes)
 
 

@@ -108,7 +108,7 @@ def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) 
         num_steps = min(num_steps, chosen.max_steps)
     # counted anew: rows that are too long or held out have left their sources
     mixture = training.mixture_of([sample.sample_id for sample in samples])
-    notes = data_notes(data, tokenizer, training.rendered, rendered)
+    notes = data_notes(data, tokenizer, training.rendered, rendered, unused=training.loaded.unused)
     return SftData(training, samples, left_out, held_out, num_steps, mixture, notes)
 
 
