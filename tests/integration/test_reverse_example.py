@@ -52,7 +52,7 @@ def test_the_rewards_check_an_answer_by_its_prompt(reward: Any) -> None:
     assert [reward.sort(text, "sort: 4 1 3") for text in ("1 3 4", "4 1 3", "1 3", "")] == [1, 0, 0, 0]
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_the_commands_of_the_page_raise_held_out_accuracy_of_reversal_to_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
