@@ -299,5 +299,6 @@ def test_the_next_run_of_a_script_meets_anew_where_torchrun_serves_the_store(
     rendezvous.meeting_ended()
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     assert "missing 0" in refused(info(1, 2, free_port), environment=agent), "the keys of the first meeting"
+    rendezvous.met(info(1, 2, free_port))
     with pytest.raises(PeerError, match="is to meet the other ranks again"):
         meet_ranks(info(1, 2, free_port), {})

@@ -27,7 +27,15 @@ from rft_dist.launch.environment import (
     start_seconds,
     timeout_seconds,
 )
-from rft_dist.launch.rendezvous import another_client, meet, meeting_ended, refuse_another, serves_store, this_process
+from rft_dist.launch.rendezvous import (
+    another_client,
+    meet,
+    meeting_ended,
+    met,
+    refuse_another,
+    serves_store,
+    this_process,
+)
 from rft_dist.launch.single_process import is_single_process_group
 from rft_dist.settings import WatchSettings
 
@@ -83,7 +91,9 @@ def meet_ranks(info: RankInfo, environment: Mapping[str, str] | None = None) -> 
     if info.world_size == 1:
         return None
     refuse_another(info, values)
-    return meet(info, start_seconds(values), values)
+    store = meet(info, start_seconds(values), values)
+    met(info)
+    return store
 
 
 def start_process_group(

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
@@ -204,9 +204,17 @@ _CLIENT_SECONDS = 60.0
 
 
 class _Meetings:
-    """The number of groups of ranks that this process has left, the same on every rank of a program."""
+    """The groups of ranks of this process, the same on every rank of a program."""
 
     left = 0
+    """How many it has left."""
+    places: ClassVar[set[tuple[str, int]]] = set()
+    """Where the ranks have met: address and port."""
+
+
+def met(info: RankInfo) -> None:
+    """Note where the ranks have met."""
+    _Meetings.places.add((info.master_addr, info.master_port))
 
 
 def meeting_ended() -> None:
@@ -215,8 +223,9 @@ def meeting_ended() -> None:
 
 
 def refuse_another(info: RankInfo, environment: Mapping[str, str]) -> None:
-    """Refuse a second meeting where a rank serves the store: it closed with the first, and others may still see it."""
-    if not _Meetings.left or _agent_serves(environment):
+    """Refuse a second meeting at a store that a rank served: it closed with the first, and others may still see it."""
+    is_known = (info.master_addr, info.master_port) in _Meetings.places
+    if not (_Meetings.left and is_known) or _agent_serves(environment):
         return
     raise PeerError(
         code="launch.met_before",
