@@ -33,7 +33,7 @@ from pathlib import Path
 from statistics import fmean, variance
 from typing import get_args
 
-from rft_trainer.settings.algorithm import PolicyLoss
+from rft_trainer.settings.algorithm import KlEstimator, OffPolicyCorrection, PolicyLoss
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parents[1]
@@ -44,7 +44,7 @@ SEEDS = (0, 1, 2)
 NUM_STEPS, CURVE_POINTS, WINDOW = 48, 12, 6
 NUM_OPERANDS, COPIES = 20, 6
 SURROGATES = tuple(get_args(PolicyLoss))
-CORRECTIONS = ("tis", "seq-tis", "mis", "seq-mis", "geo-mis")
+CORRECTIONS = tuple(name for name in get_args(OffPolicyCorrection) if name != "off")
 OTHERS = {
     "clip-higher": "--eps_clip 0.2 --eps_clip_high 0.28",
     "high-entropy tokens (0.5)": "--high_entropy_token_ratio 0.5",
@@ -52,8 +52,12 @@ OTHERS = {
     "FIRE": "--use_fire --first_token_temperature 2",
     "dynamic sampling": "--dynamic_sampling",
     "k1 in the reward": "--kl_estimator k1 --init_kl_coef 0.01 --no-use_kl_loss",
-    "k2 in the loss": "--kl_estimator k2 --init_kl_coef 0.01 --use_kl_loss",
-    "k3 in the loss": "--kl_estimator k3 --init_kl_coef 0.01 --use_kl_loss",
+    **{
+        f"{name} in the loss": f"--kl_estimator {name} --init_kl_coef 0.01 --use_kl_loss"
+        for name in get_args(KlEstimator)
+        if name != "k1"  # its gradient in the loss is that of no divergence
+    },
+    "veto of a token": "--off_policy_correction tis --off_policy_veto 0.0001",
     "entropy bonus": "--entropy_coef 0.001",
     "seq-mean-token-sum-norm": "--loss_agg_mode seq-mean-token-sum-norm",
     "advantage normalisation": "--advantages_norm",
