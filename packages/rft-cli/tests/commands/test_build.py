@@ -78,7 +78,7 @@ def test_a_failure_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Non
     ("argv", "code", "remedy"),
     [
         (["--texts", "row.jsonl"], 4, "--texts rows.jsonl"),
-        (["--texts", "none.txt"], 4, "ls -l none.txt"),
+        (["--texts", "none.txt"], 4, "ls -l ."),
         (["--text_keys", "anser"], 4, "--text_keys answer"),
         (["--text_keys", " , "], 4, "--text_keys input,output"),
         (["--vocab_size", "200"], 2, "--vocab_size 258"),

@@ -87,7 +87,7 @@ def test_what_cannot_be_written_is_refused_at_once(words: list[str], code: str, 
         export.run(words)
     assert caught.value.problem.code == code
     if code == "export.exists":
-        assert caught.value.problem.do == f"rft-train export RUN {words[1]}-2"
+        assert caught.value.problem.do == f"rft-train export run {words[1]}-2"
     assert calls == []
 
 

@@ -91,6 +91,23 @@ def test_what_is_no_run_is_refused(words: list[str], code: str, do: str) -> None
         assert problem.do == do
 
 
+@pytest.mark.parametrize(
+    ("word", "what"),
+    [
+        ("empty", "empty is no run: it is a directory without config.yaml"),
+        ("file", "file is no run: it is a file"),
+        ("nothing", "no run is called nothing"),
+    ],
+)
+def test_a_place_that_is_no_run_is_told_as_what_it_is(word: str, what: str) -> None:
+    made("runs/alpha")
+    Path("empty").mkdir()
+    Path("file").write_text("")
+    with pytest.raises(RftError) as caught:
+        runs.run(["show", word])
+    assert caught.value.problem.what == what
+
+
 def test_without_any_run_the_quickstart_is_named() -> None:
     with pytest.raises(RftError) as caught:
         runs.run(["show", "a"])

@@ -13,7 +13,7 @@ from rft.config.errors import SettingsError
 from rft.config.names import ALIASES, OPPOSITES
 from rft.config.other_names import OTHER_NAMES
 from rft.config.refused_flags import REFUSED_FLAGS
-from rft.config.schema import schema
+from rft.config.schema import REQUIRED, schema
 from rft.settings import RlSettings
 from rft_cli.config.resolve import resolve
 from rft_cli.records.discovery import with_settings
@@ -207,7 +207,9 @@ def test_another_word_after_a_switch_is_refused_with_the_forms_that_are_not(text
 def test_every_switch_can_be_turned_off_by_its_own_name(command: str) -> None:
     for name, row in schema(command).items():
         if row.is_switch:
-            needed = ["--texts", "t", "--save_path", "m"] if command == "build" else ["--pretrain", "m"]
+            needed = [
+                word for key, one in schema(command).items() if one.default is REQUIRED for word in (f"--{key}", "m")
+            ]
             assert resolve(command, [*needed, f"--no-{name}"]).values[name] is False
 
 

@@ -243,7 +243,7 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(
 
 def test_a_recipe_of_one_command_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "run", "quickstart"]) == 2
-    assert "rft-train rl --config quickstart" in capsys.readouterr().err
+    assert "rft-train quickstart\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

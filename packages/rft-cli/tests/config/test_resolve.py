@@ -23,7 +23,7 @@ def codes(command: str, words: str) -> list[str]:
     return [problem.code for problem in caught.value.problems]
 
 
-@pytest.mark.parametrize("command", [name for name in with_settings() if name != "build"])
+@pytest.mark.parametrize("command", [name for name in with_settings() if {"pretrain", "seed"} <= {*schema(name)}])
 def test_what_is_resolved_is_the_same_in_all_its_forms(command: str) -> None:
     Path("a.yaml").write_text("recipe: {name: sums}\nseed: 3\n")
     resolved = resolve(command, ["--pretrain", "m", "--config", "a.yaml"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +36,27 @@ def test_a_stray_word_is_shown_unless_it_is_a_key(text: str, shown: str) -> None
 )
 def test_a_stray_word_may_be_a_recipe(text: str, do: str) -> None:
     assert word_problems.unexpected_argument(text, ["quickstart", "sums"]).do == do
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "do"),
+    [
+        ("eval", "rows.jsonl", "--eval_data rows.jsonl"),
+        ("sft", "rows.jsonl", "--prompt_data rows.jsonl"),
+        ("build", "rows.jsonl", "--texts rows.jsonl"),
+        ("generate", "1+1=", "--prompt 1+1="),
+        ("generate", "two words", "--prompt 'two words'"),
+        ("eval", "none.jsonl", "remove it, or put its flag in front"),
+        ("generate", "folder", "remove it, or put its flag in front"),
+    ],
+)
+def test_a_stray_file_or_text_gets_the_flag_that_it_belongs_to(
+    command: str, text: str, do: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text("{}\n")
+    Path("folder").mkdir()
+    assert word_problems.unexpected_argument(text, [], command).do == do
 
 
 def test_every_other_problem_has_its_code_its_origin_and_a_remedy() -> None:

@@ -9,7 +9,7 @@ answer at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import ClassVar, Self
@@ -122,9 +122,13 @@ class RftError(Exception):
     def tell_state(self, state: str) -> None:
         """Let the error say this of the last good checkpoint and of what is lost, where it says nothing itself."""
         if self.problem.state == NOTHING_DONE:
-            self.problem = replace(self.problem, state=state)
-            self.problems = tuple(replace(problem, state=state) for problem in self.problems)
-            self.args = (self.problem.as_text(),)
+            self.reword(lambda problem: replace(problem, state=state))
+
+    def reword(self, change: Callable[[Problem], Problem]) -> None:
+        """Let every problem of the error say what `change` makes of it."""
+        self.problem = change(self.problem)
+        self.problems = tuple(map(change, self.problems))
+        self.args = (self.problem.as_text(),)
 
     def as_json(self) -> str:
         """Return one JSON line with the fields of the problem and the exit code."""

@@ -18,7 +18,7 @@ import torch
 from rft.checkpoints.writer import ResumePoint, refuse_model_only
 from rft.front_end import SILENT, FrontEnd
 from rft.identity.changes import Facts, RunRecord, continued_record, new_record, refuse_changed
-from rft.identity.continuation import Continuation, new_run
+from rft.identity.continuation import Continuation, new_run, nothing_left
 from rft.identity.rank_agreement import require_equal_contents
 from rft.identity.record import Content
 from rft.process.detached import run_has_begun
@@ -416,7 +416,7 @@ def running(training: Training, started: RunStart) -> Generator[None]:
     step = started.restored.step if started.restored else None
     # a run killed between its last checkpoint and the summary goes through to write the summary
     if step is not None and training.finished and not started.lacks_its_end:
-        raise nothing_left(directory.path, step)
+        raise nothing_left(directory.path, step, started.resolved.values)
     with directory.held() if is_first else nullcontext():
         if started.goes_back:
             # before `begin` removes later records: the restored checkpoint must be the newest on disk
@@ -454,18 +454,6 @@ def running(training: Training, started: RunStart) -> Generator[None]:
             summary = summary_of(directory, started.resolved, outcome) if is_first else {}
             for sink in started.sinks:
                 sink.finish(summary)
-
-
-def nothing_left(path: Path, step: int) -> CheckpointError:
-    """The error of a resume that would train nothing."""
-    return CheckpointError(
-        code="run.finished",
-        what=f"nothing is left to do: the run is at step {step}, its last",
-        where=str(path),
-        why="a resume that trains nothing would look like one that worked",
-        state=f"the run is complete at {path}",
-        do=f"rft-train runs show {path}",
-    )
 
 
 def summary_of(directory: RunDirectory, resolved: Resolved[Any], outcome: str) -> dict[str, Any]:

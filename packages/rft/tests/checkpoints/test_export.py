@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rft.checkpoints import ema_weights, export, export_lora
-from rft_core.errors import DataError, OptionsError
+from rft_core.errors import CheckpointError, DataError, OptionsError
+from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_models.lora import files
 from rft_models.lora.adapters import AdapterRules
 from rft_models.policy.adaptation import add_adapters
@@ -345,3 +346,12 @@ def test_adapters_that_are_not_there_or_do_not_read_back_are_refused(
             export_lora.export_adapter(Path("run"), tmp_path / "out")
         assert caught.value.problem.code == "export.differs"
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_directory_needs_no_export(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "resolve_checkpoint", resolve_checkpoint)
+    with pytest.raises(OptionsError) as caught:
+        export.export(model, tmp_path / "out")
+    assert (caught.value.problem.code, caught.value.problem.do) == ("export.is_model", f"--pretrain {model}")
+    with pytest.raises(CheckpointError):
+        export.export(tmp_path, tmp_path / "out")

@@ -53,3 +53,10 @@ def test_the_name_of_a_file_is_no_prompt(tmp_path: Path) -> None:
         rft.generate("model", str(file))
     assert caught.value.problem.code == "library.prompt_is_file"
     assert f"pathlib.Path({str(file)!r})" in caught.value.problem.do
+
+
+def test_the_turns_of_a_conversation_are_no_rows() -> None:
+    with pytest.raises(OptionsError) as caught:
+        rft.generate("model", [{"role": "user", "content": "1+1="}])
+    assert caught.value.problem.code == "library.prompt_is_turns"
+    assert "prompts=[{'input': [...]}]" in caught.value.problem.do

@@ -133,6 +133,12 @@ def test_a_place_without_a_run_is_told_with_the_nearest_run(folder: Path) -> Non
     with pytest.raises(DataError) as caught:
         rft.Run(folder.parent / "empty")
     assert caught.value.problem.what == f"no run at {folder.parent / 'empty'}"
+    assert caught.value.problem.do == f"rft.Run('{folder}')"
+    inside = folder / "checkpoints" / "step_000002" / "model"
+    with pytest.raises(DataError) as caught:
+        rft.Run(inside)
+    assert caught.value.problem.do == f"rft.Run('{folder}')"
+    assert caught.value.problem.why.endswith(f"part of the run {folder}")
 
 
 @pytest.mark.parametrize(

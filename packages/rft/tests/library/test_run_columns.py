@@ -26,6 +26,13 @@ def test_no_rows_have_no_columns() -> None:
     assert (caught.value.problem.why, caught.value.problem.do) == ("there is no row", "")
 
 
+def test_of_several_figures_of_one_quantity_the_mean_is_proposed() -> None:
+    columns = RunColumns([{"reward/max": 1.0, "reward/min": 0.0, "reward/mean": 0.5}], "runs/a/metrics.jsonl")
+    with pytest.raises(OptionsError) as caught:
+        columns["rewards"]
+    assert caught.value.problem.do == "['reward/mean']"
+
+
 @pytest.mark.parametrize(
     ("name", "why", "do"),
     [("los", "the nearest are loss", "['loss']"), ("zzz", "there are step, loss, kl", "")],

@@ -74,10 +74,14 @@ ROWS = {"prompt": "reverse: ab", "answer": "ba"}
     [
         (ROWS, ["reverse: ab", "ba"]),
         ({"input": "1+1", "output": "2", "other": "x"}, ["1+1", "2"]),
+        ({"input": "1+1", "label": "2"}, ["1+1", "2"]),
+        ({"input": "1+1", "output": "3", "label": "2"}, ["1+1", "3"]),
+        ({"input": "1+1", "label": 2}, ["1+1"]),
+        ({"input": "1+1"}, ["1+1"]),
         ({"text": "as it is", **ROWS}, ["as it is"]),
     ],
 )
-def test_rows_without_a_column_text_give_the_columns_that_sft_reads(
+def test_rows_without_a_column_text_give_the_columns_that_training_reads(
     tmp_path: Path, row: dict[str, str], expected: list[str]
 ) -> None:
     file = tmp_path / "rows.jsonl"

@@ -43,7 +43,7 @@ def run(argv: list[str]) -> int:
         raise _refusal("export.dtype", f"--dtype {dtype}", f"weights are written as {', '.join(_DTYPES)}")
     target = Path(parsed.word(1)).expanduser()
     # refused before torch is imported, which takes seconds
-    refuse_full(target)
+    refuse_full(target, parsed.word(0))
     repo = _repository(parsed)
     source, averages = Path(parsed.word(0)).expanduser(), "ema" in parsed.switches
     if "adapter" in parsed.switches or (source / "adapter_config.json").is_file():
@@ -101,15 +101,17 @@ def parse(argv: list[str]) -> arguments.Arguments:
     return arguments.parse("export", argv, most=2, switches=switches, options=("dtype", "push_to_hub"))
 
 
-def refuse_full(target: Path) -> None:
-    """Refuse a target that holds files: an export never overwrites.
+def refuse_full(target: Path, source: str) -> None:
+    """Refuse a target that holds files: an export of `source` never overwrites.
 
     Raises:
         OptionsError: `target` is a file, or a directory that holds something.
     """
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise _refusal("export.exists", f"{target} is not empty", "an export never overwrites files", f"{target}-2")
+        raise _refusal(
+            "export.exists", f"{target} is not empty", "an export never overwrites files", f"{target}-2", source
+        )
 
 
-def _refusal(code: str, what: str, why: str, other: str = "DIR") -> OptionsError:
-    return OptionsError(code=code, what=what, where="command line", why=why, do=f"rft-train export RUN {other}")
+def _refusal(code: str, what: str, why: str, other: str = "DIR", source: str = "RUN") -> OptionsError:
+    return OptionsError(code=code, what=what, where="command line", why=why, do=f"rft-train export {source} {other}")

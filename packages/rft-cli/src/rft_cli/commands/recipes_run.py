@@ -19,7 +19,7 @@ from rft_cli.commands.arguments import Arguments
 from rft_cli.config.recipe_stages import RecipeStage, option
 from rft_cli.config.recipes import Recipe
 from rft_cli.config.resolve import resolve
-from rft_cli.records.discovery import default_command, find_command, run_command
+from rft_cli.records.discovery import commands, default_command, find_command, run_command
 from rft_core.errors import CheckpointError, DataError, OptionsError
 from rft_trainer.runs.reader import as_object
 
@@ -45,7 +45,10 @@ def run(recipe: Recipe, arguments: Arguments) -> int:
             what=f"{recipe.name} is one command and has no stages",
             where="command line",
             why="`recipes run` runs the stages that a recipe lists",
-            do=f"rft-train {recipe.command or default_command()} --config {recipe.name}",
+            # a recipe of a command's name is its configuration, which the command fills in
+            do=f"rft-train {recipe.name}"
+            if recipe.name in commands()
+            else f"rft-train {recipe.command or default_command()} --config {recipe.name}",
         )
     _refuse_ranks(recipe)
     path = _directory(recipe, arguments)

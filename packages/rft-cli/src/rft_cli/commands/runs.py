@@ -62,9 +62,14 @@ def _run_directory(reference: str) -> Path:
 def _no_run(reference: str) -> DataError:
     known = [run.name for run in read_runs(HOME)]
     near = nearest_names(reference, known) or known[:3]
+    what = f"no run is called {reference}" if reference else "the name of a run is missing"
+    if reference and Path(reference).exists():
+        what = (
+            f"{reference} is no run: it is a {'directory without config.yaml' if Path(reference).is_dir() else 'file'}"
+        )
     return DataError(
         code="run.unknown_name",
-        what=f"no run is called {reference}" if reference else "the name of a run is missing",
+        what=what,
         where="command line",
         why=f"nearest: {', '.join(near)}" if near else "there are no runs in runs/",
         do=f"rft-train runs show {near[0]}" if near else "rft-train quickstart",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from rft.config import option_problems
 from rft.config.errors import assignment_of, following, mistyped, shown_option
@@ -15,6 +17,7 @@ from rft_core.errors import Problem
 from rft_core.nearest_names import nearest_names
 from rft_core.secrets import HIDDEN, looks_like_key
 
+_DATA = ("prompt_data", "eval_data", "texts")
 _DASHES = "\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}\N{HORIZONTAL BAR}"
 
 
@@ -42,9 +45,19 @@ def unexpected_argument(text: str, recipes: Sequence[str], command: str = "") ->
     if assigned and command and shown == text:
         return _assigned(*assigned, command)
     near = nearest_names(text, recipes, count=1)
-    do = f"--config {near[0]}" if near else "remove it, or put its flag in front"
+    do = _flag_before(text, command) if command and shown == text else ""
+    do = do or (f"--config {near[0]}" if near else "remove it, or put its flag in front")
     why = "every value follows its flag: --flag VALUE"
     return option_problems.stray_word(f"unexpected argument {shown!r}", why, do)
+
+
+def _flag_before(text: str, command: str) -> str:
+    """Return the word after the flag that it belongs to: of the data for a file, of the prompt for other text."""
+    table, word = schema(command), shlex.quote(text)
+    if Path(text).is_file():
+        data = [name for name in _DATA if name in table]
+        return f"--{data[0]} {word}" if data else ""
+    return f"--prompt {word}" if "prompt" in table and not Path(text).exists() else ""
 
 
 def _assigned(name: str, value: str, command: str) -> Problem:

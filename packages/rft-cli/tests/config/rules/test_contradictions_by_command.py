@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rft.config.errors import SettingsError
+from rft.config.schema import schema
 from rft_cli.config.resolve import resolve
 from rft_cli.records.discovery import with_settings
 
@@ -194,7 +195,16 @@ def test_rows_to_hold_out_and_a_smallest_improvement_may_be_idle_in_supervised_t
     assert idle("sft", "--min_improvement 0.2 --patience 2 --held_out_rows 5") == ""
 
 
-@pytest.mark.parametrize("command", [name for name in with_settings() if name != "build"])
+@pytest.mark.parametrize("command", ["rl", "sft"])
+def test_an_interval_of_evaluations_is_idle_without_held_out_rows(command: str) -> None:
+    assert idle(command, "--eval_steps 5") == "eval_steps"
+    assert idle(command, "--eval_steps 5 --eval_data x") == ""
+    assert idle(command, "--eval_steps 0") == idle(command, "--eval_steps -1") == ""
+    if command == "sft":
+        assert idle(command, "--eval_steps 5 --held_out_rows 2") == ""
+
+
+@pytest.mark.parametrize("command", [name for name in with_settings() if "pretrain" in schema(name)])
 def test_a_default_that_a_file_repeats_is_never_called_idle(command: str, tmp_path: Path) -> None:
     stored = tmp_path / "config.yaml"
     stored.write_text(resolve(command, ["--pretrain", "m"]).config_yaml)

@@ -138,8 +138,8 @@ class BuildDataSettings:
     """Files of texts, joined by commas: .txt as it is, or a file of rows with `text_keys`."""
 
     text_keys: str = "text"
-    """Columns of the rows that hold texts, joined by commas; rows without `text` give the prompt and response that
-    `rft-train sft` reads."""
+    """Columns of the rows that hold texts, joined by commas; rows without `text` give the prompt with the response
+    that `rft-train sft` reads, or with the label of `rl`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rft.checkpoints.ema_weights import TensorsWithEma, export_averaged, has_adapters, take_averages
 from rft.checkpoints.verified_export import PROBE_TOKENS, differs, logprob_difference, whole_or_not_at_all
+from rft_core.errors import CheckpointError, OptionsError
 from rft_dist.checkpoint_format.resharding import BlockReader, table_of_files
 from rft_dist.checkpoint_format.safetensors_pieces import tensor_bytes
 from rft_dist.checkpoints.locate import resolve_checkpoint
@@ -28,7 +29,7 @@ def export(source: Path, target: Path, dtype_name: str = "", *, averages: bool =
         DataError: what was written does not read back as what it was made from.
         OptionsError: averages are asked for, and the checkpoint has none.
     """
-    checkpoint = resolve_checkpoint(source, asked_by="rft-train export").checkpoint
+    checkpoint = _checkpoint_at(source)
     if averages and has_adapters(checkpoint):
         return export_averaged(checkpoint, target, dtype_name)
     stored = weights_of(checkpoint.model_directory)
@@ -92,6 +93,22 @@ def _same_bytes(a: Tensor, b: Tensor) -> bool:
         return False
     # bytes in place of values: NaN is not equal to itself, and 0.0 equals -0.0
     return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
+
+
+def _checkpoint_at(source: Path) -> Checkpoint:
+    try:
+        return resolve_checkpoint(source, asked_by="rft-train export").checkpoint
+    except CheckpointError as error:
+        if (source / "config.json").is_file():
+            raise OptionsError(
+                code="export.is_model",
+                what=f"{source} is a model directory already",
+                where="command line",
+                why="an export makes one out of a run, a checkpoint or adapters",
+                state="nothing was written",
+                do=f"--pretrain {source}",
+            ) from error
+        raise
 
 
 def _report(

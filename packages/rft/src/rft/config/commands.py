@@ -47,7 +47,12 @@ class CommandSettings:
     notes: str = ""
 
 
-SFT = CommandSettings(name="sft", settings="rft.settings:SftSettings", rules="rft.config.rules.sft:problems")
+SFT = CommandSettings(
+    name="sft",
+    settings="rft.settings:SftSettings",
+    rules="rft.config.rules.sft:problems",
+    notes="rft.config.rules.sft:idle_settings",
+)
 RL = CommandSettings(
     name="rl",
     settings="rft.settings:RlSettings",
@@ -55,6 +60,9 @@ RL = CommandSettings(
     notes="rft.config.rules.rl:idle_settings",
 )
 EVAL = CommandSettings(name="eval", settings="rft.settings:EvalSettings", rules="rft.config.rules.rewards:problems")
+SERVE_REWARD = CommandSettings(
+    name="serve-reward", settings="rft.settings:ServeRewardSettings", rules="rft.config.rules.rewards:problems"
+)
 GENERATE = CommandSettings(name="generate", settings="rft.settings:GenerateSettings")
 CONFORMANCE = CommandSettings(
     name="conformance",
@@ -62,7 +70,7 @@ CONFORMANCE = CommandSettings(
     rules="rft.config.rules.compared_engines:problems",
 )
 BUILD = CommandSettings(name="build", settings="rft.settings:BuildModelSettings")
-OWN = (SFT, RL, EVAL, GENERATE, CONFORMANCE, BUILD)
+OWN = (SFT, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD)
 
 _PROGRAMS: list[Callable[[], Mapping[str, ConfiguredCommand]]] = []
 

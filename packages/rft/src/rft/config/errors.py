@@ -140,7 +140,10 @@ def bad_value(setting: Setting, option: GivenSetting) -> Problem:
     legal = near[0] if near else unchanged or ("true" if setting.is_switch else example(setting, option.texts))
     what = f"{shown_option(option)} is not allowed: it takes {allowed(setting)}"
     why = f"nearest: {', '.join(near)}" if near else f"the default is {_default(setting)}"
-    return option_problems.not_a_value(what, why, assignment_of(option, setting.name, legal), str(option.origin))
+    do = assignment_of(option, setting.name, legal)
+    if option.is_null and option.origin.kind == "keyword argument":
+        do = f"leave {option.written} out"
+    return option_problems.not_a_value(what, why, do, str(option.origin))
 
 
 def key_as_project(option: GivenSetting) -> Problem:

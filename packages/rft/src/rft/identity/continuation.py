@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -20,7 +21,7 @@ from rft.identity.record import plain, shown
 from rft.identity.sorting import CONTENT, FIXED, decides, is_recorded
 from rft.identity.storage import CONFIG, IDENTITY, StoredRecord, config_bytes, read_record
 from rft.resolved import Origin, Resolved
-from rft_core.errors import OptionsError
+from rft_core.errors import CheckpointError, OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_dist.checkpoint_format.layout import CHECKPOINTS, published
 
@@ -260,4 +261,22 @@ def _nothing_continued(resolved: Resolved[Any], accepted: frozenset[str]) -> Opt
         where=f"accept_changes: {resolved.origins['accept_changes']}",
         why=f"it names differences from the {IDENTITY} of a run that goes on",
         do="leave --accept_changes out",
+    )
+
+
+def nothing_left(path: Path, step: int, values: Mapping[str, Any]) -> CheckpointError:
+    """The error of a resume that would train nothing; `values`: settings of the run, of which one ended it."""
+    limits = [name for name in ("max_steps", "num_episodes", "max_epochs") if values.get(name)]
+    ended_by = next((name for name in limits if name != "max_steps" or values[name] <= step), "")
+    # what ended by its loss has the same loss when it is continued
+    if values.get("patience") or values.get("target_loss"):
+        ended_by = ""
+    longer = f"; it goes on with --{ended_by} above {values[ended_by]}" if ended_by else ""
+    return CheckpointError(
+        code="run.finished",
+        what=f"nothing is left to do: the run is at step {step}, its last",
+        where=str(path),
+        why=f"a resume that trains nothing would look like one that worked{longer}",
+        state=f"the run is complete at {path}",
+        do=f"rft-train runs show {path}",
     )

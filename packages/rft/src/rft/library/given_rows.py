@@ -26,6 +26,11 @@ def cache_directory() -> Path:
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "rft"
 
 
+def rows_directory() -> Path:
+    """Return the directory of the files that rows are written to."""
+    return cache_directory() / "rows"
+
+
 def rows_file(data: Rows, name: str) -> str:
     """Return the path, or the name, by which a run reads `data`; rows given as objects are written to a file.
 
@@ -40,7 +45,7 @@ def rows_file(data: Rows, name: str) -> str:
     if isinstance(data, str | Path):
         return str(data)
     text = "".join(_lines(_records(data, name), name)).encode()
-    path = cache_directory() / "rows" / f"{name}-{hashlib.sha256(text).hexdigest()[:16]}.jsonl"
+    path = rows_directory() / f"{name}-{hashlib.sha256(text).hexdigest()[:16]}.jsonl"
     # its name is the hash of its content: one that is there is the same
     if not path.is_file():
         with storage_errors("write", path):

@@ -13,6 +13,7 @@ from rft.library.given_model import model_place
 from rft.library.given_rewards import GivenReward, chosen_reward
 from rft.library.given_rows import Rows, rows_file
 from rft.library.keyword_settings import resolved
+from rft.library.python_errors import python_words
 from rft.library.training_calls import Config, Model
 from rft_core.errors import OptionsError
 
@@ -40,6 +41,7 @@ class EvaluationScores:
     """Prompt, response, label and reward of every row."""
 
 
+@python_words()
 def evaluate(
     model: Model,
     data: Rows,
@@ -83,6 +85,7 @@ def evaluate(
         )
 
 
+@python_words()
 def generate(
     model: Model,
     prompts: str | Sequence[str] | Rows,
@@ -116,6 +119,11 @@ def generate(
         return answered(prepared.settings, machine)
 
 
+def _is_conversation(prompts: object) -> bool:
+    turns = cast("list[object]", prompts) if isinstance(prompts, list) else []
+    return bool(turns) and all(isinstance(turn, dict) and {"role", "content"} <= {*turn} for turn in turns)
+
+
 def _prompts_file(prompts: object, column: str) -> str:
     """Return the file of the prompts; a text is a prompt, and a path is a `Path`."""
     if isinstance(prompts, Path):
@@ -127,6 +135,14 @@ def _prompts_file(prompts: object, column: str) -> str:
             where="argument prompts",
             why="a text is a prompt, which the model would answer; rows of a file are named by a Path",
             do=f"prompts=pathlib.Path({prompts!r}), or [{prompts!r}] for the text",
+        )
+    if _is_conversation(prompts):
+        raise OptionsError(
+            code="library.prompt_is_turns",
+            what="prompts is a list of turns, of role and content",
+            where="argument prompts",
+            why="prompts are a text, texts or rows; a conversation is one column of a row",
+            do=f"prompts=[{{{column!r}: [...]}}], with the turns as its list, and apply_chat_template=True",
         )
     texts = _texts(prompts)
     if texts is None:

@@ -273,12 +273,15 @@ def import_or_refuse(package: str, asked_by: str) -> None:
 def _no_run(path: Path) -> DataError:
     parent = path.absolute().parent
     runs = sorted(entry.name for entry in parent.iterdir() if is_run(entry)) if parent.is_dir() else []
-    near = nearest_names(path.name, runs, count=1)
+    # a checkpoint of a run, or its model
+    around = next((folder for folder in list(path.absolute().parents)[:3] if is_run(folder)), None)
+    near = [around] if around else [parent / name for name in nearest_names(path.name, runs, count=1) or runs[:1]]
     return DataError(
         code="run.none",
         what=f"no run at {path}" if path.exists() else f"{path} does not exist",
         where=str(path),
-        why=f"a run directory has a config.yaml; {parent} has {', '.join(runs[:5]) or 'no run'}",
+        why="a run directory has a config.yaml; "
+        + (f"it is part of the run {around}" if around else f"{parent} has {', '.join(runs[:5]) or 'no run'}"),
         state="nothing was changed",
-        do=f"rft.Run({str(path.parent / near[0])!r})" if near else "",
+        do=f"rft.Run({str(near[0])!r})" if near else "",
     )

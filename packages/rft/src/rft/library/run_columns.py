@@ -59,7 +59,8 @@ class UnknownColumn(OptionsError, KeyError):
     """No row has a column of this name. A KeyError too, as of any mapping."""
 
     def __init__(self, where: str, name: object, names: Sequence[str]) -> None:
-        near = nearest_names(str(name), names)
+        # of several figures of one quantity the mean is what is meant
+        near = sorted(nearest_names(str(name), names), key=lambda near: not near.endswith("/mean"))
         listed = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
         super().__init__(
             code="run.no_column",

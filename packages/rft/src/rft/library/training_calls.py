@@ -30,6 +30,7 @@ from rft.library.given_rewards import ChosenReward, GivenReward, chosen_reward
 from rft.library.given_rows import Rows, rows_file
 from rft.library.keyword_settings import command_words, givens, resolved
 from rft.library.notebook_panel import NotebookPanel, in_notebook
+from rft.library.python_errors import python_words
 from rft.library.run import Run
 from rft.resolved import Resolved
 from rft_core.errors import OptionsError, SavedAfterSignal
@@ -177,6 +178,7 @@ def _trained(
     return train(prepared, command, callbacks=callbacks, panel=panel, chosen=chosen, script=script)
 
 
+@python_words()
 def train(
     prepared: Resolved[Any],
     command: Sequence[str],

@@ -17,14 +17,14 @@ from rft_trainer.data.prompts import prompts_from_rows
 from rft_trainer.data.readers.formats import read_rows
 from rft_trainer.data.readers.rows import Row
 from rft_trainer.data.row_forms import Keys, as_read
-from rft_trainer.settings.data import BuildDataSettings, SftDataSettings
+from rft_trainer.settings.data import BuildDataSettings, DataSettings, SftDataSettings
 
 _FEWEST_CHARACTERS_FOR_MERGES = 100_000
 """Below, BPE makes tokens of whole words of the training rows, which other rows do not have: 500 rows of 4.3 letters a
 word gave 1,515 merges, and nothing about the letters of a word could be learned."""
 _MERGED_VOCABULARY, _BYTE_VOCABULARY = 2048, 258
 _DEFAULT_NAMES = [BuildDataSettings.text_keys]
-_SFT_KEYS = Keys(SftDataSettings.input_key, None, SftDataSettings.output_key)
+_TRAINED_KEYS = Keys(SftDataSettings.input_key, DataSettings.label_key, SftDataSettings.output_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def _lines(path: Path) -> Iterator[str]:
             what=f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}",
             where="--texts",
             why="a .txt file is read as UTF-8 text",
-            do=f"ls -l {path}",
+            do=f"ls -l {path if path.exists() else path.parent}",
         ) from error
 
 
@@ -136,13 +136,19 @@ def _columns(path: Path, names: list[str]) -> Iterator[str]:
 
 
 def _named_columns(rows: Sequence[Row], names: list[str]) -> tuple[Sequence[Row], list[str]]:
-    """Return rows and columns; where `text_keys` is left out and rows have no such column, those that `sft` reads."""
+    """Return rows and columns; where `text_keys` is left out and rows have no such column, those that training reads.
+
+    These are the prompt with the response of `sft`, or with the label of `rl` where no row has a response.
+    """
     if names != _DEFAULT_NAMES or not rows or set(names) & set(rows[0].fields):
         return rows, names
-    found = as_read(rows, _SFT_KEYS)
-    columns = [found.keys.input, *([found.keys.output] if found.keys.output else [])]
+    found = as_read(rows, _TRAINED_KEYS)
+    first = found.rows[0].fields
     # what is missing is said of `text_keys`, where no form is known
-    return (found.rows, columns) if set(columns) <= set(found.rows[0].fields) else (rows, names)
+    if found.keys.input not in first:
+        return rows, names
+    answers = (found.keys.output, found.keys.label)
+    return found.rows, [found.keys.input, *[key for key in answers if key and isinstance(first.get(key), str)][:1]]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rft.config.rules.rewards import reward_problems
 from rft.config.rules.sourced_values import MakeProblem, SourcedValues, Values
-from rft.config.rules.training import training_problems
+from rft.config.rules.training import idle_evaluation, training_problems
 from rft.config.schema import build
 from rft.config.values import as_text
 from rft.settings import RlSettings
@@ -69,7 +69,7 @@ def _algorithm(given: SourcedValues) -> Iterator[Problem]:
 
 
 def idle_settings(given: SourcedValues, defaults: Values) -> list[str]:
-    """Return a note for each given setting of a part that the chosen algorithm does not have."""
+    """Return a note for each given setting of a part that the run or the chosen algorithm does not have."""
     from rft.build.algorithm import algorithm_record
 
     values, origins = given.values, given.origins
@@ -92,7 +92,7 @@ def idle_settings(given: SourcedValues, defaults: Values) -> list[str]:
             "there is no critic",
         ),
     )
-    return [
+    return idle_evaluation(given) + [
         f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: "
         f"{why} with advantage_estimator {values['advantage_estimator']}"
         for names, acts, why in parts

@@ -30,13 +30,16 @@ class SourcedValues:
         what = ", ".join(f"{name} = {as_text(self.values[name])}" for name in names)
         where = ", ".join(f"{name}: {self.origins[name]}" for name in names)
         is_python = any(self.origins[name].kind == "keyword argument" for name in names)
-        return Problem(code=code, what=what, where=where, why=why, do=_as_keywords(do) if is_python else do)
+        return Problem(code=code, what=what, where=where, why=why, do=as_keywords(do) if is_python else do)
 
 
-def _as_keywords(flags: str) -> str:
-    """Return flags with one value each as keyword arguments; anything else as it is."""
+def as_keywords(flags: str) -> str:
+    """Return flags, switches or with one value each, as keyword arguments; anything else as it is."""
     words = flags.split()
-    pairs = list(zip(words[::2], words[1::2], strict=False))
-    if len(words) % 2 or not all(_FLAG.fullmatch(name) and not value.startswith("--") for name, value in pairs):
-        return flags
-    return ", ".join(f"{name.removeprefix('--')}={as_python(value)}" for name, value in pairs)
+    given: dict[str, str] = {}
+    while words:
+        name = words.pop(0)
+        if not _FLAG.fullmatch(name):
+            return flags
+        given[name.removeprefix("--")] = words.pop(0) if words and not words[0].startswith("--") else "true"
+    return ", ".join(f"{name}={as_python(value)}" for name, value in given.items()) or flags

@@ -29,3 +29,11 @@ def _weights_of_a_checkpoint(values: Values, make_problem: MakeProblem) -> Itera
     elif ways and ways != ["load_checkpoint"] and not values["ckpt_path"]:
         why = "weights are taken from a named checkpoint, and none is named"
         yield make_problem("checkpoint.no_path", [ways[0], "ckpt_path"], why, "--ckpt_path RUN")
+
+
+def idle_evaluation(given: SourcedValues) -> list[str]:
+    """Return a note where an interval of evaluations was given and no row is held out."""
+    values, origin = given.values, given.origins["eval_steps"]
+    if origin.kind == "default" or values["eval_steps"] <= 0 or values["eval_data"] or values.get("held_out_rows"):
+        return []
+    return [f"eval_steps = {values['eval_steps']} ({origin}) has no effect: no rows are held out (--eval_data)"]
