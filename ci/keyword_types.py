@@ -9,10 +9,22 @@ from typing import Any, Literal, Union, get_args, get_origin
 from rft.config.schema import Setting, schema
 
 FILE = Path(__file__).parents[1] / "packages/rft/src/rft/library/keywords.py"
-CLASSES = {"RlKeywords": "rl", "SftKeywords": "sft", "EvalKeywords": "eval", "GenerateKeywords": "generate"}
+CLASSES = {
+    "RlKeywords": "rl",
+    "SftKeywords": "sft",
+    "EvalKeywords": "eval",
+    "GenerateKeywords": "generate",
+    "ServeRewardKeywords": "serve-reward",
+}
 ARGUMENTS = {"pretrain", "prompt_data", "reward"}
 """Settings that are arguments of their own."""
-OWN_ARGUMENTS = {"rl": {"eval_data"}, "sft": {"eval_data"}, "eval": {"eval_data"}, "generate": {"prompt"}}
+OWN_ARGUMENTS = {
+    "rl": {"eval_data"},
+    "sft": {"eval_data"},
+    "eval": {"eval_data"},
+    "generate": {"prompt"},
+    "serve-reward": set(),
+}
 
 HEADER = '''"""Keyword arguments of `rft.rl`, `rft.sft`, `rft.evaluate` and `rft.generate`: settings by name.
 

@@ -77,7 +77,7 @@ TYPE_CHECKS: dict[str, int] = {
     "rft_trainer.environments.tool_calls": 1,
     "rft_trainer.loops.trainer": 1,
     "rft_trainer.rewards.judge": 1,
-    "rft_trainer.rewards.remote_judge": 1,
+    "rft_trainer.rewards.servers.remote_judge": 1,
     "rft_trainer.rollouts.trained_policy": 1,
     "rft_trainer.runs.checkpointing": 1,
     "rft_trainer.runs.trajectories": 2,

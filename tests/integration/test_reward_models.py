@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -12,6 +14,8 @@ import torch
 from support.compare import read_rows
 from support.reward_bench import RewardServers
 
+import rft
+from rft.serving.server import RewardServer
 from rft.stages.rl import prepared
 from rft_cli.config.resolve import resolve
 from rft_cli.diagnostics import bundle
@@ -203,3 +207,47 @@ def test_a_critic_starts_from_the_reward_model(bench: Bench, tmp_path: Path) -> 
     with prepared(resolved, ["rft-train", "rl"]) as ready:
         assert ready.training.critic is not None
     assert main(["rl", *bench.words(tmp_path / "again", *words)]) == 0
+
+
+def served(reward_model: Path, port: int = 0) -> RewardServer:
+    return rft.serve_reward(port=port, reward_pretrain=f"sevens={reward_model}", device="cpu")
+
+
+def test_rewards_over_http_are_those_of_the_model_and_a_server_that_dies_changes_no_bit(
+    bench: Bench, tmp_path: Path
+) -> None:
+    def trained(name: str, *words: str) -> list[dict[str, object]]:
+        assert main(["rl", *bench.words(tmp_path / name, *words), "--max_steps", "3", "--save_steps", "3"]) == 0
+        return [row for step in (1, 2, 3) for row in rollouts(tmp_path / name, step)]
+
+    here = trained("here", "--reward_pretrain", f"sevens={bench.reward_model}")
+    with served(bench.reward_model) as server:
+        far = trained("far", "--remote_rm_url", f"sevens={server.url}")
+        port = int(server.url.rpartition(":")[2].partition("/")[0])
+    assert [row["response"] for row in far] == [row["response"] for row in here]
+    assert [row["reward"] for row in far] == pytest.approx([row["reward"] for row in here], abs=1e-5)
+    assert {tuple(row["breakdown"]) for row in far} == {("sevens", "sevens/sevens")}
+
+    outages: list[float] = []
+
+    def die_and_return(server: RewardServer) -> None:
+        while not (tmp_path / "away/metrics.jsonl").is_file():
+            time.sleep(0.005)
+        server.close()
+        began = time.monotonic()
+        time.sleep(1.5)
+        running.append(served(bench.reward_model, port))
+        outages.append(time.monotonic() - began)
+
+    running = [served(bench.reward_model, port)]
+    watcher = threading.Thread(target=die_and_return, args=running)
+    watcher.start()
+    try:
+        away = trained("away", "--remote_rm_url", f"sevens={running[0].url}")
+    finally:
+        watcher.join(60)
+        running[-1].close()
+    assert outages
+    assert away == far
+    step = "checkpoints/step_000003/model/model.safetensors"
+    assert (tmp_path / "far" / step).read_bytes() == (tmp_path / "away" / step).read_bytes()

@@ -20,7 +20,6 @@ from rft_core.errors import ServiceError
 from rft_trainer.data.images import RowImage
 from rft_trainer.data.media_cache import StoredMedia
 from rft_trainer.records.scores import RewardItem, Score
-from rft_trainer.rewards.http_client import Endpoint
 from rft_trainer.rewards.images import (
     HeldImages,
     data_uri,
@@ -35,9 +34,10 @@ from rft_trainer.rewards.in_process import FunctionReward
 from rft_trainer.rewards.judge import JudgeReward, asked_text
 from rft_trainer.rewards.judge_template import JudgeTemplate, Verdict
 from rft_trainer.rewards.registry import reward_by_name
-from rft_trainer.rewards.remote_judge import RemoteJudge
-from rft_trainer.rewards.remote_reward_model import RemoteReward
 from rft_trainer.rewards.reward_model import ModelReward
+from rft_trainer.rewards.servers.http_client import Endpoint
+from rft_trainer.rewards.servers.remote_judge import RemoteJudge
+from rft_trainer.rewards.servers.remote_reward_model import RemoteReward
 from rft_trainer.settings.rewards import JudgeSettings
 from rft_trainer.tasks.drawn_images import drawings
 

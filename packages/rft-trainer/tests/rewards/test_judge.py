@@ -14,10 +14,10 @@ import pytest
 
 from rft_core.errors import OptionsError, ServiceError
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
-from rft_trainer.rewards.http_client import Endpoint
 from rft_trainer.rewards.judge import JudgeReward, asked_text
 from rft_trainer.rewards.judge_template import JudgeTemplate, Verdict
-from rft_trainer.rewards.remote_judge import RemoteJudge
+from rft_trainer.rewards.servers.http_client import Endpoint
+from rft_trainer.rewards.servers.remote_judge import RemoteJudge
 from rft_trainer.settings.rewards import JudgeSettings
 
 MakeItem = Callable[..., RewardItem]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rft.library.inference import EvaluationScores as EvaluationScores
     from rft.library.inference import evaluate as evaluate
     from rft.library.inference import generate as generate
+    from rft.library.reward_service import serve_reward as serve_reward
     from rft.library.run import Run as Run
     from rft.library.training_calls import grpo as grpo
     from rft.library.training_calls import rl as rl
@@ -55,6 +56,7 @@ __all__ = [
     "pair_values",
     "rl",
     "sequence_sums",
+    "serve_reward",
     "sft",
 ]
 
@@ -79,6 +81,7 @@ _PLACES = {
     "pair_values": "rft_trainer.batches.sequence_values",
     "rl": "rft.library.training_calls",
     "sequence_sums": "rft_trainer.batches.sequence_values",
+    "serve_reward": "rft.library.reward_service",
     "sft": "rft.library.training_calls",
 }
 """Where each public name stands; it is imported when it is first asked for."""

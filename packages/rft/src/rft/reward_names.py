@@ -14,7 +14,7 @@ from rft.reward_kinds import REWARD_KINDS
 from rft_core.errors import OptionsError
 from rft_dist.planning.memory_estimate import GIB
 from rft_trainer.installed_tasks.discovery import task_names
-from rft_trainer.rewards.http_client import checked_url
+from rft_trainer.rewards.servers.http_client import checked_url
 from rft_trainer.settings.rewards import RewardModelSettings, RewardSettings
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ def function_name(settings: RlSettings | EvalSettings) -> str:
 
 
 def has_user_function(settings: RlSettings | EvalSettings) -> bool:
-    """Return whether code of a user scores responses: a function of a file, a module, a script or a package."""
+    """Return whether code of a user scores responses: a function of a file, module, script or package, or a server."""
     name = function_name(settings)
-    return ":" in name or (bool(name) and name in task_names())
+    return ":" in name or (bool(name) and name in task_names()) or bool(settings.reward_models.remote_rm_url)
 
 
 def model_names(settings: RlSettings | EvalSettings) -> list[str]:

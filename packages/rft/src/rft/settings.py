@@ -26,7 +26,7 @@ from rft_engine.settings import (
     SamplingSettings,
     TrainingSamplingSettings,
 )
-from rft_models.settings import AdapterSettings, BuildSettings, ModelSettings, WeightsSettings
+from rft_models.settings import AdapterSettings, BuildSettings, Device, ModelSettings, WeightsSettings
 from rft_trainer.settings.algorithm import AlgorithmSettings
 from rft_trainer.settings.batches import BatchSettings
 from rft_trainer.settings.critic import CriticSettings
@@ -174,3 +174,60 @@ class ConformanceSettings:
     lengths: ProbeLengthSettings = field(default_factory=ProbeLengthSettings)
     engine: ComparedEnginesSettings = field(default_factory=ComparedEnginesSettings)
     output: ConformanceOutputSettings = field(default_factory=ConformanceOutputSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingSettings:
+    """Address and limits of the server."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; any but this machine's own (127.0.0.1, ::1, localhost) needs a token:
+    RFT_REMOTE_TOKEN."""
+
+    port: int = field(default=8000, metadata={"minimum": 0, "maximum": 65535})
+    """Port to listen on; 0 = any free one, which is printed."""
+
+    reward_columns: str = ""
+    """Columns that requests bring for functions of your own, joined by commas; empty = none."""
+
+    reward_log: str = ""
+    """File for what functions of your own print, with their tracebacks; empty = none."""
+
+    serve_batch_size: int = field(default=0, metadata={"minimum": 0})
+    """Most responses of several waiting requests that are scored in one call; 0 = a call each request, whose scores are
+    then the same bits whatever else is asked."""
+
+    max_waiting_requests: int = field(default=256, metadata={"minimum": 1})
+    """Requests that may wait; further ones are told to come back (HTTP 503 with Retry-After)."""
+
+    max_request_mib: float = field(default=64.0, metadata={"above": 0.0})
+    """Largest request, in MiB."""
+
+    max_request_responses: int = field(default=4096, metadata={"minimum": 1})
+    """Most responses in one request."""
+
+    request_read_timeout: float = field(default=60.0, metadata={"above": 0.0})
+    """Seconds in which a request must have arrived."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModelSettings:
+    """The precision of reward models and judges in this process, and their device."""
+
+    bf16: bool = WeightsSettings.bf16
+    """Hold and compute reward models and judges in bfloat16 (half the memory); off = float32."""
+
+    device: Device = WeightsSettings.device
+    """Where they live; auto = a CUDA GPU if there is one, else the CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+@with_reward_groups
+class ServeRewardSettings:
+    """Serve rewards over HTTP."""
+
+    serving: ServingSettings = field(default_factory=ServingSettings)
+    model: ServedModelSettings = field(default_factory=ServedModelSettings)
+    reward: RewardSettings = field(default_factory=RewardSettings)
+    reward_models: RewardModelSettings = field(default_factory=RewardModelSettings)
+    judge: JudgeSettings = field(default_factory=JudgeSettings)

@@ -8,7 +8,7 @@ import pytest
 
 from rft.build.reward_parts import waiting_endpoint
 from rft_core.errors import OutageError
-from rft_trainer.rewards.server_wait import ServerWait, StillAway
+from rft_trainer.rewards.servers.server_wait import ServerWait, StillAway
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.settings.rewards import RewardModelSettings
 

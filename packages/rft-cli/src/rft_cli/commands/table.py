@@ -94,6 +94,11 @@ BUILT_IN = (
         stage_result="output",
     ),
     Command(
+        **asdict(commands.SERVE_REWARD),
+        summary="answer requests for rewards over HTTP",
+        run="rft_cli.commands.serve_reward:run",
+    ),
+    Command(
         **asdict(commands.GENERATE),
         summary="answer prompts with a model",
         run="rft_cli.commands.generate:run",
@@ -156,7 +161,6 @@ REFUSED_COMMANDS: dict[str, Refusal] = {
         ("kto", "orpo", "ipo", "cdpo", "simpo"),
         Refusal(f"{_NOT_YET}: it does not train on preferences", "rft-train rl --reward_pretrain DIR"),
     ),
-    "serve-reward": Refusal(_NOT_YET, "rft-train rl --remote_rm_url http://HOST:PORT/PATH, with a server of your own"),
     "tokenizer": Refusal("a tokenizer is made together with a new model", "rft-train build"),
     "dashboard": Refusal(_NOT_YET, "rft-train runs"),
     "compare": Refusal(_NOT_YET, "rft-train runs"),

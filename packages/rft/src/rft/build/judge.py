@@ -21,11 +21,11 @@ from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.protocols import Engine
 from rft_trainer.records.scores import RewardStatus, Score
 from rft_trainer.rewards.combined import RewardComponent
-from rft_trainer.rewards.http_client import checked_url
 from rft_trainer.rewards.images import Images, without_markers
 from rft_trainer.rewards.judge import NAME, JudgeReward
 from rft_trainer.rewards.judge_template import JudgeTemplate, Verdict
-from rft_trainer.rewards.remote_judge import RemoteJudge
+from rft_trainer.rewards.servers.http_client import checked_url
+from rft_trainer.rewards.servers.remote_judge import RemoteJudge
 from rft_trainer.settings.rewards import JudgeSettings
 
 _Prompt = tuple[list[int], Any]

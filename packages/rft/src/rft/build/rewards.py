@@ -37,8 +37,8 @@ from rft_trainer.records.scores import Reward, RewardItem
 from rft_trainer.rewards.combined import CombinedReward, RewardComponent
 from rft_trainer.rewards.in_process import IN_PROCESS
 from rft_trainer.rewards.registry import reward_by_name, reward_names
-from rft_trainer.rewards.remote_reward_model import RemoteReward
 from rft_trainer.rewards.reward_model import ModelReward
+from rft_trainer.rewards.servers.remote_reward_model import RemoteReward
 from rft_trainer.rewards.user_function import RewardTrial
 from rft_trainer.workers.limits import user_code_limits
 

@@ -394,3 +394,42 @@ class GenerateKeywords(TypedDict, total=False):
     seed: int
     debug: bool
     output: str
+
+
+class ServeRewardKeywords(TypedDict, total=False):
+    """Settings of `rft-train serve-reward`."""
+
+    host: str
+    port: int
+    reward_columns: str
+    reward_log: str
+    serve_batch_size: int
+    max_waiting_requests: int
+    max_request_mib: float
+    max_request_responses: int
+    request_read_timeout: float
+    bf16: bool
+    device: Literal["auto", "cpu", "cuda"]
+    reward_workers: int
+    reward_timeout: float
+    reward_memory: float
+    reward_variables: str
+    reward_weights: str
+    reward_pretrain: str
+    reward_offload: Literal["auto", "held", "phase"]
+    reward_batch_tokens: int
+    remote_rm_url: str
+    remote_rm_timeout: float
+    remote_rm_batch_size: int
+    remote_rm_concurrency: int
+    remote_rm_retries: int
+    reward_wait: float
+    on_reward_outage: Literal["stop", "unscored"]
+    judge_pretrain: str
+    judge_url: str
+    judge_model: str
+    judge_template: str
+    task_instruction: str
+    judge_pattern: str
+    judge_range: tuple[float, float]
+    judge_max_new_tokens: int

@@ -13,8 +13,8 @@ from typing import Any
 from rft_core.errors import ServiceError
 from rft_trainer.data.images import MARKER
 from rft_trainer.records.scores import RewardStatus, Score
-from rft_trainer.rewards.http_client import Endpoint, RequestFailure
 from rft_trainer.rewards.images import Images, message_parts, probe_image
+from rft_trainer.rewards.servers.http_client import Endpoint, RequestFailure
 
 _SEED_BITS = 0x7FFF_FFFF
 _PROBE = "Say yes."

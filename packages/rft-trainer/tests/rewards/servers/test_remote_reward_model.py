@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import threading
 import time
@@ -14,8 +15,8 @@ import pytest
 
 from rft_core.errors import OptionsError, ServiceError
 from rft_trainer.records.scores import RewardItem, RewardStatus
-from rft_trainer.rewards.http_client import TOKEN, Endpoint, RequestFailure, checked_url
-from rft_trainer.rewards.remote_reward_model import RemoteReward
+from rft_trainer.rewards.servers.http_client import TOKEN, Endpoint, RequestFailure, checked_url
+from rft_trainer.rewards.servers.remote_reward_model import RemoteReward
 
 MakeItem = Callable[..., RewardItem]
 
@@ -27,6 +28,7 @@ class Server:
         self.requests: list[tuple[str, dict[str, Any], str]] = []
         self.at_once = self.most_at_once = 0
         self.release = threading.Event()
+        self.entry: object = None
         self._lock = threading.Lock()
         outer = self
 
@@ -76,6 +78,7 @@ class Server:
             "words": json.dumps({"rewards": ["good", True, None, 1e999][: len(lengths)]}).encode(),
             "parts": json.dumps({"rewards": [{"reward": n, "parts": {"short": -n}} for n in lengths]}).encode(),
             "bad_parts": json.dumps({"rewards": [{"reward": n, "parts": {"short": "x"}} for n in lengths]}).encode(),
+            "entry": json.dumps({"rewards": [self.entry]}).encode(),
             "deep": b"[" * 100_000,
         }
         body = bodies.get(path, json.dumps({"rewards": lengths}).encode())
@@ -113,7 +116,8 @@ def reward(server: Server, path: str, *, seconds: float = 20.0, retries: int = 0
 def test_scores_come_back_in_order_with_the_documented_request(server: Server, make_item: MakeItem) -> None:
     turns = ({"role": "user", "content": "1+1"},)
     items = [make_item("x" * n, "2", prompt="1+1=") for n in (3, 1, 2)]
-    items[1] = RewardItem("q", "1+1=", "x", None, "length", 1, turns)
+    columns = {"source": "sums", "image": b"x", "nested": [{"a": None}], "odd": math.nan}
+    items[1] = RewardItem("q", "1+1=", "x", None, "length", 1, turns, columns=columns)
     scores = reward(server, "score")(items)
     assert [score.value for score in scores] == [3.0, 1.0, 2.0]
     assert scores[0].breakdown == {"far": 3.0}
@@ -125,6 +129,9 @@ def test_scores_come_back_in_order_with_the_documented_request(server: Server, m
         "labels": ["2", None, "2"],
         "prompt_ids": ["p", "q", "p"],
         "messages": [[], [{"role": "user", "content": "1+1"}], []],
+        "finish_reasons": ["stop", "length", "stop"],
+        "num_tokens": [3, 1, 2],
+        "columns": [{}, {"source": "sums", "nested": [{"a": None}]}, {}],
     }
     assert reward(server, "score")([]) == []
 
@@ -160,6 +167,35 @@ def test_numbers_that_are_none_fail_alone(server: Server, make_item: MakeItem) -
     items = [make_item(text) for text in ("a", "bb", "ccc", "dddd")]
     assert [score.value for score in reward(server, "nan")(items)] == [None, 2.0, 3.0, 4.0]
     assert [score.value for score in reward(server, "words")(items)] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("entry", "status", "detail"),
+    [
+        ({"reward": None, "status": "timeout", "detail": "no answer within 10 s"}, RewardStatus.TIMEOUT, "within 10 s"),
+        ({"reward": None, "status": "ok"}, RewardStatus.FAILED, "the server answered"),
+        ({"reward": None, "status": "splendid", "detail": "\x1b[2J"}, RewardStatus.FAILED, r"\x1b[2J"),
+        (None, RewardStatus.FAILED, "the server answered None"),
+        ({"parts": {"a": 1.0}}, RewardStatus.FAILED, "the server answered"),
+        ({"reward": 1.0, "steps": 3}, RewardStatus.FAILED, "the server answered"),
+        ({"reward": 1.0, "steps": [[1]]}, RewardStatus.FAILED, "the server answered"),
+        ({"reward": 1.0, "steps": [[-1, 0.5]]}, RewardStatus.FAILED, "the server answered"),
+        ({"reward": 1.0, "steps": [[1, None]]}, RewardStatus.FAILED, "the server answered"),
+    ],
+)
+def test_the_reason_that_a_server_gives_for_no_score_is_kept(
+    entry: object, status: RewardStatus, detail: str, server: Server, make_item: MakeItem
+) -> None:
+    server.entry = entry
+    [score] = reward(server, "entry")([make_item("a")])
+    assert (score.value, score.status) == (None, status)
+    assert detail in score.detail
+
+
+def test_steps_arrive(server: Server, make_item: MakeItem) -> None:
+    server.entry = {"reward": 1.0, "steps": [[1, 0.5], [2, 1]]}
+    [score] = reward(server, "entry")([make_item("ab")])
+    assert score.steps == ((1, 0.5), (2, 1.0))
 
 
 @pytest.mark.parametrize("path", ["hung", "drip"])
@@ -235,7 +271,7 @@ def test_urls_that_cannot_be_asked_are_refused(url: str) -> None:
 
 
 def test_an_answer_that_is_too_large_is_no_answer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rft_trainer.rewards import http_client
+    from rft_trainer.rewards.servers import http_client
 
     monkeypatch.setattr(http_client, "_LARGEST", 8)
     with pytest.raises(RequestFailure, match="larger"):

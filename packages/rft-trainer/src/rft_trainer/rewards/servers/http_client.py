@@ -19,18 +19,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urljoin, urlsplit
 
 from rft_core.errors import OptionsError
 from rft_core.secrets import holds_secret, scrub_text
+from rft_core.terminal_text import visible
 from rft_trainer.records.scores import RewardStatus
-from rft_trainer.rewards.server_wait import ServerWait, StillAway
+from rft_trainer.rewards.servers.server_wait import ServerWait, StillAway
 
 TOKEN = "RFT_REMOTE_TOKEN"
 """Variable of the environment whose value is sent as a bearer token, where it is set."""
 
 _LARGEST = 64 << 20
 _FIRST_WAIT = 0.1
+_MOST_REDIRECTS = 4
+_REDIRECTS = (307, 308)
+"""Codes of a redirect that sends the same request again; after another one it would be a GET without its body."""
 _AWAY_CODES = (408, 429, 502, 503, 504)
 """Codes of servers, and of proxies before them, that say: not now."""
 
@@ -93,6 +97,7 @@ class Endpoint:
             return self._tried(body)
         probes = [] if probe is None else [json.dumps(probe).encode()]
         first, num_pauses = 0.0, 0
+        self._begin(wait)
         while True:
             try:
                 answer = self._tried(body)
@@ -102,6 +107,7 @@ class Endpoint:
                     raise
                 # twice, while the server answered others: it is this request that it cannot answer
                 if num_pauses and failure.status is RewardStatus.TIMEOUT and wait.answered_after(first):
+                    wait.gave_up()
                     raise
                 first = first if num_pauses else wait.now()
                 self._pause(wait, failure, num_pauses)
@@ -116,6 +122,12 @@ class Endpoint:
         """End every wait for the server."""
         if self.wait is not None:
             self.wait.close()
+
+    def _begin(self, wait: ServerWait) -> None:
+        try:
+            wait.begin()
+        except StillAway as over:
+            raise RequestFailure(RewardStatus.OUTAGE, f"{self.url}: {over}") from over
 
     def _pause(self, wait: ServerWait, failure: RequestFailure, num_pauses: int) -> None:
         try:
@@ -149,9 +161,18 @@ class Endpoint:
         raise AssertionError
 
     def _exchange(self, body: bytes, deadline: float) -> bytes:
+        parts = self.parts
+        for _ in range(_MOST_REDIRECTS):
+            answered = self._hop(parts, body, deadline)
+            if isinstance(answered, bytes):
+                return answered
+            parts = same_place(parts, answered, self.url)
+        raise RequestFailure(RewardStatus.FAILED, f"{self.url}: more than {_MOST_REDIRECTS - 1} redirects")
+
+    def _hop(self, parts: SplitResult, body: bytes, deadline: float) -> bytes | str:
+        """Send a request to one place: the content of its answer, or where it redirects to."""
         # at least a millisecond: a timeout of 0 would make the socket non-blocking
         seconds = max(deadline - time.monotonic(), 0.001)
-        parts = self.parts
         assert parts.hostname is not None
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         # a new connection for every try: the last one may be half closed
@@ -251,7 +272,35 @@ class _NetworkError(Exception):
     """Network error that is worth a retry."""
 
 
-def _answer(connection: http.client.HTTPConnection, parts: SplitResult, body: bytes, where: str) -> bytes:
+def same_place(typed: SplitResult, location: str, where: str) -> SplitResult:
+    """Return where a redirect leads, which is the host and port that were typed, or HTTPS on the same host.
+
+    An address in an answer may be one that only this machine reaches: none but the typed one is asked.
+
+    Raises:
+        RequestFailure: another host or port, or no address.
+    """
+    try:
+        found = urlsplit(urljoin(typed.geturl(), location))
+        place = (found.scheme, found.hostname, found.port or _PORTS.get(found.scheme))
+    except ValueError:
+        found, place = urlsplit(""), None
+    port = typed.port or _PORTS[typed.scheme]
+    allowed = {(typed.scheme, typed.hostname, port)}
+    if typed.scheme == "http" and port == _PORTS["http"]:
+        allowed.add(("https", typed.hostname, _PORTS["https"]))
+    if place not in allowed or found.username or found.password:
+        shown = visible(location[:200])
+        message = f"{where}: redirects to {shown!r}, which is not followed: only the address that was given is asked"
+        raise RequestFailure(RewardStatus.FAILED, message)
+    return found
+
+
+_PORTS = {"http": 80, "https": 443}
+
+
+def _answer(connection: http.client.HTTPConnection, parts: SplitResult, body: bytes, where: str) -> bytes | str:
+    """Return the content of an answer, or where it redirects to."""
     headers = {"Content-Type": "application/json", "Accept": "application/json"}
     token = os.environ.get(TOKEN)
     if token:
@@ -259,6 +308,8 @@ def _answer(connection: http.client.HTTPConnection, parts: SplitResult, body: by
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     connection.request("POST", path, body, headers)
     response = connection.getresponse()
+    if response.status in _REDIRECTS:
+        return response.headers.get("Location") or ""
     # one byte more than allowed, which shows that there is more
     content = response.read(_LARGEST + 1)
     # what the stated length still lacks: a body that was cut off may be valid JSON all the same

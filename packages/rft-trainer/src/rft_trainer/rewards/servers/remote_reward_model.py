@@ -3,29 +3,36 @@
 Request, POST with JSON, lists of one length::
 
     {"queries": ["1+1=2"], "prompts": ["1+1="], "responses": ["2"], "labels": ["2"], "prompt_ids": ["train:0"],
-     "messages": [[{"role": "user", "content": "1+1="}]]}
+     "messages": [[{"role": "user", "content": "1+1="}]], "finish_reasons": ["stop"], "num_tokens": [1]}
 
-`queries` are prompt and response as one text, `messages` are empty for prompts that are plain text. Where a prompt of
-the request has images there is also `"images": [["data:image/png;base64,..."]]`, for each response those of its prompt
-in the order of their places, each file whole. Answer, one entry a response, in order::
+`queries` are prompt and response as one text, `messages` are empty for prompts that are plain text. Where rows have
+columns that JSON can hold there is also `"columns": [{"source": "gsm8k"}]`; where a prompt of the request has images,
+`"images": [["data:image/png;base64,..."]]`, for each response those of its prompt in the order of their places, each
+file whole. Answer, one entry a response, in order::
 
     {"rewards": [0.7]}          or with parts: {"rewards": [{"reward": 0.7, "parts": {"clear": 0.2}}]}
 
-null in the place of a number says that there is no score.
+Beside `parts` there may be `steps`, pairs of (characters of the response up to the end of a step, its reward).
+null in the place of a number says that there is no score; `{"reward": null, "status": "timeout", "detail": "..."}` says
+why, with a status of `rft_trainer.records.scores.RewardStatus`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 from rft_core.errors import ServiceError
+from rft_core.secrets import scrub_text
+from rft_core.terminal_text import visible
 from rft_trainer.data.images import MARKER
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
-from rft_trainer.rewards.http_client import Endpoint, RequestFailure
 from rft_trainer.rewards.images import HeldImages, data_uri, files_of, probe_image
+from rft_trainer.rewards.servers.http_client import Endpoint, RequestFailure
+
+_LONGEST_DETAIL = 300
 
 _PROBE = RewardItem("probe:0", "1+1=", "2", "2", "stop", 1)
 
@@ -87,6 +94,8 @@ class RemoteReward:
         return [self._score(value) for value in rewards]
 
     def _score(self, value: Any) -> Score:
+        if isinstance(value, dict) and value.get("reward", value) is None:
+            return _missing(value)
         parts = value.get("parts", {}) if isinstance(value, dict) else {}
         reward = finite_number(value.get("reward") if isinstance(value, dict) else value)
         numbers = {str(name): finite_number(part) for name, part in parts.items()} if isinstance(parts, dict) else {}
@@ -94,19 +103,69 @@ class RemoteReward:
         if reward is None or not isinstance(parts, dict) or None in numbers.values():
             return Score(None, RewardStatus.FAILED, detail=f"the server answered {str(value)[:80]}")
         named = {f"{self.name}/{name}": number for name, number in numbers.items() if number is not None}
-        return Score(reward, breakdown={self.name: reward, **named})
+        steps = _steps(value)
+        if steps is None:
+            return Score(None, RewardStatus.FAILED, detail=f"the server answered {str(value)[:80]}")
+        return Score(reward, breakdown={self.name: reward, **named}, steps=steps)
+
+
+_STATUSES = {status.value: status for status in RewardStatus if status is not RewardStatus.OK}
+
+
+def _missing(value: Mapping[str, Any]) -> Score:
+    """Return the reason that a server gives for a score that is missing."""
+    status = _STATUSES.get(str(value.get("status")), RewardStatus.FAILED)
+    said = visible(scrub_text(str(value.get("detail", "")))[:_LONGEST_DETAIL])
+    return Score(None, status, detail=said or f"the server answered {str(value)[:80]}")
+
+
+def _steps(value: Any) -> tuple[tuple[int, float], ...] | None:
+    """Return the steps of an entry, none where it has none; None where they are no pairs of a place and a reward."""
+    found = value.get("steps", []) if isinstance(value, dict) else []
+    if not isinstance(found, list):
+        return None
+    steps: list[tuple[int, float]] = []
+    for step in cast("list[Any]", found):
+        if not isinstance(step, list) or len(cast("list[Any]", step)) != 2:
+            return None
+        place, reward = step[0], finite_number(step[1])
+        if not isinstance(place, int) or isinstance(place, bool) or place < 0 or reward is None:
+            return None
+        steps.append((place, reward))
+    return tuple(steps)
 
 
 def request(items: Sequence[RewardItem]) -> dict[str, Any]:
     """Build the request body for these responses."""
-    return {
-        "queries": [item.prompt_text + item.response_text for item in items],
-        "prompts": [item.prompt_text for item in items],
-        "responses": [item.response_text for item in items],
-        "labels": [item.label for item in items],
-        "prompt_ids": [item.prompt_id for item in items],
-        "messages": [[dict(message) for message in item.messages] for item in items],
-    } | _images(items)
+    return (
+        {
+            "queries": [item.prompt_text + item.response_text for item in items],
+            "prompts": [item.prompt_text for item in items],
+            "responses": [item.response_text for item in items],
+            "labels": [item.label for item in items],
+            "prompt_ids": [item.prompt_id for item in items],
+            "messages": [[dict(message) for message in item.messages] for item in items],
+            "finish_reasons": [item.finish_reason for item in items],
+            "num_tokens": [item.num_tokens for item in items],
+        }
+        | _columns(items)
+        | _images(items)
+    )
+
+
+def _columns(items: Sequence[RewardItem]) -> dict[str, Any]:
+    """Return the columns of the rows that JSON can hold, where there are any: an image is sent as an image."""
+    rows = [{name: value for name, value in item.columns.items() if _is_json(value)} for item in items]
+    return {"columns": rows} if any(rows) else {}
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, dict):
+        pairs = cast("dict[Any, Any]", value).items()
+        return all(isinstance(name, str) and _is_json(part) for name, part in pairs)
+    if isinstance(value, list):
+        return all(map(_is_json, cast("list[Any]", value)))
+    return value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _images(items: Sequence[RewardItem]) -> dict[str, Any]:

@@ -1,17 +1,21 @@
-"""Wait for a server that is away: one clock for all requests to it, one line when it begins, few afterwards."""
+"""Wait for a server that is away: one clock for all requests to it, one line when it begins, few afterwards.
+
+After a few failures in a row a circuit breaker lets one request at a time through, until the server answers.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rft_core.errors import OutageError
+from rft_trainer.rewards.servers.circuit_breaker import OPENS_AFTER, Backoff, CircuitBreaker
 
 _LOG = logging.getLogger(__name__)
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _LOOK_SECONDS = 0.2
 _REPORT_AFTER = (60.0, 300.0)
 _REPORT_EVERY = 600.0
@@ -34,6 +38,7 @@ class WaitRules:
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
+    backoff: Backoff = field(default_factory=Backoff)
 
 
 class StillAway(Exception):
@@ -54,6 +59,7 @@ class ServerWait:
         self._is_over = False
         self._is_closed = False
         self._answered_at = rules.clock()
+        self._breaker = CircuitBreaker(rules.backoff)
 
     def answered(self) -> None:
         """Record that the server has answered: an outage, if there was one, is over."""
@@ -63,6 +69,7 @@ class ServerWait:
             if self._since is not None:
                 _LOG.warning("%s answers again, after %.0f s", self._name, now - self._since)
             self._since, self._is_over = None, False
+            self._breaker.answered()
 
     def answered_after(self, moment: float) -> bool:
         """Return whether the server has answered any request after `moment` of the clock."""
@@ -71,6 +78,22 @@ class ServerWait:
     def now(self) -> float:
         """Return the present moment of the clock."""
         return self._rules.clock()
+
+    def begin(self) -> None:
+        """Wait before a request is sent for the first time, while the server is known to be away.
+
+        Raises:
+            StillAway: as `pause`.
+            OutageError: as `pause`.
+        """
+        with self._lock:
+            now = self._rules.clock()
+            if self._since is None or self._breaker.may_try(now, threading.get_ident()):
+                return
+            since = self._since
+            if self._is_over:
+                raise self._ended(now - since, "it has not answered since")
+        self._sleep(now, since, "it has not answered yet")
 
     def pause(self, reason: str, num_pauses: int, retry_after: float | None = None) -> None:
         """Wait until the next try of a request that failed.
@@ -91,25 +114,44 @@ class ServerWait:
                 self._next_report = now
             since = self._since
             until = since + self._rules.seconds
+            opens = self._breaker.failed(now, threading.get_ident(), retry_after)
             if now >= until or self._is_over:
                 raise self._ended(now - since, reason)
             self._report(now, since, until, reason)
-        pause = min(_FIRST_PAUSE * 2.0**num_pauses, _LONGEST_PAUSE) if retry_after is None else max(retry_after, 0.05)
-        # a last try when the time is over, however long the server asked to be left alone
-        self._sleep(min(now + pause, until), since, reason)
+            if opens:
+                _LOG.info("%s: %d failures in a row, from here one request at a time", self._name, OPENS_AFTER)
+            wake = now + self._rules.backoff.pause(num_pauses, retry_after)
+        self._sleep(wake, since, reason)
+
+    def gave_up(self) -> None:
+        """Record that this thread sends its request no more, so that another may send one."""
+        with self._lock:
+            self._breaker.release(threading.get_ident())
 
     def close(self) -> None:
         """End every wait, as for a program that is interrupted."""
         self._is_closed = True
 
     def _sleep(self, wake: float, since: float, reason: str) -> None:
-        while (left := wake - self._rules.clock()) > 0.0:
+        """Sleep until `wake`, and on until this request may be sent; a last one when the time is over."""
+        until = since + self._rules.seconds
+        # a last try when the time is over, however long the server asked to be left alone
+        wake = min(wake, until)
+        while True:
+            now = self._rules.clock()
+            with self._lock:
+                # the answer to another request ends the pause; a new outage has another beginning
+                if self._since != since:
+                    return
+                if self._is_over and now >= until:
+                    raise self._ended(now - since, reason)
+                # when the time is over the breaker lets one through, however long its pause is
+                moment = math.inf if now >= until else now
+                if now >= wake and self._breaker.may_try(moment, threading.get_ident()):
+                    return
             if self._rules.stopped() or self._is_closed:
                 raise self._interrupted(reason)
-            # the answer to another request ends the pause; a new outage has another beginning
-            if self._since != since:
-                return
-            self._rules.sleep(min(left, _LOOK_SECONDS))
+            self._rules.sleep(min(wake - now, _LOOK_SECONDS) if wake > now else _LOOK_SECONDS)
 
     def _report(self, now: float, since: float, until: float, reason: str) -> None:
         """Say what is waited for, since when and until when; under the lock."""

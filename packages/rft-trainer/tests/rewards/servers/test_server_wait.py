@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +13,8 @@ from typing import Any
 import pytest
 
 from rft_core.errors import ExitCode, OutageError
-from rft_trainer.rewards.server_wait import ServerWait, StillAway, WaitRules
+from rft_trainer.rewards.servers.circuit_breaker import Backoff
+from rft_trainer.rewards.servers.server_wait import ServerWait, StillAway, WaitRules
 
 
 @dataclass(slots=True)
@@ -26,7 +30,9 @@ class Clock:
 
 
 def wait_of(clock: Clock, seconds: float = 50.0, **options: Any) -> ServerWait:
-    rules = WaitRules(seconds, clock=lambda: clock.now, wall_clock=lambda: clock.now, sleep=clock.sleep, **options)
+    backoff = Backoff(options.pop("jitter", lambda: 0.0))
+    moments = {"clock": lambda: clock.now, "wall_clock": lambda: clock.now, "sleep": clock.sleep}
+    rules = WaitRules(seconds, **moments, backoff=backoff, **options)
     return ServerWait("the reward server x", "--remote_rm_url http://x", rules)
 
 
@@ -113,3 +119,61 @@ def test_it_is_said_once_then_rarely_and_at_the_end(caplog: pytest.LogCaptureFix
         wait.answered()
         wait.answered()
     assert len(caplog.records) == 5
+
+
+def test_after_a_few_failures_one_request_at_a_time_is_sent() -> None:
+    now, lock, tries = [0.0], threading.Lock(), list[float]()
+
+    def ask() -> None:
+        with contextlib.suppress(StillAway):
+            wait.begin()
+            for number in range(100):
+                with lock:
+                    tries.append(now[0])
+                wait.pause("refused", number)
+
+    moments = {"clock": lambda: now[0], "wall_clock": lambda: now[0], "sleep": lambda seconds: time.sleep(0.0005)}
+    rules = WaitRules(40.0, goes_on=True, backoff=Backoff(lambda: 0.0), **moments)
+    wait = ServerWait("the reward server x", "--remote_rm_url http://x", rules)
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        time.sleep(0.001)
+        now[0] += 0.25
+    # the first of each thread, then one a pause of 1, 2, 4, 8, 16 and the rest of 40 s, whatever the number of threads
+    assert len(tries) <= 8 + 8
+    assert len([moment for moment in tries if moment > 2.0]) <= 7
+
+
+def test_requests_that_begin_in_an_outage_wait_for_its_end_and_after_it_are_told_so() -> None:
+    clock = Clock()
+    wait = wait_of(clock, 5.0, goes_on=True)
+    wait.begin()
+    for number in range(5):
+        wait.pause("refused", 0 if number < 4 else 1)
+    clock.now += 60.0
+    with pytest.raises(StillAway):
+        wait.pause("refused", 5)
+    wait_began = clock.now
+    with pytest.raises(StillAway):
+        wait.begin()
+    assert clock.now == wait_began, "nobody waits once the time is over"
+    clock.now += 30.0
+    wait.begin()
+    wait.answered()
+    wait.begin()
+    assert clock.now == wait_began + 30.0
+
+
+def test_a_thread_that_gives_up_does_not_keep_the_others_from_trying() -> None:
+    clock = Clock()
+    wait = wait_of(clock, 500.0)
+    for _ in range(5):
+        wait.pause("refused", 0)
+    wait.gave_up()
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: (wait.begin(), done.set()))
+    thread.start()
+    assert done.wait(20)
+    thread.join()

@@ -9,9 +9,9 @@ import pytest
 
 from rft_core.errors import ServiceError
 from rft_trainer.records.scores import RewardStatus, Score
-from rft_trainer.rewards.http_client import RequestFailure
 from rft_trainer.rewards.images import data_uri, probe_image
-from rft_trainer.rewards.remote_judge import RemoteJudge
+from rft_trainer.rewards.servers.http_client import RequestFailure
+from rft_trainer.rewards.servers.remote_judge import RemoteJudge
 
 
 class FakeEndpoint:
@@ -109,7 +109,7 @@ def test_no_more_requests_are_under_way_than_allowed_or_needed(monkeypatch: pyte
 
         map = staticmethod(map)
 
-    monkeypatch.setattr("rft_trainer.rewards.remote_judge.ThreadPoolExecutor", Pool)
+    monkeypatch.setattr("rft_trainer.rewards.servers.remote_judge.ThreadPoolExecutor", Pool)
     few, _ = judge(lambda sent: says("x"), concurrency=3)
     many, _ = judge(lambda sent: says("x"))
     for asks, num in ((few, 0), (few, 2), (few, 5), (many, 20)):
