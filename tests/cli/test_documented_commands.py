@@ -63,7 +63,7 @@ def test_a_documented_command_is_understood(line: str, rft_train: Callable[..., 
         assert [word for word in words[2:] if word.startswith("--") and word not in recipes.USAGE] == []
     elif verb == "export":
         assert len(export.parse(words).words) == 2
-    elif verb in ("runs", "recipes"):
+    elif verb in ("runs", "recipes", "rollouts"):
         outcome = rft_train(verb, *words, "--json_errors")
         assert outcome.code == 0 or outcome.problem["code"] == "run.unknown_name", outcome.err
     else:

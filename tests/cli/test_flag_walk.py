@@ -316,6 +316,8 @@ RL = SHARED | {
     "save_trajectories": Row("--no-save_trajectories", "files", "--rollout_log_interval 1"),
     "num_trajectories_to_save": Row("--num_trajectories_to_save 2", "rollouts"),
     "rollout_log_interval": Row("--rollout_log_interval 2", "files"),
+    "token_records": Row("--token_records off", "files", "--rollout_log_interval 1"),
+    "token_records_mib": Row("--token_records_mib 0", "files", "--rollout_log_interval 1"),
     "max_unscored_share": Row("--max_unscored_share 1", "code", f"--reward {BENCH}/reward.py:sometimes"),
 }
 

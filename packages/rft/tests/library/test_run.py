@@ -16,6 +16,7 @@ from rft.checkpoints import export as export_module
 from rft.library import run as library
 from rft_core.errors import DataError, OptionsError, PreflightError
 from rft_models.loading import transformers_loading
+from rft_trainer.rollout_files.token_records import TokenRecord, token_file, write_token_records
 
 METRICS = [{"step": 1, "reward/mean": 0.25, "policy/kl": None}, {"step": 2, "reward/mean": 0.5, "policy/kl": 0.125}]
 EVALUATIONS = [{"step": 0, "name": "before", "eval/accuracy": 0.0}, {"step": 2, "name": "after", "eval/accuracy": 0.75}]
@@ -52,6 +53,35 @@ def test_a_run_is_what_its_directory_holds(folder: Path) -> None:
     assert run.samples == [{"step": 2, **row} for row in SAMPLES]
     assert run.checkpoints == [0, 2]
     assert repr(run) == f"Run('{folder}'): finished at step 2"
+
+
+def test_tokens_are_those_of_a_step_that_was_recorded(folder: Path) -> None:
+    run = rft.Run(folder)
+    with pytest.raises(OptionsError, match="no record of the tokens of any step"):
+        run.tokens()
+    for step in (1, 2):
+        record = TokenRecord(
+            prompt_id="p",
+            sample=step,
+            prompt_ids=(),
+            token_ids=(7,),
+            mask=(True,),
+            versions=(0,),
+            engine_logprobs=(-0.5,),
+            trainer_logprobs=None,
+            entropies=None,
+            reference_logprobs=None,
+            advantages=None,
+            reward=1.0,
+            status="ok",
+            finish_reason="stop",
+        )
+        write_token_records(token_file(folder / "rollouts", step), [record])
+    assert [one.sample for one in run.tokens()] == [2]
+    assert [one.sample for one in run.tokens(1)] == [1]
+    with pytest.raises(OptionsError, match="of step 4") as caught:
+        run.tokens(4)
+    assert caught.value.problem.do == "run.tokens(2)"
 
 
 def test_a_run_that_goes_on_shows_its_last_step(folder: Path) -> None:

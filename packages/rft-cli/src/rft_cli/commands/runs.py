@@ -29,30 +29,31 @@ def run(argv: list[str]) -> int:
         return 0
     if argv and argv[0] == "show":
         parsed = arguments.parse("runs show", argv[1:], most=1)
-        _console().print(page_of_run(read_run(_run_directory(parsed.word(0)))))
+        wide_console().print(page_of_run(read_run(find_run(parsed.word(0)))))
         return 0
     parsed = arguments.parse("runs", argv, most=1)
     directory = Path(parsed.word(0, str(HOME)))
     if is_run(directory):
-        _console().print(page_of_run(read_run(directory)))
+        wide_console().print(page_of_run(read_run(directory)))
         return 0
     if parsed.words and not directory.is_dir():
         raise _no_run(parsed.word(0))
     runs = read_runs(directory)
     if runs:
-        _console().print(table_of_runs(runs))
+        wide_console().print(table_of_runs(runs))
     else:
         print(visible(f"no runs in {directory}; start one with: rft-train quickstart"))
     return 0
 
 
-def _console() -> Console:
+def wide_console() -> Console:
     """Return a console that does not cut piped output at 80 columns, as programs and files read it."""
     console = SafeConsole(highlight=False)
     return console if console.is_terminal else SafeConsole(highlight=False, width=200)
 
 
-def _run_directory(reference: str) -> Path:
+def find_run(reference: str) -> Path:
+    """Return the directory of a run that is named by its path, or by its name in `HOME`; raise `DataError` else."""
     for path in (Path(reference), HOME / reference):
         if reference and is_run(path):
             return path

@@ -139,6 +139,11 @@ BUILT_IN = (
     ),
     Command(name="runs", summary="list runs, or show one", run="rft_cli.commands.runs:run"),
     Command(
+        name="rollouts",
+        summary="list, compare and export the sampled answers of a run",
+        run="rft_cli.commands.answers.listing:run",
+    ),
+    Command(
         name="recipes",
         summary="list, show or copy configurations that are known to work",
         run="rft_cli.commands.recipes:run",
@@ -154,7 +159,6 @@ REFUSED_COMMANDS: dict[str, Refusal] = {
     "dpo": Refusal(_NOT_YET, "rft-train rl"),
     "doctor": Refusal(_NOT_YET, "rft-train check"),
     "report": Refusal(_NOT_YET, "rft-train runs show RUN"),
-    "rollouts": Refusal(_NOT_YET, "rft-train runs show RUN"),
     **dict.fromkeys(("rm", "reward"), Refusal(f"{_NOT_YET}: it trains no reward models", "rft-train sft")),
     "rm-test": Refusal("it is a script", "python examples/test_reward_model.py --model DIR"),
     **dict.fromkeys(

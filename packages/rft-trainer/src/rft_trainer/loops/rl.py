@@ -21,6 +21,7 @@ from rft_trainer.loops.training_loop import Limits, StepSize, TrainingLoop
 from rft_trainer.metrics.phase_timer import Phase
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import Prompt, RolloutGroup, TrainingSample
+from rft_trainer.rollout_files.token_recorder import TokenRecorder
 from rft_trainer.rollouts.source import RolloutSource
 from rft_trainer.runs.step_report import rollout_metrics
 from rft_trainer.runs.stop_signals import StopSignals
@@ -117,6 +118,8 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
     an error."""
     gaps: MismatchMonitor | None = None
     """Whether the samples are the policy's own, seen at the first update of a step."""
+    tokens: TokenRecorder | None = None
+    """Records the tokens of some steps."""
     averaged: EmaEvaluator | None = None
     """Evaluates the moving averages of the weights beside them."""
     keeps_best: bool = False
@@ -198,7 +201,12 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
         """Compute advantages, then take `epochs_per_step` passes of optimizer steps over the samples."""
         groups = data
         kept = self._keep(groups)
+        if self.tokens is not None:
+            with self.timer.phase(Phase.LOGPROB):
+                self.tokens.score(self.progress.step + 1, groups)
         samples, credited = self._annotate(kept)
+        if self.tokens is not None:
+            self.tokens.credit(samples)
         totals = MetricTotals()
         outcomes: list[UpdateOutcome] = []
         critic_outcomes: list[UpdateOutcome] = []
@@ -336,6 +344,8 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
 
     def _report(self, data: Sequence[RolloutGroup]) -> None:
         self.reporter.rollouts(data, self.progress)
+        if self.tokens is not None:
+            self.tokens.write()
 
     def _evaluate(self, name: str, extra: Mapping[str, object]) -> None:
         if self.evaluator is None:

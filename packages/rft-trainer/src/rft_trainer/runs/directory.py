@@ -36,6 +36,7 @@ RUN_MARKS = ("config.yaml", "metrics.jsonl", "evals.jsonl", "summary.json", "che
 _OF_A_START = {*RUN_MARKS, "recipe.yaml", "command.txt", "env.json", "error.json", "logs"}
 """What a run that ended before its first step may leave; bundles of diagnostics are beside them."""
 _ROLLOUT_FILE = re.compile(r"step_(\d{6,})\.jsonl")
+_TOKEN_FILE = re.compile(r"tokens_(\d{6,})\.arrow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +238,7 @@ class RunDirectory:
 
     def rollout_steps(self) -> list[int]:
         """Return the steps whose rollouts were kept, in order."""
-        if not self.rollouts_directory.is_dir():
-            return []
-        matches = [_ROLLOUT_FILE.fullmatch(file.name) for file in self.rollouts_directory.iterdir()]
-        return sorted(int(match.group(1)) for match in matches if match)
+        return sorted(_steps_of(self.rollouts_directory, _ROLLOUT_FILE))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write outcome, seed, seconds, steps, tokens, evaluation before and after; the file is replaced atomically."""
@@ -274,6 +272,9 @@ class RunDirectory:
         late = [kept for kept in self.rollout_steps() if kept > step]
         for kept in late:
             remove_file(self.rollout_file(kept))
+        for kept, file in _steps_of(self.rollouts_directory, _TOKEN_FILE).items():
+            if kept > step:
+                remove_file(file)
         if self.summary_file.exists():  # of an end that this run no longer has
             remove_file(self.summary_file)
         return CutReport(metrics, evaluations, len(late), bad_metrics + bad_evaluations)
@@ -296,6 +297,11 @@ def _step_of(record: Mapping[str, Any]) -> int:
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise ValueError(f'a record needs an integer "step" of at least 0, not {step!r}')
     return step
+
+
+def _steps_of(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
+    files = folder.iterdir() if folder.is_dir() else ()
+    return {int(match[1]): file for file in files if (match := pattern.fullmatch(file.name))}
 
 
 def _cut(file: Path, step: int) -> tuple[int, int]:

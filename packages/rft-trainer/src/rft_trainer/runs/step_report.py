@@ -117,8 +117,7 @@ class Reporter:
 
         Those of the first step too, so that a mistake in prompts or reward is seen at once, and in a short run at all.
         """
-        is_due = self._rollout_every and (progress.step == 1 or progress.step % self._rollout_every == 0)
-        if self._writes and is_due:
+        if self._writes and rollouts_due(progress.step, self._rollout_every):
             rows = rollout_rows(groups, self._rollouts_kept)
             prompts, folder = [group.prompt for group in groups], self._directory.rollouts_directory
             with self._directory.optional.tried("rollouts/", len(rows)):
@@ -138,7 +137,7 @@ class Reporter:
 def rollout_rows(groups: Sequence[RolloutGroup], limit: int) -> list[dict[str, object]]:
     """Return rollouts as rows, complete groups spread over the step, at most `limit` rows."""
     # whole groups: rewards say something only beside the others of their group
-    chosen = _evenly_chosen(groups, limit)
+    chosen = evenly_chosen(groups, limit)
     return [rollout_row(group.prompt, rollout) for group, rollout in flat_rollouts(chosen)][:limit]
 
 
@@ -176,7 +175,13 @@ def rollout_row(prompt: Prompt, rollout: Rollout) -> dict[str, object]:
     }
 
 
-def _evenly_chosen(groups: Sequence[RolloutGroup], limit: int) -> list[RolloutGroup]:
+def rollouts_due(step: int, every: int) -> bool:
+    """Return whether the rollouts of a step are kept: of the first and of each `every`-th; 0 = of none."""
+    return bool(every) and (step == 1 or step % every == 0)
+
+
+def evenly_chosen(groups: Sequence[RolloutGroup], limit: int) -> list[RolloutGroup]:
+    """Return whole groups spread over the step: as few as have `limit` rollouts."""
     if not groups:
         return []
     size = max(len(group.rollouts) for group in groups)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+TokenRecords = Literal["shown", "all", "off"]
 
 TENSORBOARD_IN_RUN = "run"
 """The value of `use_tensorboard` that stands for a folder of the run's own directory."""
@@ -80,6 +83,14 @@ class RlRunSettings(RunSettings):
 
     rollout_log_interval: int = field(default=10, metadata={"minimum": 1})
     """Steps between two of these files, beside that of the first step (with `save_trajectories`)."""
+
+    token_records: TokenRecords = "shown"
+    """Write rollouts/tokens_N.arrow, with log-probs of engine and trainer, entropy, advantage and weight version of
+    each token, which takes a forward pass of these responses: shown = of those that are written as text; all = of
+    every response of every step; off = none."""
+
+    token_records_mib: float = field(default=256.0, metadata={"minimum": 0.0})
+    """MiB of such files that a run keeps; beyond it the oldest are removed, but never the newest."""
 
     max_unscored_share: float = field(default=0.1, metadata={"minimum": 0.0, "maximum": 1.0})
     """Fraction of a step's rewards that may fail before the run stops."""

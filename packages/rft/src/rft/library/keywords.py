@@ -271,6 +271,8 @@ class RlKeywords(TrainingKeywords, total=False):
     save_trajectories: bool
     num_trajectories_to_save: int
     rollout_log_interval: int
+    token_records: Literal["shown", "all", "off"]
+    token_records_mib: float
     max_unscored_share: float
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from rft.library.given_rewards import GivenReward
+    from rft_trainer.rollout_files.token_records import TokenRecord
 
 Table = Literal["metrics", "evaluations", "samples"]
 _CURVES = ("reward/mean", "sft/loss", "eval/accuracy", "eval/loss", "policy/entropy", "policy/gradient_norm")
@@ -100,6 +101,33 @@ class Run:
             step = int(file.stem.removeprefix("step_"))
             kept += [{"step": step, **row} for row in rows(file)]
         return kept
+
+    def tokens(self, step: int | None = None) -> list[TokenRecord]:
+        """Return the records of a step's sampled answers token by token (docs/rollouts.md).
+
+        Args:
+            step: None = the last that was recorded.
+
+        Raises:
+            OptionsError: this step was not recorded, or none was.
+            DataError: the file is damaged, or of another version.
+        """
+        from rft_trainer.rollout_files.token_records import read_token_records, token_files
+
+        files = token_files(self.path / "rollouts")
+        chosen = max(files, default=None) if step is None else step
+        if chosen in files:
+            return read_token_records(files[chosen])
+        raise OptionsError(
+            code="run.no_token_records",
+            what=f"{self.path} has no record of the tokens of {'any step' if chosen is None else f'step {chosen}'}",
+            where="Run.tokens",
+            why=f"there are those of the steps {', '.join(map(str, files))}"
+            if files
+            else "a run on rewards writes them with the answers that it keeps as text (token_records='shown')",
+            state="nothing was changed",
+            do=f"run.tokens({min(files, key=lambda other: abs(other - (step or 0)))})" if files else "",
+        )
 
     @property
     def checkpoints(self) -> list[int]:

@@ -65,8 +65,9 @@ from rft_trainer.loops.rl import RlLoop
 from rft_trainer.protocols import Engine
 from rft_trainer.records.rollouts import RolloutGroup
 from rft_trainer.records.scores import Reward
+from rft_trainer.rollout_files.token_recorder import RecordLimits, TokenRecorder
 from rft_trainer.runs.checkpointing import Progress, Saver, Stateful
-from rft_trainer.runs.step_report import Reporter
+from rft_trainer.runs.step_report import Reporter, rollouts_due
 from rft_trainer.scoring.advantages import ComputeAdvantages
 from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.scoring.samples import shuffle_rewards
@@ -168,14 +169,7 @@ def build_rl(
     if progress.step:  # a resumed run's engine serves the restored weights
         source.load_weights(progress.step)
     evaluator = make_evaluator(
-        source,
-        tokenizer,
-        reward,
-        machine,
-        data,
-        longest_response,
-        settings.evaluation,
-        rollouts.conversations,
+        source, tokenizer, reward, machine, data, longest_response, settings.evaluation, rollouts.conversations
     )
     objective = PolicyObjective(record, credit.coefficients)
     trained = [parallel, critic.parallel] if critic else [parallel]
@@ -203,6 +197,7 @@ def build_rl(
         sleep_engine=sleeps,
         check_engine=rollouts.check_engine,
         gaps=gap_watch(settings, machine, started.resume_command),
+        tokens=_token_recorder(settings, started, parallel),
     )
 
 
@@ -317,6 +312,24 @@ def _reporter(settings: RlSettings, started: RunStart, data: RlData, progress: P
         rollouts_kept=settings.run.num_trajectories_to_save,
         seconds_before=progress.seconds,
     )
+
+
+def _token_recorder(
+    settings: RlSettings, started: RunStart, parallel: ParallelModel[CausalPolicy]
+) -> TokenRecorder | None:
+    """Make the recorder of tokens; None where none are recorded."""
+    chosen, machine = settings.run, started.machine
+    shown = chosen.token_records == "shown"
+    if chosen.token_records == "off" or (shown and not chosen.save_trajectories):
+        return None
+    policy = parallel.model
+    scorer = annotator(settings, machine, policy, parallel.data, collective_forward=parallel.collective_forward)
+    limits = RecordLimits(
+        is_due=partial(rollouts_due, every=chosen.rollout_log_interval if shown else 1),
+        num_responses=chosen.num_trajectories_to_save if shown else None,
+        max_bytes=int(chosen.token_records_mib * 2**20),
+    )
+    return TokenRecorder(started.directory, scorer, limits, writes=machine.is_first)
 
 
 def gap_watch(settings: RlSettings, machine: Machine, resume_command: str) -> MismatchMonitor:

@@ -1,0 +1,1 @@
+"""`rft-train rollouts`: the sampled answers of a run. May import `runs` beside it."""
