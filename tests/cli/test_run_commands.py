@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from support.runs import ForkServer
 
+import rft
+
 FILES = ("one.jsonl", "two.jsonl")
 
 
@@ -94,6 +96,41 @@ def test_a_run_is_listed_and_shown(runs_of: Callable[[str], Path], rft_train: Ca
     assert re.search(r"^run  finished", page, flags=re.M)
     assert "reward/mean" in page
     assert "step_000003" in page
+
+
+RECORDED = "--rollout_log_interval 1 --num_trajectories_to_save 4"
+
+
+def test_tokens_of_a_run_are_recorded_and_shown(
+    runs_of: Callable[[str], Path], rft_train: Callable[..., Any], server: ForkServer, base_words: dict[str, list[str]]
+) -> None:
+    run = runs_of(RECORDED)
+    records = rft.Run(run).tokens()
+    assert len(records) == 4
+    rows = [row for row in rft.Run(run).samples if row["step"] == 3]
+    assert [(one.prompt_id, one.sample) for one in records] == [(row["prompt_id"], row["sample"]) for row in rows]
+    for one in records:
+        assert one.trainer_logprobs == pytest.approx(one.engine_logprobs, abs=1e-5), "one model in one process"
+        assert one.entropies is not None
+        assert one.advantages is not None
+        assert min(one.entropies) >= -1e-6
+        assert set(one.versions) == {2}
+    listed = rft_train("rollouts", run)
+    assert listed.code == 0
+    page = rft_train("rollouts", run, "--prompt", records[0].prompt_id, "--step", "3").out
+    assert "best: " in page
+    assert "behind each token: its advantage" in page
+    # two ranks record what one does, and a run without records has the same weights
+    both = Path("both").absolute()
+    words = [*base_words["rl"], "--save_path", str(both), *RECORDED.split()]
+    server.must_finish("rl", *words, num_ranks=2)
+    for one, two in zip(records, rft.Run(both).tokens(), strict=True):
+        assert (one.token_ids, one.sample) == (two.token_ids, two.sample)
+        assert two.trainer_logprobs == pytest.approx(one.trainer_logprobs, abs=1e-4)
+    without = runs_of(f"{RECORDED} --token_records off")
+    assert not list(without.glob("rollouts/tokens_*"))
+    name = "checkpoints/step_000003/model/model.safetensors"
+    assert (run / name).read_bytes() == (without / name).read_bytes()
 
 
 def test_a_run_goes_on_with_more_steps_as_if_it_had_them_from_the_start(
