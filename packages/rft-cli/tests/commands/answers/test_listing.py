@@ -119,7 +119,7 @@ def test_nothing_as_asked_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         (["first", "--least_gap", "1"], "--export pairs"),
         (["first", "--per_prompt", "2", "--export", "pairs", "--output", "x"], "--export demonstrations"),
         (["first", "--sort", "rewards"], "--sort reward"),
-        (["first", "--most", "0"], "--most 20"),
+        (["first", "--most", "0"], "--most 1"),
         (["first", "--reward_min", "nan"], "--reward_min 0.5"),
         (["frist"], "rft-train runs show first"),
         (["first", "--export", "pairs", "--least_gap", "1", "--output", "x"], "rft-train rollouts first"),

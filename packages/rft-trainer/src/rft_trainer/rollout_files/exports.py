@@ -52,7 +52,7 @@ def preference_pairs(groups: Sequence[AnswerGroup], *, least_gap: float = 0.0) -
         least_gap: difference of their rewards above which two answers are a pair.
     """
     left_out: Counter[str] = Counter()
-    rows: dict[tuple[str, str, str], Row] = {}
+    rows: dict[tuple[str, ...], Row] = {}
     for group in groups:
         if not _is_text(group, left_out):
             continue

@@ -128,12 +128,12 @@ def read_token_records(file: Path) -> list[TokenRecord]:
 
 
 def _record(file: Path, number: int, row: dict[str, Any]) -> TokenRecord:
-    record = TokenRecord(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    record = TokenRecord(**values)
     length = len(record.token_ids)
     for name in ("mask", "versions", "engine_logprobs", *_OPTIONAL):
-        values = getattr(record, name)
-        if values is not None and len(values) != length:
-            what = f"record {number}: {name} has {len(values)} entries, {length} tokens"
+        if values[name] is not None and len(values[name]) != length:
+            what = f"record {number}: {name} has {len(values[name])} entries, {length} tokens"
             raise _unreadable(file, what, "each token has an entry")
     return record
 

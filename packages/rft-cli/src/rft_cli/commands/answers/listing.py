@@ -62,7 +62,11 @@ def run(argv: list[str]) -> int:
     for name, needed in idle.items():
         if name in parsed.values and kind != needed:
             raise _refused(f"--{name} has no effect", f"it belongs to --export {needed}", f"--export {needed}")
-    chosen, order, most = _filter(parsed), cast("Order", _one_of(parsed, "sort", ORDERS)), _integer(parsed, "most", 20)
+    chosen, order, most = (
+        _filter(parsed),
+        cast("Order", _one_of(parsed, "sort", ORDERS)),
+        _integer(parsed, "most") or 20,
+    )
     from rft.library.run import Run
     from rft.library.token_numbers import GroupTokens, group_tokens
 
@@ -90,7 +94,7 @@ def run(argv: list[str]) -> int:
 
 def _filter(parsed: Arguments) -> RowFilter:
     return RowFilter(
-        step=_integer(parsed, "step", None),
+        step=_integer(parsed, "step"),
         prompt_id=parsed.values.get("prompt", ""),
         status=parsed.values.get("status", ""),
         finish_reason=parsed.values.get("finish", ""),
@@ -104,7 +108,7 @@ def _export(parsed: Arguments, kind: str, groups: Sequence[AnswerGroup]) -> int:
     from rft_trainer.rollout_files.exports import demonstrations, preference_pairs, write_rows
 
     if kind == "demonstrations":
-        made = demonstrations(groups, per_prompt=_integer(parsed, "per_prompt", 1) or 1)
+        made = demonstrations(groups, per_prompt=_integer(parsed, "per_prompt") or 1)
     else:
         made = preference_pairs(groups, least_gap=_real(parsed, "least_gap") or 0.0)
     left = ", ".join(f"{count} {reason}" for reason, count in sorted(made.left_out.items()))
@@ -126,12 +130,12 @@ def _one_of(parsed: Arguments, name: str, allowed: Sequence[str]) -> str:
     return value
 
 
-def _integer(parsed: Arguments, name: str, default: int | None) -> int | None:
+def _integer(parsed: Arguments, name: str) -> int | None:
     text = parsed.values.get(name)
     if text is None:
-        return default
+        return None
     if not text.isdecimal() or (name != "step" and not int(text)):
-        raise _refused(f"--{name} {text}", "it is a whole number of at least 1", f"--{name} {default or 1}")
+        raise _refused(f"--{name} {text}", "it is a whole number of at least 1", f"--{name} 1")
     return int(text)
 
 
