@@ -15,7 +15,7 @@ Rows come in these conventions, of which TRL's are the first three:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rft_trainer.data.columns import Columns
@@ -54,6 +54,8 @@ class PreferenceKeys:
     """By how much the chosen response is better; "" = no column."""
     weight: str = ""
     """Weight of the pair; "" = no column."""
+    outcomes: tuple[str, ...] = ()
+    """Columns that say which response is the better, one a head of a reward model; none = chosen is."""
 
     def found_in(self, present: Sequence[str]) -> PreferenceKeys:
         """Return the columns to read of rows that have the columns `present`; a name that is given stays."""
@@ -63,7 +65,7 @@ class PreferenceKeys:
             pairs = zip(_CHOSEN, _REJECTED, strict=True)
             chosen, rejected = next((pair for pair in pairs if {*pair} <= {*present}), (chosen, rejected))
         prompt = _found_prompt(self.prompt, default.prompt, present, IMPLICIT)
-        return PreferenceKeys(prompt=prompt, chosen=chosen, rejected=rejected, margin=self.margin, weight=self.weight)
+        return replace(self, prompt=prompt, chosen=chosen, rejected=rejected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,13 @@ from rft_trainer.data.sources import SourceSpec, files_of, rows_of_source
 
 _GOOD = ("desirable", "good", "chosen", "true", "yes", "1", "+1")
 _BAD = ("undesirable", "bad", "rejected", "false", "no", "0", "-1")
+_OUTCOMES: Mapping[str, float] = {
+    **dict.fromkeys(("chosen", "a", "1", "+1"), 1.0),
+    **dict.fromkeys(("rejected", "b", "-1"), -1.0),
+    **dict.fromkeys(("tie", "c", "0", "equal"), 0.0),
+    "none": 2.0,
+}
+"""Words for which response is the better; a field that is null is not labelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,9 @@ class PreferencePair:
     """By how much the chosen response is better, in units of reward."""
     weight: float = 1.0
     """Weight of the pair in the loss, above 0."""
+    outcomes: tuple[float, ...] = ()
+    """Of each column that says which response is the better, as in `rft_trainer.records.pairs`: 1 the chosen one, -1
+    the rejected one, 0 neither, 2 not labelled; empty without such columns."""
 
     @property
     def pair_id(self) -> str:
@@ -116,7 +126,7 @@ def load_pairs(
         pairs += [pair for pair in read if pair.chosen != pair.rejected]
         words = {"the prompt": found.prompt, "the better response": found.chosen, "the worse one": found.rejected}
         notes += [f"{spec.name}: {_note(words, rows)}"] if found != keys else []
-        read_too = (found.margin, found.weight, images.key if images is not None else "")
+        read_too = (found.margin, found.weight, *found.outcomes, images.key if images is not None else "")
         unused += _unused(spec.name, rows, (*words.values(), *read_too))
     if equal and not pairs:
         raise _all_equal(specs, len(equal))
@@ -169,6 +179,7 @@ def pairs_from_rows(
     skips = skips if skips is not None else SkipLog()
     named = {"--chosen_key": keys.chosen, "--rejected_key": keys.rejected}
     columns = _columns(rows, {**named, "--input_key": keys.prompt}, keys.margin, keys.weight)
+    says = "--outcome_key" if len(keys.outcomes) < 2 else "--heads_types"
     pairs: list[PreferencePair] = []
     for index, row in enumerate(rows):
         try:
@@ -176,12 +187,13 @@ def pairs_from_rows(
             prompt = _prompt(parts, source, index, columns, images)
             margin = _number(row, keys.margin, "--margin_key", columns, 0.0)
             weight = _weight(row, keys.weight, columns)
+            outcomes = tuple(_outcome(row, key, says, columns) for key in keys.outcomes)
         # the row is left out and keeps its number, so that the ids of later rows do not move
         except DataError as error:
             skips.take(error)
             continue
         chosen, rejected = parts.responses
-        pairs.append(PreferencePair(prompt, chosen, rejected, margin, weight))
+        pairs.append(PreferencePair(prompt, chosen, rejected, margin, weight, outcomes))
     return pairs
 
 
@@ -225,8 +237,9 @@ def labelled(pairs: Sequence[PreferencePair]) -> list[LabelledResponse]:
 
 
 def pairs_hash(pairs: Sequence[PreferencePair]) -> str:
-    """Compute the SHA-256 of prompts, responses, margins and weights in order: equal only for the same data."""
-    return _hash([pair.prompt for pair in pairs], [[p.chosen, p.rejected, p.margin, p.weight] for p in pairs])
+    """Compute the SHA-256 of prompts, responses, margins, weights, outcomes in order: equal only for the same data."""
+    values = [[p.chosen, p.rejected, p.margin, p.weight, *p.outcomes] for p in pairs]
+    return _hash([pair.prompt for pair in pairs], values)
 
 
 def labels_hash(responses: Sequence[LabelledResponse]) -> str:
@@ -277,6 +290,15 @@ def _weight(row: Row, key: str, columns: Columns) -> float:
     if weight <= 0:
         raise wrong_type(row, key, f"{weight:g}", "a weight is above 0; a row without one can be left out")
     return weight
+
+
+def _outcome(row: Row, key: str, flag: str, columns: Columns) -> float:
+    value = columns.field(row, key, flag)
+    word = str(value).strip().lower().removesuffix(".0")
+    if isinstance(value, bool) or word not in _OUTCOMES:
+        why = "it is chosen (or A, 1), rejected (B, -1) or tie (C, 0); null where nobody has compared them"
+        raise wrong_type(row, key, f"{type(value).__name__} {shown(value)}", why)
+    return _OUTCOMES[word]
 
 
 def _desirable(row: Row, key: str, columns: Columns) -> bool:
