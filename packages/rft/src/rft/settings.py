@@ -49,7 +49,12 @@ from rft_trainer.settings.data import (
 from rft_trainer.settings.environment import EnvironmentSettings, EvalEnvironmentSettings
 from rft_trainer.settings.evaluation import EvaluationSampleSettings, EvaluationSettings, RlEvaluationSettings
 from rft_trainer.settings.images import ControlledImageSettings, GenerateImageSettings
-from rft_trainer.settings.reward_model import PairDataSettings, RewardTrainingSettings
+from rft_trainer.settings.reward_model import (
+    AgreementSettings,
+    PairDataSettings,
+    RewardTrainingSettings,
+    RmTestDataSettings,
+)
 from rft_trainer.settings.rewards import JudgeSettings, RewardModelSettings, RewardSettings, RlRewardSettings
 from rft_trainer.settings.rollouts import AsyncSettings
 from rft_trainer.settings.run import OutputSettings, RlRunSettings, RunSettings, SeedSettings
@@ -118,6 +123,25 @@ class RmSettings:
     run: RunSettings = field(default_factory=RunSettings)
     launch: LaunchSettings = field(default_factory=LaunchSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmTestModelSettings(WeightsSettings):
+    """The reward model that is tested."""
+
+    pretrain: str = field(metadata={"aliases": ("model",)})
+    """Reward model: a directory, a run of `rft-train rm`, or ORG/NAME[@REVISION] of the Hub; --model is the same
+    flag."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmTestSettings:
+    """Test a reward model on pairs of responses."""
+
+    model: RmTestModelSettings
+    data: RmTestDataSettings = field(default_factory=RmTestDataSettings)
+    compared: AgreementSettings = field(default_factory=AgreementSettings)
+    output: OutputSettings = field(default_factory=OutputSettings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,6 +118,12 @@ BUILT_IN = (
     RM,
     RL,
     Command(
+        **asdict(commands.RM_TEST),
+        summary="test a reward model on pairs of responses",
+        run="rft_cli.commands.rm_test:run",
+        stage_result="output",
+    ),
+    Command(
         **asdict(commands.EVAL),
         summary="score a model on held-out data",
         run="rft_cli.commands.eval:run",
@@ -187,7 +193,6 @@ REFUSED_COMMANDS: dict[str, Refusal] = {
     "report": Refusal(_NOT_YET, "rft-train runs show RUN"),
     "rollouts": Refusal(_NOT_YET, "rft-train runs show RUN"),
     "reward": Refusal("it has another name", "rft-train rm"),
-    "rm-test": Refusal("it is a script", "python examples/test_reward_model.py --model DIR"),
     **dict.fromkeys(
         ("kto", "orpo", "ipo", "cdpo", "simpo"),
         Refusal(f"{_NOT_YET}: it does not train on preferences", "rft-train rl --reward_pretrain DIR"),

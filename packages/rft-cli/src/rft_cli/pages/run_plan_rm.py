@@ -45,7 +45,7 @@ def rm_lines(resolved: Resolved[RmSettings], data: RmInputs) -> list[tuple[str, 
 def rm_model_lines(resolved: Resolved[RmSettings], machine: Machine) -> list[tuple[str, list[str]]]:
     """Return the lines on the model: its kernel, and its memory. No weights are loaded."""
     settings = resolved.settings
-    attention, checkpointing = attention_line(settings.model, machine.device)
+    attention, checkpointing = attention_line(settings.model, machine.device, decoder_alone=True)
     return [
         ("attention", [attention]),
         ("memory", [f"gradient checkpointing {checkpointing}"] if checkpointing else []),

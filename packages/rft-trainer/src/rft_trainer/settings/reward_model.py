@@ -11,8 +11,8 @@ PairLossType = Literal["sigmoid", "hps", "logexp"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairDataSettings(HeldOutRowsSettings, TrainRowsSettings):
-    """Pairs of responses to train on and to evaluate on."""
+class PairColumnSettings:
+    """The columns of a pair of responses."""
 
     input_key: str = "input"
     """Column that holds the prompt (text, or a list of chat messages); by default also any that the conventions of
@@ -26,6 +26,31 @@ class PairDataSettings(HeldOutRowsSettings, TrainRowsSettings):
 
     outcome_key: str = ""
     """Column that says which response is the better: chosen or A, rejected or B, tie or C; empty = chosen is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmTestDataSettings(PairColumnSettings, HeldOutRowsSettings):
+    """The pairs that a reward model is tested on."""
+
+    eval_data: str = field(default="", metadata={"aliases": ("pairs",)})
+    """Pairs to score: a file, a pattern, a directory, or ORG/NAME[:CONFIG[:SPLIT]][@REVISION]; empty = a few sums.
+    --pairs is the same flag."""
+
+    max_eval_samples: int = field(default=0, metadata={"minimum": 0})
+    """Number of pairs to use; 0 = all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgreementSettings:
+    """The model that a reward model is compared with."""
+
+    agree_with: str = ""
+    """Another reward model: how often both prefer the same response; empty = none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairDataSettings(PairColumnSettings, HeldOutRowsSettings, TrainRowsSettings):
+    """Pairs of responses to train on and to evaluate on."""
 
     margin_key: str = ""
     """Column of numbers: by how much the better response should score above the worse; empty = `margin` for all."""

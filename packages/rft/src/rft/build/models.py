@@ -55,9 +55,11 @@ def preview_model(settings: ModelSettings, device: str) -> ModelPreview:
     )
 
 
-def attention_line(settings: TrainedWeightsSettings, device: str) -> tuple[str, Checkpointing | None]:
-    """(the attention kernel in words, what the backward pass recomputes), from the model's configuration."""
-    facts = model_facts(settings.pretrain)
+def attention_line(
+    settings: TrainedWeightsSettings, device: str, *, decoder_alone: bool = False
+) -> tuple[str, Checkpointing | None]:
+    """(the attention kernel in words, what the backward pass recomputes), from the configuration, as `model_facts`."""
+    facts = model_facts(settings.pretrain, decoder_alone=decoder_alone)
     attention = describe_attention(
         facts.model_type,
         device,

@@ -17,7 +17,7 @@ from rft_trainer.data.preference_columns import PreferenceKeys
 from rft_trainer.data.preferences import LoadedPairs, PreferencePair, load_pairs, pairs_hash
 from rft_trainer.records.pairs import EQUAL, FIRST_IS_BETTER, PairLabel
 from rft_trainer.records.rollouts import TrainingSample
-from rft_trainer.settings.reward_model import PairDataSettings, RewardTrainingSettings
+from rft_trainer.settings.reward_model import PairColumnSettings, PairDataSettings, RewardTrainingSettings
 
 _LOG = logging.getLogger(__name__)
 _ENOUGH = 20
@@ -91,15 +91,15 @@ def reward_data(
     )
 
 
-def pair_keys(data: PairDataSettings, heads: Sequence[str]) -> PreferenceKeys:
+def pair_keys(data: PairColumnSettings, heads: Sequence[str]) -> PreferenceKeys:
     """Return the columns of a pair: with several heads each has a column of its name that says which is better."""
     outcomes = tuple(heads) if len(heads) > 1 else tuple(filter(None, [data.outcome_key]))
     return PreferenceKeys(
         prompt=data.input_key,
         chosen=data.chosen_key,
         rejected=data.rejected_key,
-        margin=data.margin_key,
-        weight=data.weight_key,
+        margin=data.margin_key if isinstance(data, PairDataSettings) else "",
+        weight=data.weight_key if isinstance(data, PairDataSettings) else "",
         outcomes=outcomes,
     )
 

@@ -62,7 +62,7 @@ def rm_inputs(settings: RmSettings) -> RmInputs:
         settings.training,
         spec.heads,
         RewardTextEncoder(tokenizer),
-        max_positions=model_facts(settings.model.pretrain).max_positions,
+        max_positions=model_facts(settings.model.pretrain, decoder_alone=True).max_positions,
         seed=settings.run.seed,
     )
     return RmInputs(tokenizer, spec, pairs)
