@@ -15,11 +15,13 @@ from rft_trainer.batches.units import Unit
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.preference_columns import PreferenceKeys
 from rft_trainer.data.preferences import LoadedPairs, PreferencePair, load_pairs, pairs_hash
+from rft_trainer.data.prefetch import Prefetcher
 from rft_trainer.records.pairs import EQUAL, FIRST_IS_BETTER, PairLabel
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.settings.reward_model import PairColumnSettings, PairDataSettings, RewardTrainingSettings
 
 _LOG = logging.getLogger(__name__)
+_CHUNK = 256
 _ENOUGH = 20
 """Pairs from which on a share says something."""
 
@@ -58,21 +60,22 @@ def reward_data(
         OptionsError: no rows are named, or more are held out than there are.
         DataError: as `load_pairs`; a tie without `tie_margin`; no pair fits; a held-out pair does not fit.
     """
-    keys, limit = pair_keys(data, heads), training.max_len or max_positions
+    keys, limit = pair_keys(data, heads), min(training.max_len or max_positions, max_positions)
     loaded = _read(data, keys, encoder)
     pairs = _first(loaded, data.max_samples) if data.max_samples else list(loaded.pairs)
     _refuse_ties(pairs, training)
-    encoded = {pair.pair_id: pair_unit(pair, encoder, training.margin, keys) for pair in pairs}
+    units = _encoded(pairs, encoder, training.margin, keys, data)
+    encoded = {unit[0].unit: unit for unit in units}
     lengths = {name: max(sample.num_tokens for sample in unit) for name, unit in encoded.items()}
     kept = [pair for pair in pairs if lengths[pair.pair_id] <= limit]
     left_out = tuple((name, length) for name, length in lengths.items() if length > limit)
     if not kept:
-        raise _all_too_long(left_out, limit)
+        raise _all_too_long(left_out, limit, max_positions)
     apart: Sequence[PreferencePair] = ()
     if data.eval_data:
         apart = _held_out(data, training, keys, encoder)
         held_out = [pair_unit(pair, encoder, training.margin, keys) for pair in apart]
-        _refuse_too_long(held_out, training, limit)
+        _refuse_too_long(held_out, limit, max_positions)
     else:
         kept, apart = _apart(kept, data.held_out_rows, seed) if data.held_out_rows else (kept, ())
         held_out = [encoded[pair.pair_id] for pair in apart]
@@ -127,6 +130,24 @@ def pair_unit(pair: PreferencePair, encoder: RewardTextEncoder, margin: float, k
     )
 
 
+def _encoded(
+    pairs: Sequence[PreferencePair],
+    encoder: RewardTextEncoder,
+    margin: float,
+    keys: PreferenceKeys,
+    data: PairDataSettings,
+) -> list[Unit]:
+    """Encode the pairs in their order, `num_workers` threads ahead."""
+    chunks = [pairs[start : start + _CHUNK] for start in range(0, len(pairs), _CHUNK)]
+    with Prefetcher(
+        chunks,
+        lambda chunk: [pair_unit(pair, encoder, margin, keys) for pair in chunk],
+        num_workers=data.num_workers,
+        prefetch_factor=data.prefetch_factor,
+    ) as encoded:
+        return [unit for chunk in encoded for unit in chunk]
+
+
 def _read(data: PairDataSettings, keys: PreferenceKeys, encoder: RewardTextEncoder) -> LoadedPairs:
     if not data.prompt_data:
         raise OptionsError(
@@ -156,15 +177,17 @@ def _held_out(
     return pairs
 
 
-def _refuse_too_long(units: Sequence[Unit], training: RewardTrainingSettings, limit: int) -> None:
-    longest = max((sample.num_tokens for unit in units for sample in unit), default=0)
-    if longest > limit:
+def _refuse_too_long(units: Sequence[Unit], limit: int, max_positions: int) -> None:
+    too_long = [unit for unit in units if max(sample.num_tokens for sample in unit) > limit]
+    if too_long:
+        longest = max(sample.num_tokens for unit in too_long for sample in unit)
         raise DataError(
             code="eval.pair_too_long",
-            what=f"a held-out pair has a text of {longest} tokens, and the limit is {limit}",
+            what=f"{len(too_long)} of {len(units)} held-out pairs have texts of more than {limit} tokens; the first is "
+            f"{too_long[0][0].unit}, and the longest text has {longest}",
             where="--eval_data",
             why="an evaluation that leaves rows out would not be the evaluation that was asked for",
-            do=f"--max_len {longest}" if training.max_len else f"remove the pairs of more than {limit} tokens",
+            do=_room_for(longest, max_positions, f"remove the pairs of more than {limit} tokens"),
         )
 
 
@@ -233,14 +256,19 @@ def _refuse_ties(pairs: Sequence[PreferencePair], training: RewardTrainingSettin
         )
 
 
-def _all_too_long(left_out: Sequence[tuple[str, int]], limit: int) -> DataError:
+def _room_for(longest: int, max_positions: int, otherwise: str) -> str:
+    """Return the remedy for a text that is too long: a higher limit where the model places it."""
+    return f"--max_len {longest}" if longest <= max_positions else otherwise
+
+
+def _all_too_long(left_out: Sequence[tuple[str, int]], limit: int, max_positions: int) -> DataError:
     longest = max((length for _, length in left_out), default=limit)
     return DataError(
         code="prompt.all_too_long",
         what=f"0 of {len(left_out)} pairs have texts of at most {limit} tokens (the longest has {longest})",
         where="--max_len",
         why="a pair is used whole or left out, and here all would be left out",
-        do=f"--max_len {longest}, if the model places as many",
+        do=_room_for(longest, max_positions, f"shorten the texts to {limit} tokens, or take a model that places more"),
     )
 
 
