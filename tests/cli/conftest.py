@@ -283,7 +283,7 @@ def base_words(bench: Bench) -> dict[str, list[str]]:
     ]
     sft = ["--train_batch_size", "4", "--learning_rate", "1e-2"]
     rm = ["--prompt_data", bench.root / "pairs.jsonl", "--eval_data", bench.root / "heldpairs.jsonl"]
-    rm += ["--train_batch_size", "4", "--learning_rate", "1e-2"]
+    rm += ["--train_batch_size", "4", "--learning_rate", "1e-2", "--max_epochs", "3"]
     compared = ["--pretrain", bench.model, "--prompt_data", bench.train, "--device", "cpu", "--engines", "native"]
     compared += ["--generate_max_len", "8", "--n_samples_per_prompt", "2"]
     words = {"rl": [*shared, *rl], "sft": [*shared, *sft], "rm": [*shared, *rm], "conformance": compared}

@@ -413,12 +413,18 @@ RM = {name: row for name, row in SHARED.items() if name not in NOT_OF_PAIRS} | {
     "learning_rate": Row("--learning_rate 2e-2", "weights"),
     "max_len": Row("--max_len 8", "refused:prompt.all_too_long"),
     "packing_samples": Row(
-        "--packing_samples", "calls:micro-batches", "--train_batch_size 6 --micro_train_batch_size 4"
+        "--packing_samples", "calls:micro-batches", "--train_batch_size 8 --micro_train_batch_size 2"
     ),
     "max_tokens_per_micro_batch": Row("--max_tokens_per_micro_batch 120", "metrics:policy/micro_batches"),
-    "min_improvement": Row("--min_improvement 100", "metrics:step", "--max_steps 9 --eval_steps 1 --patience 2"),
-    "patience": Row("--patience 1", "metrics:step", "--max_epochs 9 --max_steps 9 --eval_steps 1 --learning_rate 1"),
-    "max_epochs": Row("--max_epochs 2", "printed", "--max_steps 0"),
+    "min_improvement": Row(
+        "--min_improvement 100",
+        "metrics:step",
+        f"--max_steps 9 --eval_steps 1 --patience 2 --eval_data {BENCH}/pairs.jsonl",
+    ),
+    "patience": Row("--patience 1", "metrics:step", "--max_epochs 9 --max_steps 9 --eval_steps 1 --learning_rate 9"),
+    "model_code": Row("--model_code absent.py", "code"),
+    "sp_size": Row("--sp_size 2", "refused:rm.strategy"),
+    "tp_size": Row("--tp_size 2", "refused:rm.strategy"),
     "ckpt_weights_only": Row("--ckpt_weights_only", "refused:rm.checkpoint_weights", f"--ckpt_path {EARLIER}"),
     "ckpt_partial": Row("--ckpt_partial model.layers", "refused:rm.checkpoint_weights", f"--ckpt_path {EARLIER}"),
     "meta_init": Row("--meta_init", "refused:rm.meta_init", "--fsdp"),

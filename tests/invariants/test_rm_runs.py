@@ -24,7 +24,7 @@ HEADS = ("--heads_types", "right,short", "--pooling_method", "attn", "--probing_
 FLAGS = ("--max_epochs", "2", "--save_steps", "3", "--max_ckpt_num", "9")
 FLAGS = (*FLAGS, "--learning_rate", "3e-3", "--eval_steps", "4", "--tie_margin", "0.2", "--margin_key", "margin")
 FLAGS = (*FLAGS, "--weight_key", "weight", "--center_rewards_coefficient", "0.01", "--save_interval", "0")
-STRATEGIES = {"replicas": (), "fsdp": ("--fsdp",), "packed": ("--packing_samples",), "ema": ("--enable_ema",)}
+STRATEGIES = {"replicas": (), "fsdp": ("--fsdp",), "packed": ("--packing_samples",), "zero 2": ("--zero_stage", "2")}
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_two_ranks_take_the_steps_of_one(
                 # sums in another order; the first steps agree to the last digits
                 assert row[name] == pytest.approx(other[name], rel=5e-5, abs=1e-6), f"step {row['step']} {name}"
     assert found[0]["rm/loss"] == pytest.approx(expected[0]["rm/loss"], rel=1e-6)
-    if strategy != "fsdp":
+    if strategy not in ("fsdp", "zero 2"):  # several files
         assert relative_distance(update(runs / "run"), update(reference)) < 1e-3
     assert weights(runs / "run").keys() == weights(reference).keys()
     for row, other in zip(read_rows(runs / "run" / "evals.jsonl"), read_rows(reference / "evals.jsonl"), strict=True):

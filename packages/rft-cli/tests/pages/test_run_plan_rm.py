@@ -31,9 +31,9 @@ def lines(words: list[str]) -> dict[str, str]:
 
 
 def test_pairs_steps_and_what_is_left_out_are_said(words: list[str]) -> None:
-    found = lines([*words, "--train_batch_size", "4", "--held_out_rows", "2", "--max_len", "12", "--max_epochs", "2"])
+    found = lines([*words, "--train_batch_size", "4", "--held_out_rows", "2", "--max_len", "13", "--max_epochs", "2"])
     assert "8 pairs from" in found["data"]
-    assert "left out, longer than 12 tokens: pairs:7 (13)" in found["data"]
+    assert "left out, longer than 13 tokens: pairs:7 (14)" in found["data"]
     assert "held out: 2 pairs, kept out of the training pairs by seed 42" in found["data"]
     assert "5 pairs / 4 = 2 steps an epoch, 4 steps at most" in found["batches"]
     assert "at most 8 pairs" in found["batches"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from rft_core.keyed_random import derive_key, permutation
@@ -31,10 +32,13 @@ SAMPLES = [
 ]
 
 
-def made(path: Path, *, max_steps: int = 0) -> tuple[RewardModelLoop, RunDirectory]:
+def made(
+    path: Path, *, max_steps: int = 0, order: Callable[[int], list[int]] | None = None
+) -> tuple[RewardModelLoop, RunDirectory]:
     model, one, progress = TokenScorer(6), OneRank(), Progress()
     directory = RunDirectory.create(path, config_text="{}\n", command=["rft-train"], environment={})
-    ledger = Ledger(10, 3, lambda epoch: permutation(derive_key(1, "order", epoch), 10).tolist(), data_hash="d", seed=1)
+    order = order or (lambda epoch: permutation(derive_key(1, "order", epoch), 10).tolist())
+    ledger = Ledger(10, 3, order, data_hash="d", seed=1)
     optimizer, early_stop = PlainOptimizer([model.table]), EarlyStop(0)
     objective = PairObjective()
     loop = RewardModelLoop(
@@ -84,6 +88,14 @@ def test_it_learns_which_response_is_better(tmp_path: Path) -> None:
     assert evaluations[-1]["eval/loss"] < evaluations[0]["eval/loss"]
     assert sum(row["num"] for row in evaluations[-1]["calibration"]) == 3
     assert rows[-1]["rm/margin"] > 0 > rows[0]["rm/margin"]
+
+
+def test_a_pair_that_a_mixture_draws_twice_in_a_step_is_two_units(tmp_path: Path) -> None:
+    loop, directory = made(tmp_path / "run", max_steps=1, order=lambda epoch: [3, 3, 1, 3, 0, 2, 4, 5, 6, 7])
+    loop.run(StopSignals())
+    directory.sync()
+    (row,) = directory.read_metrics().rows
+    assert (row["data/pairs"], row["data/samples"], row["policy/micro_batches"]) == (4, 8, 2)
 
 
 def test_it_ends_after_max_steps(tmp_path: Path) -> None:

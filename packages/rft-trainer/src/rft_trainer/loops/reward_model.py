@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rft_core.fault_points import declare
 from rft_trainer.batches.prompt_ledger import EntryState, LedgerEntry
@@ -70,7 +70,9 @@ class RewardModelLoop(TrainingLoop[Sequence[TrainingSample]]):
         # nothing is sampled or scored here, but the ledger accepts the states in this order alone
         for state in (EntryState.GENERATED, EntryState.SCORED):
             self.ledger.advance(entries, state)
-        return entries, [sample for entry in entries for sample in self.units[entry.prompt_index]]
+        # by their turns: a mixture may draw a unit twice in a step, and both times it is one by itself
+        named = [(f"{entry.epoch}:{entry.position}", self.units[entry.prompt_index]) for entry in entries]
+        return entries, [replace(sample, unit=turn) for turn, unit in named for sample in unit]
 
     def _learn(self, data: Sequence[TrainingSample]) -> dict[str, object]:
         totals, update, batch = MetricTotals(), self.progress.updates, TrainingBatch.of(data)
