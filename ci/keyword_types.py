@@ -12,6 +12,7 @@ FILE = Path(__file__).parents[1] / "packages/rft/src/rft/library/keywords.py"
 CLASSES = {
     "RlKeywords": "rl",
     "SftKeywords": "sft",
+    "RmKeywords": "rm",
     "EvalKeywords": "eval",
     "GenerateKeywords": "generate",
     "ServeRewardKeywords": "serve-reward",
@@ -21,12 +22,13 @@ ARGUMENTS = {"pretrain", "prompt_data", "reward"}
 OWN_ARGUMENTS = {
     "rl": {"eval_data"},
     "sft": {"eval_data"},
+    "rm": {"eval_data"},
     "eval": {"eval_data"},
     "generate": {"prompt"},
     "serve-reward": set(),
 }
 
-HEADER = '''"""Keyword arguments of `rft.rl`, `rft.sft`, `rft.evaluate` and `rft.generate`: settings by name.
+HEADER = '''"""Keyword arguments of the calls of `rft` that train, evaluate, generate and serve: settings by name.
 
 Generated from the code by `ci/generate_reference.py`; what each means is in docs/reference.
 """

@@ -31,7 +31,6 @@ ROOT_MODULES = {
         "resolved",
         "reward_kinds",
         "reward_names",
-        "reward_probe",
         "run_lifecycle",
     },
     "rft_algos": {"aliases", "input_checks", "statistics"},

@@ -9,7 +9,7 @@ import json
 import os
 import string
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,7 +197,17 @@ def _rows(count: int, start: int) -> list[dict[str, str]]:
     ]
 
 
-def _write(path: Path, rows: list[dict[str, str]]) -> Path:
+def _pairs(count: int, start: int) -> list[dict[str, Any]]:
+    """The rows as pairs, with margins, weights and labels, of which none is a tie."""
+    rows: list[dict[str, Any]] = []
+    for n, row in enumerate(_rows(count, start)):
+        responses = {"chosen": row["output"], "rejected": row["more"]}
+        labels = {"margin": n % 3, "weight": 1 + n % 3, "right": "AB"[n % 2], "better": "A"}
+        rows.append({**row, **responses, **labels})
+    return rows
+
+
+def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -215,6 +225,8 @@ def bench(memory_root: Path) -> Bench:
     splits = root / "splits"
     _write(splits / "train.jsonl", _rows(6, 10))
     _write(splits / "test.jsonl", _rows(6, 30))
+    _write(root / "pairs.jsonl", _pairs(8, 10))
+    _write(root / "heldpairs.jsonl", _pairs(4, 70))
     (root / "reward.py").write_text(REWARD)
     (root / "code.py").write_text(MODEL_CODE)
     (root / "environment.py").write_text(ENVIRONMENT)
@@ -270,7 +282,9 @@ def base_words(bench: Bench) -> dict[str, list[str]]:
         "1e-2",
     ]
     sft = ["--train_batch_size", "4", "--learning_rate", "1e-2"]
+    rm = ["--prompt_data", bench.root / "pairs.jsonl", "--eval_data", bench.root / "heldpairs.jsonl"]
+    rm += ["--train_batch_size", "4", "--learning_rate", "1e-2", "--max_epochs", "3"]
     compared = ["--pretrain", bench.model, "--prompt_data", bench.train, "--device", "cpu", "--engines", "native"]
     compared += ["--generate_max_len", "8", "--n_samples_per_prompt", "2"]
-    words = {"rl": [*shared, *rl], "sft": [*shared, *sft], "conformance": compared}
+    words = {"rl": [*shared, *rl], "sft": [*shared, *sft], "rm": [*shared, *rm], "conformance": compared}
     return {command: list(map(str, given)) for command, given in words.items()}

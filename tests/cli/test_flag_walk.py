@@ -364,7 +364,75 @@ CONFORMANCE = {
     "debug": Row("--debug", "variables", "--output all.json"),
 }
 
-TABLES = {"rl": RL, "sft": SFT, "conformance": CONFORMANCE}
+NOT_OF_PAIRS = [
+    "images_key",
+    "limit_mm_image_per_prompt",
+    "mixed_mm_data",
+    "max_pixels",
+    "min_pixels",
+    "shuffle_images",
+    "freeze_prefix",
+    "lora_rank",
+    "lora_alpha",
+    "target_modules",
+    "lora_type",
+    "load_in_4bit",
+    "train_only_tokens_from",
+    "aux_loss_coef",
+    "fused_linear_logprob",
+    "chunk_size",
+    "input_template",
+    "apply_chat_template",
+    "system_prompt",
+    "eval_input_key",
+]
+COLUMNS = "--chosen_key output --rejected_key more"
+RM = {name: row for name, row in SHARED.items() if name not in NOT_OF_PAIRS} | {
+    "pretrain": Row("--pretrain {second}", "weights"),
+    "device": Row("--device cuda", "device"),
+    "heads_types": Row("--heads_types better", "plan"),
+    "heads_weights": Row("--heads_weights 1,2", "refused:rm.head_weights"),
+    "pooling_method": Row("--pooling_method attn", "plan"),
+    "probing_layer": Row("--probing_layer 1", "plan"),
+    "scale_for_train": Row("--scale_for_train", "metrics:rm/loss"),
+    "prompt_data": Row(f"--prompt_data {BENCH}/other.jsonl", "plan", COLUMNS),
+    "prompt_data_probs": Row(
+        "--prompt_data_probs 0.9,0.1", "weights", f"--prompt_data {BENCH}/pairs.jsonl,{BENCH}/heldpairs.jsonl"
+    ),
+    "prompt_split": Row("--prompt_split test", "example", f"{SPLITS} {COLUMNS}"),
+    "eval_data": Row(f"--eval_data {BENCH}/pairs.jsonl", "evals"),
+    "eval_split": Row("--eval_split train", "evals", f"{SPLITS} {COLUMNS}"),
+    "chosen_key": Row("--chosen_key question", "example"),
+    "rejected_key": Row("--rejected_key question", "weights"),
+    "outcome_key": Row("--outcome_key right", "weights"),
+    "margin_key": Row("--margin_key margin", "weights"),
+    "weight_key": Row("--weight_key weight", "weights"),
+    "held_out_rows": Row("--held_out_rows 2", "evals", "--eval_data="),
+    "loss_type": Row("--loss_type hps", "plan"),
+    "margin": Row("--margin 0.5", "weights"),
+    "tie_margin": Row("--tie_margin 0.5", "weights"),
+    "center_rewards_coefficient": Row("--center_rewards_coefficient 1", "weights"),
+    "learning_rate": Row("--learning_rate 2e-2", "weights"),
+    "max_len": Row("--max_len 8", "refused:prompt.all_too_long"),
+    "packing_samples": Row(
+        "--packing_samples", "calls:micro-batches", "--train_batch_size 8 --micro_train_batch_size 2"
+    ),
+    "max_tokens_per_micro_batch": Row("--max_tokens_per_micro_batch 120", "metrics:policy/micro_batches"),
+    "min_improvement": Row(
+        "--min_improvement 100",
+        "metrics:step",
+        f"--max_steps 9 --eval_steps 1 --patience 2 --eval_data {BENCH}/pairs.jsonl",
+    ),
+    "patience": Row("--patience 1", "metrics:step", "--max_epochs 9 --max_steps 9 --eval_steps 1 --learning_rate 9"),
+    "model_code": Row("--model_code absent.py", "code"),
+    "sp_size": Row("--sp_size 2", "refused:rm.strategy"),
+    "tp_size": Row("--tp_size 2", "refused:rm.strategy"),
+    "ckpt_weights_only": Row("--ckpt_weights_only", "refused:rm.checkpoint_weights", f"--ckpt_path {EARLIER}"),
+    "ckpt_partial": Row("--ckpt_partial model.layers", "refused:rm.checkpoint_weights", f"--ckpt_path {EARLIER}"),
+    "meta_init": Row("--meta_init", "refused:rm.meta_init", "--fsdp"),
+}
+
+TABLES = {"rl": RL, "sft": SFT, "rm": RM, "conformance": CONFORMANCE}
 CASES = [(command, name) for command, table in TABLES.items() for name in table]
 
 

@@ -40,6 +40,7 @@ def emitted(
     words.append(("rl", f"--reward= --apply_chat_template --generate_max_len 80 {conversation}"))
     words += [("rl", "--max_staleness 1"), ("sft", "--fp16 --enable_ema"), ("rl", "--enable_ema")]
     words.append(("rl", "--eval_n 2 --eval_temperature 1"))
+    words += [("rm", "--enable_ema --tie_margin 0.5"), ("rm", "--heads_types right,better")]
     words.append(("sft", f"--aux_loss_coef 0.1 --pretrain {bench.experts}"))
     for number, (command, more) in enumerate(words):
         path = tmp_path_factory.mktemp("runs") / str(number)
@@ -56,6 +57,11 @@ def general(name: str) -> str:
         return "reward/<part>"
     if name.startswith("reward/unscored_"):
         return "reward/unscored_<kind>"
+    if name in ("rm/accuracy_right", "rm/accuracy_better"):
+        return "rm/accuracy_<head>"
+    for head in ("right", "better"):
+        if name.startswith(f"eval/accuracy_{head}"):
+            return name.replace(head, "<head>")
     if name.startswith("reward/status_"):
         return "reward/status_<status>"
     if name.startswith(("eval/pass@", "eval/best@")):

@@ -9,7 +9,14 @@ import pytest
 
 from rft_algos import statistics
 from rft_algos.input_checks import InputError
-from rft_algos.statistics import mean_interval, paired_difference_interval, student_quantile, wilson_interval
+from rft_algos.statistics import (
+    calibration_curve,
+    calibration_error,
+    mean_interval,
+    paired_difference_interval,
+    student_quantile,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize(
@@ -170,3 +177,21 @@ def test_draws_that_cannot_be_made_are_refused(correct: int, num: int, k: int):
     if not 1 <= k <= num:
         with pytest.raises(InputError):
             statistics.best_of_k_estimate([0.0] * num, k=k)
+
+
+def test_a_calibration_curve_compares_what_was_predicted_with_what_was_observed() -> None:
+    bins = calibration_curve([0.5, 0.54, 0.9, 0.94, 1.0], [True, False, True, True, True], low=0.5)
+    assert [(one.num, one.observed) for one in bins] == [(2, 0.5), (2, 1.0), (1, 1.0)]
+    ends = [(0.5, 0.55), (0.9, 0.95), (0.95, 1.0)]
+    assert [(one.low, one.high) for one in bins] == [pytest.approx(end) for end in ends]
+    assert [one.predicted for one in bins] == [pytest.approx(mean) for mean in (0.52, 0.92, 1.0)]
+    assert calibration_error(bins) == pytest.approx((2 * 0.02 + 2 * 0.08 + 0) / 5)
+
+
+def test_a_curve_takes_probabilities_of_its_range_alone() -> None:
+    with pytest.raises(InputError):
+        calibration_curve([0.4], [True], low=0.5)
+    with pytest.raises(InputError):
+        calibration_curve([0.4, 0.5], [True])
+    with pytest.raises(InputError):
+        calibration_error([])

@@ -97,6 +97,75 @@ def wilson_interval(successes: int, num: int, *, level: float = 0.95) -> Interva
     return Interval(share, low, high, num)
 
 
+@dataclass(frozen=True, slots=True)
+class CalibrationBin:
+    """Predictions whose probability is in [low, high), the last bin with its upper end."""
+
+    low: float
+    high: float
+    num: int
+    predicted: float
+    """Mean predicted probability."""
+    observed: float
+    """Share of them that came true."""
+
+
+def calibration_curve(
+    probabilities: Sequence[float], came_true: Sequence[bool], *, num_bins: int = 10, low: float = 0.0
+) -> list[CalibrationBin]:
+    """Compare predicted probabilities with what was observed, in bins of equal width from `low` to 1.
+
+    Bins without a prediction are left out.
+
+    Source: DeGroot and Fienberg 1983, "The comparison and evaluation of forecasters".
+
+    Args:
+        probabilities: of n predictions, in [low, 1] (plain sequences, no tensors).
+        came_true: whether each came true.
+        num_bins: bins of the whole range, at least 1.
+        low: lower end; 0.5 for the probability of the more probable of two outcomes.
+    """
+    if len(probabilities) != len(came_true):
+        refuse(f"{len(probabilities)} probabilities for {len(came_true)} outcomes")
+    if num_bins < 1 or not 0 <= low < 1:
+        refuse(f"{num_bins} bins from {low}")
+    if any(not low <= probability <= 1 for probability in probabilities):
+        refuse(f"a probability outside [{low:g}, 1]")
+    width = (1 - low) / num_bins
+    members: list[list[int]] = [[] for _ in range(num_bins)]
+    for index, probability in enumerate(probabilities):
+        members[min(int((probability - low) / width), num_bins - 1)].append(index)
+    return [
+        CalibrationBin(
+            low=low + number * width,
+            high=low + (number + 1) * width,
+            num=len(chosen),
+            predicted=math.fsum(probabilities[index] for index in chosen) / len(chosen),
+            observed=sum(came_true[index] for index in chosen) / len(chosen),
+        )
+        for number, chosen in enumerate(members)
+        if chosen
+    ]
+
+
+def calibration_error(bins: Sequence[CalibrationBin]) -> float:
+    """Expected calibration error: sum_b (n_b / n) |predicted_b - observed_b|.
+
+    Source: Naeini et al. 2015, "Obtaining well calibrated probabilities using Bayesian binning", as Guo et al. 2017
+    (arXiv 1706.04599), equation 3, use it.
+
+    Args:
+        bins: of `calibration_curve`, at least one (plain numbers, no tensors).
+
+    Returns:
+        The error, in [0, 1].
+    """
+    total = sum(one.num for one in bins)
+    if not total:
+        refuse("a calibration error needs at least one prediction")
+    return math.fsum(one.num * abs(one.predicted - one.observed) for one in bins) / total
+
+
 def pass_at_k_estimate(num_correct: int, num: int, *, k: int) -> float:
     """1 - C(n - c, k) / C(n, k): the chance that k of n samples, drawn without replacement, hold a correct one.
 

@@ -23,6 +23,7 @@ from rft_algos.losses.preference import (
     log_odds,
     mean_logprobs,
     orpo,
+    rao_kupper_tie,
     simpo,
 )
 
@@ -410,3 +411,27 @@ def test_the_reference_point_is_a_clamped_mean_without_gradient():
 def test_pitfall_8_clamping_micro_batches_one_by_one_would_be_another_number():
     log_ratios = [3.0, 1.0, -2.0, -1.0]
     assert float(kto_reference_point(sum(log_ratios), 4)) == 0.25  # (4 - 3) / 4, not (2 + 0) / 2
+
+
+@pytest.mark.parametrize("threshold", [0.01, 0.5, 30.0])
+@pytest.mark.parametrize("difference", [-3.0, 0.0, 0.7])
+def test_wins_losses_and_ties_of_rao_and_kupper_add_up_to_one(threshold: float, difference: float) -> None:
+    first, second = doubles(1.0 + difference), doubles(1.0)
+    losses = [
+        bradley_terry(first, second, threshold),
+        bradley_terry(second, first, threshold),
+        rao_kupper_tie(first, second, threshold),
+    ]
+    assert sum(float((-loss).exp()) for loss in losses) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_a_tie_pulls_the_scores_together() -> None:
+    first = doubles(2.0).requires_grad_()
+    rao_kupper_tie(first, doubles(0.5), 0.4).sum().backward()
+    assert first.grad is not None
+    assert float(first.grad) > 0, "the higher score goes down"
+    assert float(rao_kupper_tie(doubles(0.5), doubles(2.0), 0.4)) == pytest.approx(
+        float(rao_kupper_tie(doubles(2.0), doubles(0.5), 0.4)), rel=1e-14
+    )
+    with pytest.raises(InputError):
+        rao_kupper_tie(doubles(0.5), doubles(2.0), 0.0)

@@ -33,8 +33,8 @@ class WeightsSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSettings(WeightsSettings):
-    """The model that is trained."""
+class TrainedWeightsSettings(WeightsSettings):
+    """The model that is trained: its memory and its kernels."""
 
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
@@ -48,6 +48,11 @@ class ModelSettings(WeightsSettings):
     flash_attn: bool = False
     """Use the flash-attn package where it can run; the first lines of a run say which kernels are used. Off = torch's
     own kernels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(TrainedWeightsSettings):
+    """The model that is trained."""
 
     freeze_prefix: str = field(default="", metadata={"bare": "visual"})
     """Freeze the parameters whose names begin so, joined by commas; bare = visual; empty = none."""
@@ -64,6 +69,31 @@ class ModelSettings(WeightsSettings):
 
     chunk_size: int = field(default=4096, metadata={"minimum": 1})
     """Rows (tokens) of the head computed at once by `fused_linear_logprob`."""
+
+
+PoolingMethod = Literal["last", "attn"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardHeadSettings:
+    """The head that scores texts; of a model that has one already, that head is trained on."""
+
+    heads_types: str = "score"
+    """Names of the scores, joined by commas, each a linear layer on the pooled state; with several, each is trained on
+    the column of its name."""
+
+    heads_weights: str = ""
+    """Weight of each head in the reward that the finished model gives, joined by commas; empty = 1 each."""
+
+    pooling_method: PoolingMethod = "last"
+    """State that is scored: last = of the last token (then transformers loads the model as a sequence classifier),
+    attn = a mean of all states that a learned query weights."""
+
+    probing_layer: int = field(default=-1, metadata={"minimum": -1})
+    """Layer whose states are scored, counted from 1: those above are not kept; -1 = the last, after the final norm."""
+
+    scale_for_train: bool = False
+    """Multiply the scores by a learned factor while training, from 1 / 0.07; the finished model scores without it."""
 
 
 def freezing_refusal(freeze_prefix: str, train_only_tokens_from: int) -> SettingsRefusal | None:

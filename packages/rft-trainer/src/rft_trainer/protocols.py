@@ -168,6 +168,20 @@ class Critic(Protocol):
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
 
 
+class ScoringModel(Protocol):
+    """Scores of packed texts by a reward model; the gradient follows torch's grad mode."""
+
+    def score_matrix(self, tokens: PackedTokens) -> Tensor:
+        """Return [S, K]: the score of each segment under each head."""
+        ...
+
+    def train(self, mode: bool = True) -> object:
+        """Switch between training and evaluation, where they differ."""
+        ...
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
+
+
 class StepOutcome(Protocol):
     """Result of one optimizer step."""
 

@@ -1,8 +1,8 @@
 """The library behind `rft-train`: from settings to a run. Reads no argv, prints nothing, holds no equation.
 
-`rft.grpo`, `rft.rl` and `rft.sft` train, `rft.evaluate` and `rft.generate` use a model, `rft.Run` is a run as an
-object (docs/python.md), and `rft.open_loop` gives a policy and a trainer for a loop of one's own (`rft.custom_loop`).
-The import of the package itself loads no torch.
+`rft.grpo`, `rft.rl`, `rft.sft` and `rft.reward_model` train, `rft.evaluate` and `rft.generate` use a model, `rft.Run`
+is a run as an object (docs/python.md), and `rft.open_loop` gives a policy and a trainer for a loop of one's own
+(`rft.custom_loop`). The import of the package itself loads no torch.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rft.library.reward_service import serve_reward as serve_reward
     from rft.library.run import Run as Run
     from rft.library.training_calls import grpo as grpo
+    from rft.library.training_calls import reward_model as reward_model
     from rft.library.training_calls import rl as rl
     from rft.library.training_calls import sft as sft
     from rft_trainer.batches.sequence_values import pair_values as pair_values
@@ -54,6 +55,7 @@ __all__ = [
     "objective",
     "open_loop",
     "pair_values",
+    "reward_model",
     "rl",
     "sequence_sums",
     "serve_reward",
@@ -79,6 +81,7 @@ _PLACES = {
     "objective": "rft.custom_loop.objectives",
     "open_loop": "rft.custom_loop.open_loop",
     "pair_values": "rft_trainer.batches.sequence_values",
+    "reward_model": "rft.library.training_calls",
     "rl": "rft.library.training_calls",
     "sequence_sums": "rft_trainer.batches.sequence_values",
     "serve_reward": "rft.library.reward_service",

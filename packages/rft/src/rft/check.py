@@ -12,7 +12,8 @@ from rft.build.environment import enter_environment
 from rft.build.images import tokenizer_with_images
 from rft.build.rewards import check_reward
 from rft.build.rl_data import RlData, rl_data
-from rft.settings import RlSettings, SftSettings
+from rft.settings import RlSettings, RmSettings, SftSettings
+from rft.stages.rm import RmInputs, rm_inputs
 from rft.stages.sft import SftData, sft_data
 from rft_core.errors import ServiceError
 from rft_models.files.directories import existing_directory
@@ -141,6 +142,23 @@ class SftCheck:
         return TokenizedExample(title, [self.tokenizer.decode([token]) for token in sample.token_ids], learned)
 
 
+@dataclass(frozen=True, slots=True)
+class RmCheck:
+    """Pairs of a reward model's run, as its start would read them."""
+
+    data: RmInputs
+
+    def check_reward(self) -> None:
+        """Return at once: the pairs are labelled already."""
+
+    def first_example(self) -> TokenizedExample:
+        """Return the better text of the first pair token by token; the score is read at its last token."""
+        sample = self.data.pairs.units[0][0]
+        title = f"{sample.sample_id} as the model sees it ({sample.num_tokens} tokens; the score is read at the end):"
+        pieces = [self.data.tokenizer.decode([token]) for token in sample.token_ids]
+        return TokenizedExample(title, pieces, [bool(mask) for mask in pack([sample]).loss_mask_T])
+
+
 def check_rl(settings: RlSettings, world_size: int) -> RlCheck:
     """Read and render the data of an RL run for `world_size` ranks.
 
@@ -165,3 +183,12 @@ def check_sft(settings: SftSettings, world_size: int) -> SftCheck:
     """
     tokenizer = tokenizer_with_images(settings.model, settings.images)
     return SftCheck(tokenizer, sft_data(settings, tokenizer, model_facts(settings.model.pretrain).max_positions))
+
+
+def check_rm(settings: RmSettings, world_size: int) -> RmCheck:
+    """Read and encode the pairs of a reward model's run; their number does not depend on `world_size`.
+
+    Raises:
+        OptionsError, DataError: as the start would.
+    """
+    return RmCheck(rm_inputs(settings))

@@ -26,7 +26,15 @@ from rft_engine.settings import (
     SamplingSettings,
     TrainingSamplingSettings,
 )
-from rft_models.settings import AdapterSettings, BuildSettings, Device, ModelSettings, WeightsSettings
+from rft_models.settings import (
+    AdapterSettings,
+    BuildSettings,
+    Device,
+    ModelSettings,
+    RewardHeadSettings,
+    TrainedWeightsSettings,
+    WeightsSettings,
+)
 from rft_trainer.settings.algorithm import AlgorithmSettings
 from rft_trainer.settings.batches import BatchSettings
 from rft_trainer.settings.critic import CriticSettings
@@ -41,6 +49,12 @@ from rft_trainer.settings.data import (
 from rft_trainer.settings.environment import EnvironmentSettings, EvalEnvironmentSettings
 from rft_trainer.settings.evaluation import EvaluationSampleSettings, EvaluationSettings, RlEvaluationSettings
 from rft_trainer.settings.images import ControlledImageSettings, GenerateImageSettings
+from rft_trainer.settings.reward_model import (
+    AgreementSettings,
+    PairDataSettings,
+    RewardTrainingSettings,
+    RmTestDataSettings,
+)
 from rft_trainer.settings.rewards import JudgeSettings, RewardModelSettings, RewardSettings, RlRewardSettings
 from rft_trainer.settings.rollouts import AsyncSettings
 from rft_trainer.settings.run import OutputSettings, RlRunSettings, RunSettings, SeedSettings
@@ -92,6 +106,42 @@ class SftSettings:
     run: RunSettings = field(default_factory=RunSettings)
     launch: LaunchSettings = field(default_factory=LaunchSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmSettings:
+    """Train a reward model on pairs of responses."""
+
+    model: TrainedWeightsSettings
+    head: RewardHeadSettings = field(default_factory=RewardHeadSettings)
+    data: PairDataSettings = field(default_factory=PairDataSettings)
+    training: RewardTrainingSettings = field(default_factory=RewardTrainingSettings)
+    optimizer: AdamSettings = field(default_factory=AdamSettings)
+    strategy: StrategySettings = field(default_factory=StrategySettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
+    watch: WatchSettings = field(default_factory=WatchSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmTestModelSettings(WeightsSettings):
+    """The reward model that is tested."""
+
+    pretrain: str = field(metadata={"aliases": ("model",)})
+    """Reward model: a directory, a run of `rft-train rm`, or ORG/NAME[@REVISION] of the Hub; --model is the same
+    flag."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmTestSettings:
+    """Test a reward model on pairs of responses."""
+
+    model: RmTestModelSettings
+    data: RmTestDataSettings = field(default_factory=RmTestDataSettings)
+    compared: AgreementSettings = field(default_factory=AgreementSettings)
+    output: OutputSettings = field(default_factory=OutputSettings)
 
 
 @dataclass(frozen=True, kw_only=True)

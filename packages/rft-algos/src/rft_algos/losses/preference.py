@@ -8,6 +8,8 @@ never through the reference's. Results are one loss a pair (KTO: a response), un
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -58,6 +60,32 @@ def log_exp(chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
     check_responses(chosen_B=chosen_B, rejected_B=rejected_B)
     difference_B = rejected_B - chosen_B
     return torch.logaddexp(torch.zeros_like(difference_B), difference_B)
+
+
+def rao_kupper_tie(chosen_B: Tensor, rejected_B: Tensor, threshold: float) -> Tensor:
+    """Negative log-likelihood of a tie in the Rao-Kupper model of paired comparisons.
+
+    P(c wins) = sigmoid(d - eta), P(r wins) = sigmoid(-d - eta), d = s_c - s_r, and what is left is
+    P(tie) = (e^(2 eta) - 1) sigmoid(d - eta) sigmoid(-d - eta). The loss of a pair that was decided is
+    `bradley_terry` with margin eta; both together are the likelihood of one model.
+
+    Source: Rao and Kupper 1967, "Ties in paired-comparison experiments: a generalization of the Bradley-Terry model",
+    with theta = e^eta.
+
+    Args:
+        chosen_B: [B] scores of one response of each pair.
+        rejected_B: [B] scores of the other; exchanged, they give the same loss.
+        threshold: eta, below which a difference of scores is hardly noticed; positive.
+
+    Returns:
+        [B] loss per pair, smallest where the scores are equal.
+    """
+    check_responses(chosen_B=chosen_B, rejected_B=rejected_B)
+    check_positive(threshold=threshold)
+    difference_B = chosen_B - rejected_B
+    both_B = logsigmoid(difference_B - threshold) + logsigmoid(-difference_B - threshold)
+    # log(e^(2 eta) - 1) without overflow for a large eta
+    return -both_B - 2 * threshold - math.log(-math.expm1(-2 * threshold))
 
 
 def implicit_reward(policy_B: Tensor, reference_B: Tensor, beta: float) -> Tensor:

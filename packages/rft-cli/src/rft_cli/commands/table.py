@@ -43,6 +43,36 @@ SFT = Command(
     stage_result="run",
 )
 
+RM = Command(
+    **asdict(commands.RM),
+    summary="train a reward model on pairs of responses",
+    essential="""
+pretrain bf16 device gradient_checkpointing heads_types pooling_method
+prompt_data max_samples input_key chosen_key rejected_key margin_key eval_data held_out_rows
+loss_type margin center_rewards_coefficient learning_rate max_len packing_samples patience
+train_batch_size micro_train_batch_size max_steps max_epochs lr_schedule lr_warmup_ratio
+fsdp eval_steps save_path save_steps load_checkpoint nproc seed run_name log_interval use_wandb use_tensorboard
+""",
+    training=Training(
+        purpose="train a reward model from it, on pairs of responses",
+        train="rft.stages.rm:train",
+        check="rft.check:check_rm",
+        workload="rft.planning.workload:RM",
+        plan_lines="rft_cli.pages.run_plan_rm:rm_lines",
+        models="rft_cli.pages.run_plan_rm:rm_model_lines",
+        next_commands="rft_cli.pages.advice:after_rm",
+        measure=Measure(name="rm/accuracy", label="accuracy", is_share=True),
+        held_out=Measure(name="accuracy", is_share=True),
+        line=(
+            Measure(name="rm/loss", label="loss", less_is_better=True, digits=4),
+            Measure(name="rm/margin", label="margin", digits=3),
+            Measure(name="policy/gradient_norm", label="norm"),
+        ),
+        curves="rm/accuracy rm/loss rm/margin rm/chosen rm/rejected policy/gradient_norm",
+    ),
+    stage_result="run",
+)
+
 RL = Command(
     **asdict(commands.RL),
     is_default=True,
@@ -85,7 +115,14 @@ BUILT_IN = (
         trains=True,
     ),
     SFT,
+    RM,
     RL,
+    Command(
+        **asdict(commands.RM_TEST),
+        summary="test a reward model on pairs of responses",
+        run="rft_cli.commands.rm_test:run",
+        stage_result="output",
+    ),
     Command(
         **asdict(commands.EVAL),
         summary="score a model on held-out data",
@@ -159,8 +196,7 @@ REFUSED_COMMANDS: dict[str, Refusal] = {
     "dpo": Refusal(_NOT_YET, "rft-train rl"),
     "doctor": Refusal(_NOT_YET, "rft-train check"),
     "report": Refusal(_NOT_YET, "rft-train runs show RUN"),
-    **dict.fromkeys(("rm", "reward"), Refusal(f"{_NOT_YET}: it trains no reward models", "rft-train sft")),
-    "rm-test": Refusal("it is a script", "python examples/test_reward_model.py --model DIR"),
+    "reward": Refusal("it has another name", "rft-train rm"),
     **dict.fromkeys(
         ("kto", "orpo", "ipo", "cdpo", "simpo"),
         Refusal(f"{_NOT_YET}: it does not train on preferences", "rft-train rl --reward_pretrain DIR"),

@@ -38,6 +38,18 @@ def after_sft(directory: Path) -> list[tuple[str, str]]:
     ]
 
 
+def after_rm(directory: Path) -> list[tuple[str, str]]:
+    """Return commands worth trying after the training of a reward model."""
+    from rft.run_lifecycle import final_model
+
+    model = final_model(directory)
+    return [
+        (f"rft-train runs show {directory}", "curves, held-out accuracy and calibration of this run"),
+        (f"rft-train rl --pretrain POLICY --prompt_data train.jsonl --reward_pretrain {model}", "train a policy on it"),
+        (f"rft-train serve-reward --reward_pretrain {model}", "answer requests for its scores over HTTP"),
+    ]
+
+
 def after_rl(directory: Path) -> list[tuple[str, str]]:
     """Return commands worth trying after reinforcement learning."""
     # without held-out rows an evaluation needs some

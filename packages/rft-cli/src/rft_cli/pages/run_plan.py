@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rft.build.algorithm import algorithm_record, value_head
@@ -20,6 +21,7 @@ from rft_cli.pages.run_plan_ranks import preflight_lines
 from rft_cli.pages.run_plan_rewards import reward_lines
 from rft_cli.records.command import Training
 from rft_core.terminal_text import visible
+from rft_dist.settings import CheckpointSettings
 from rft_trainer.data.sources import LoadedPrompts
 
 _MOST_NAMED = 10
@@ -34,14 +36,14 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
     steps = f"{data.num_steps:,} steps, {data.num_updates:,} optimizer updates"
     if batch.max_steps and data.num_steps == batch.max_steps:
         steps += " (max_steps ends the run before its episodes do)"
-    cut = _cut_line(batch.micro_train_batch_size, batch.max_tokens_per_micro_batch, batch.packing_samples)
+    cut = cut_line(batch.micro_train_batch_size, batch.max_tokens_per_micro_batch, batch.packing_samples)
     return [
         (
             "data",
             [
                 *_training_lines(data.training),
                 f"held out: {len(data.held_out):,} prompts",
-                *_notes(resolved, data),
+                *notes_on(resolved, data.notes),
             ],
         ),
         ("preparation", [_preparation(settings)]),
@@ -58,7 +60,7 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
         ("reward", reward_lines(settings)),
         ("engine", [engine_line(settings)]),
         ("layout", [strategy_line(settings.strategy, bf16=settings.model.bf16)]),
-        ("saving", [_saving(settings)]),
+        ("saving", [saving_line(settings.checkpoint)]),
     ]
 
 
@@ -99,9 +101,9 @@ def _image_lines(training: PreparedPrompts) -> list[str]:
     ]
 
 
-def _notes(resolved: Resolved[Any], data: RlData | SftData) -> list[str]:
-    """Notes on the data; who wrote a recipe has decided about them."""
-    return [] if resolved.recipe_name else [f"note: {note}" for note in data.notes]
+def notes_on(resolved: Resolved[Any], notes: Sequence[str]) -> list[str]:
+    """Return notes on the data; who wrote a recipe has decided about them."""
+    return [] if resolved.recipe_name else [f"note: {note}" for note in notes]
 
 
 def _counted(number: int, one: str, many: str) -> str:
@@ -127,16 +129,19 @@ def _preparation(settings: RlSettings | SftSettings) -> str:
     return f"rows are rendered {how}{pinned}"
 
 
-def _cut_line(max_sequences: int, max_tokens: int, packing: bool) -> str:
+def cut_line(
+    max_sequences: int, max_tokens: int, packing: bool, *, kind: tuple[str, str] = ("sample", "sequences")
+) -> str:
+    """Say how a step is cut into micro-batches; `kind` is what they hold, one and many."""
     if packing:
-        cap = f"{max_tokens:,} tokens" if max_tokens else f"{max_sequences:,} times the longest sample"
+        cap = f"{max_tokens:,} tokens" if max_tokens else f"{max_sequences:,} times the longest {kind[0]}"
         return f"micro-batches are filled up to {cap} (packing_samples); the step is the same"
     cap = f", {max_tokens:,} tokens" if max_tokens else ""
-    return f"micro-batches of at most {max_sequences:,} sequences{cap}, without padding"
+    return f"micro-batches of at most {max_sequences:,} {kind[1]}{cap}, without padding"
 
 
-def _saving(settings: RlSettings | SftSettings) -> str:
-    chosen = settings.checkpoint
+def saving_line(chosen: CheckpointSettings) -> str:
+    """Say when checkpoints are written, and which are kept."""
     rules: list[str] = []
     if chosen.save_steps > 0:
         rules.append(f"every {_counted(chosen.save_steps, 'step', 'steps')}")
@@ -157,7 +162,12 @@ def sft_lines(resolved: Resolved[SftSettings], data: SftData) -> list[tuple[str,
     return [
         (
             "data",
-            [*_training_lines(data.training), *left_out, _held_out_line(settings, data), *_notes(resolved, data)],
+            [
+                *_training_lines(data.training),
+                *left_out,
+                _held_out_line(settings, data),
+                *notes_on(resolved, data.notes),
+            ],
         ),
         ("preparation", [_preparation(settings)]),
         (
@@ -165,11 +175,11 @@ def sft_lines(resolved: Resolved[SftSettings], data: SftData) -> list[tuple[str,
             [
                 f"{len(data.samples):,} demonstrations ({tokens:,} response tokens) / {size:,} = "
                 f"{-(-len(data.samples) // size):,} steps an epoch, {data.num_steps:,} steps at most",
-                _cut_line(chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples),
+                cut_line(chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples),
             ],
         ),
         ("layout", [strategy_line(settings.strategy, bf16=settings.model.bf16)]),
-        ("saving", [_saving(settings)]),
+        ("saving", [saving_line(settings.checkpoint)]),
     ]
 
 

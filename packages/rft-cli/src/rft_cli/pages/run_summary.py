@@ -23,6 +23,7 @@ _MEASURED = {
     "accuracy": "accuracy",
     "reward": "mean reward",
     "loss": "loss (nats a token)",
+    "calibration_error": "calibration error",
     "turns_mean": "turns of a conversation",
     "call_share": "turns with a well-formed call",
     "well_formed_share": "calls that could be read",
@@ -85,9 +86,10 @@ def _unscored(run: RunFiles) -> str:
 
 def _before_after(run: RunFiles, evaluations: Mapping[str, Any]) -> Table:
     before, after = evaluations["before"], evaluations["after"]
-    table = Table(
-        title=f"held out: {after.get('n', '?')} problems" if "n" in after else "held out", title_justify="left"
-    )
+    # pairs that a reward model compares, or problems that are answered
+    are_pairs = "calibration_error" in after
+    counted = f"held out: {after.get('n', '?')} {'pairs' if are_pairs else 'problems'}"
+    table = Table(title=counted if "n" in after else "held out", title_justify="left")
     for column in ("", "before", "after", "change"):
         table.add_column(column, justify="right" if column else "left")
     for key, label in _MEASURED.items():
@@ -95,6 +97,7 @@ def _before_after(run: RunFiles, evaluations: Mapping[str, Any]) -> Table:
             is_share = key in _SHARES
             shown = "{:.1%}" if is_share else "{:.4f}"
             change = f"{after[key] - before[key]:+.1%}" if is_share else f"{after[key] - before[key]:+.4f}"
+            label = "loss (nats a pair)" if key == "loss" and are_pairs else label
             table.add_row(label, shown.format(before[key]), shown.format(after[key]), change + _interval(run, key))
     return table
 

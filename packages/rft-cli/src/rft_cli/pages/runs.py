@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -14,7 +15,7 @@ from rft_cli.pages.advice import verdict_of_run
 from rft_cli.pages.charts import amount, duration, sparkline
 from rft_cli.records.command import Measure, Training
 from rft_cli.records.discovery import commands, training_of, with_training
-from rft_trainer.runs.reader import SAMPLES_PAGE, RunFiles, is_number
+from rft_trainer.runs.reader import SAMPLES_PAGE, RunFiles, as_object, is_number
 
 _STYLES = {"running": "cyan", "finished": "green", "done": "green", "stopped": "yellow"}
 
@@ -85,6 +86,7 @@ def page_of_run(run: RunFiles) -> RenderableType:
         ("settings that are not defaults", _settings(run)),
         ("curves", _curves(run)),
         ("held-out", _evaluations(run)),
+        ("calibration of the last evaluation", _calibration(run)),
         ("on disk", _files(run)),
     ):
         if content is not None:
@@ -127,7 +129,11 @@ def _evaluations(run: RunFiles) -> RenderableType | None:
     measures = [training.held_out for training in trainings_of(run)]
     for row in run.evaluations:
         found = [(measure, row.get(f"eval/{measure.name}")) for measure in measures]
-        numbers = [f"{measure.name} {_number(value, measure)}" for measure, value in found if is_number(value)]
+        numbers = [
+            f"{measure.name} {_number(value, measure)}{_ends(row, measure)}"
+            for measure, value in found
+            if is_number(value)
+        ]
         shown = "  ".join(numbers) or "not scored"
         count = f"n={row['eval/n']}" if "eval/n" in row else ""
         table.add_row(
@@ -137,6 +143,36 @@ def _evaluations(run: RunFiles) -> RenderableType | None:
             Text(count, "dim"),
         )
     return table if table.row_count else None
+
+
+def _ends(row: Mapping[str, Any], measure: Measure) -> str:
+    """Return the 95 % interval of a number, where the evaluation has written it."""
+    ends = [row.get(f"eval/{measure.name}_{end}") for end in ("low", "high")]
+    return (
+        f" ({' to '.join(_number(end, measure) for end in ends if is_number(end))})"
+        if all(map(is_number, ends))
+        else ""
+    )
+
+
+def _calibration(run: RunFiles) -> RenderableType | None:
+    """Show how sure a reward model was of its preferences, and how often it was right."""
+    last = run.evaluations[-1] if run.evaluations else {}
+    bins = last.get("calibration")
+    if not isinstance(bins, list) or not bins:
+        return None
+    table = _grid()
+    for one in map(as_object, cast("list[Any]", bins)):
+        bar = "#" * round(20 * float(one.get("observed", 0.0)))
+        table.add_row(
+            Text(f"sure {one.get('low', 0.0):.0%} to {one.get('high', 0.0):.0%}"),
+            Text(f"predicted {one.get('predicted', 0.0):.1%}"),
+            Text(f"right {one.get('observed', 0.0):.1%}", "bold"),
+            Text(f"n={one.get('num', 0)}", "dim"),
+            Text(bar, "green"),
+        )
+    error = last.get("eval/calibration_error")
+    return Group(table, Text(f"expected calibration error {error:.4f}")) if is_number(error) else table
 
 
 def _files(run: RunFiles) -> RenderableType | None:

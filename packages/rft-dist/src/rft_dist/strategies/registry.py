@@ -251,7 +251,7 @@ TENSOR_PARALLEL = ParallelStrategy(
         StrategyRefusal(
             "strategy.tp_router",
             ("tp_size", "aux_loss_coef"),
-            lambda values: values["tp_size"] > 1 and values["aux_loss_coef"],
+            lambda values: values["tp_size"] > 1 and values.get("aux_loss_coef"),
             "tensor parallel does not cut mixtures of experts",
             "--fsdp --tp_size 1",
         ),
@@ -284,7 +284,7 @@ SEQUENCE_REFUSALS = (
     StrategyRefusal(
         "strategy.sp_router",
         ("sp_size", "aux_loss_coef"),
-        lambda values: values["sp_size"] > 1 and values["aux_loss_coef"],
+        lambda values: values["sp_size"] > 1 and values.get("aux_loss_coef"),
         "the routers' loss counts the experts of whole rows, and no rank has a whole row",
         "--sp_size 1",
     ),

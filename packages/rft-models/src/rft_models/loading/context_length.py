@@ -10,6 +10,7 @@ from typing import Any
 from rft_core.errors import DataError
 from rft_models.families.vision import text_type
 from rft_models.files.directories import checked_model_directory
+from rft_models.loading.sequence_classifiers import has_no_token_head
 from rft_models.loading.transformers_loading import refuse_other_kinds
 
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
@@ -26,14 +27,15 @@ class ModelFacts:
     """`model_type` of the decoder inside a vision-language model; "" for others."""
 
 
-def model_facts(directory: str | Path) -> ModelFacts:
-    """Read the facts of a directory that `load_policy` would accept.
+def model_facts(directory: str | Path, *, decoder_alone: bool = False) -> ModelFacts:
+    """Read the facts of a directory that `load_policy` would accept; with `decoder_alone` also of a reward model.
 
     Raises:
         DataError: directory, configuration or weights absent, damaged or of another kind.
     """
     path, config = checked_model_directory(directory)
-    refuse_other_kinds(path, config, takes_images=True)
+    bare = decoder_alone and has_no_token_head(config)
+    refuse_other_kinds(path, {**config, "architectures": []} if bare else config, takes_images=True)
     _refuse_quantized(path, config)
     text = config.get("text_config") or config
     lengths = [int(text[key]) for key in _LENGTH_KEYS if text.get(key)]

@@ -12,7 +12,7 @@ from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import FreezeRules
 from rft_models.policy.load import load_policy
 from rft_models.policy.load_on_meta import load_on_meta
-from rft_models.settings import AdapterSettings, ModelSettings
+from rft_models.settings import AdapterSettings, ModelSettings, TrainedWeightsSettings
 from rft_models.tokenization.tokenizer import HfTokenizer
 
 
@@ -49,7 +49,7 @@ def head_chunk_size(settings: ModelSettings) -> int | None:
     return settings.chunk_size if settings.fused_linear_logprob else None
 
 
-def checkpointing_of(settings: ModelSettings) -> Checkpointing | None:
+def checkpointing_of(settings: TrainedWeightsSettings) -> Checkpointing | None:
     """Return the gradient checkpointing of the settings; None: nothing is recomputed."""
     return Checkpointing.of(
         settings.gradient_checkpointing, settings.gradient_checkpointing_mode, settings.gradient_checkpointing_every

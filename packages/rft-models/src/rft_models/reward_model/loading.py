@@ -45,13 +45,14 @@ def load_reward_model(
     device: torch.device | str = "cpu",
     attention: Attention = "auto",
     flash_attn: bool = False,
+    gradient_checkpointing: Checkpointing | bool | None = None,
 ) -> RewardModel:
     """Load the reward model in a directory: one that was written here, or a sequence classifier of transformers.
 
     Of a vision-language architecture it is a model with a tensor "score.weight", as such classifiers name it.
 
-    In eval mode; its parameters require gradients. `dtype`, `device`, `attention` and `flash_attn` are as for
-    `load_policy`; the head keeps float32.
+    In eval mode; its parameters require gradients. `dtype`, `device`, `attention`, `flash_attn` and
+    `gradient_checkpointing` are as for `load_policy`; the head keeps float32.
 
     Raises:
         DataError: directory, configuration, weights or tokenizer absent, damaged or of another kind; no head.
@@ -64,7 +65,15 @@ def load_reward_model(
     model = _decoder(path, config, dtype, device)
     packed = choose_packed(config["model_type"], attention, path, text_type=text_type(config))
     kernel = choose_attention(device, dtype, flash_attn=flash_attn).kernel
-    return make_reward_model(model, head, tokenizer, packed=packed, kernel=kernel, where=str(path))
+    return make_reward_model(
+        model,
+        head,
+        tokenizer,
+        packed=packed,
+        kernel=kernel,
+        gradient_checkpointing=gradient_checkpointing,
+        where=str(path),
+    )
 
 
 def new_reward_model(

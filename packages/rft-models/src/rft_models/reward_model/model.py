@@ -48,19 +48,23 @@ class RewardModel(PackedModel):
         return self.head.spec
 
     def scores(self, tokens: PackedTokens) -> dict[str, Tensor]:
+        """Compute the scores of packed texts by head: the columns of `score_matrix`, each [S]."""
+        return dict(zip(self.spec.heads, self.score_matrix(tokens).unbind(1), strict=True))
+
+    def score_matrix(self, tokens: PackedTokens) -> Tensor:
         """Compute the scores of packed texts, a segment a text; what a text is packed with changes none of them.
 
         The target mask changes no score either: what stands before the first target of a segment and is shared by
         neighbouring segments runs once.
 
         Returns:
-            [S] of each head by name, float32 (float64 for float64 weights), differentiable; segments in order.
+            [S, K] of each head in the spec's order, float32 (float64 for float64 weights), differentiable; segments
+            in order.
         """
         # a segment begins at the token that nothing predicts
         segment_T = (~tokens.predictable_T).to(torch.int64).cumsum(0) - 1
         pooled_SD = self._pooled(self.backbone.states(tokens), tokens.token_ids_T, segment_T, int(segment_T[-1]) + 1)
-        scores_SK = self.head(pooled_SD)
-        return dict(zip(self.spec.heads, scores_SK.unbind(1), strict=True))
+        return self.head(pooled_SD)
 
     def _pooled(self, states: States, token_ids_T: Tensor, segment_T: Tensor, num_segments: int) -> Tensor:
         """Pool the states of each segment to [S, D], in the head's type."""
@@ -99,6 +103,14 @@ class RewardModel(PackedModel):
             write_spec(self.spec, self.model.config.model_type, directory / "config.json")
 
         return write
+
+    def save_description(self, directory: str | Path) -> None:
+        """Write what a directory holds besides the weights: configuration, tokenizer, what the head computes."""
+        path = Path(directory)
+        path.mkdir(parents=True, exist_ok=True)
+        self.model.config.save_pretrained(str(path))
+        self.write_tokenizer(path)
+        write_spec(self.spec, self.model.config.model_type, path / "config.json")
 
     @property
     def max_positions(self) -> int:

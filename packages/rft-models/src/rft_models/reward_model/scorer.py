@@ -1,9 +1,8 @@
 """Prompts and responses as text, scored by a reward model with its own tokenizer and chat template.
 
 The policy's tokens mean nothing here: two tokenizers share no ids, and a template's turns are what the reward model
-was trained on. A text always ends as the reward model's training texts do (the end of the assistant's turn, or the
-end token), also where the policy was cut off: a score is read at the end of a text, and a state that no
-training text ended with has no meaning. A text that is longer than the model places has no score; it is never cut.
+was trained on (`encoding`). A text ends as those of its training do, also where the policy was cut off. A text that
+is longer than the model places has no score; it is never cut.
 
 A reward model that takes images sees those of the prompt through its own processor; a response has none.
 """
@@ -12,19 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
 
 import torch
 
 from rft_core.errors import DataError
 from rft_core.packed_tokens import PackedTokens
+from rft_models.reward_model.encoding import Images, Messages, RewardTextEncoder, shared_length
 from rft_models.reward_model.model import RewardModel
-from rft_models.reward_model.shared_images import shared_images_of
-from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_models.vision.media import Media
-
-Images = tuple[bytes, ...]
-Messages = Sequence[Mapping[str, Any]]
 
 
 class RewardTextScorer:
@@ -39,8 +33,7 @@ class RewardTextScorer:
         """
         assert model.tokenizer is not None, "a reward model without a tokenizer scores token ids only"
         self.model = model
-        self._tokenizer: HfTokenizer = model.tokenizer
-        self._images = shared_images_of(model.tokenizer)
+        self._encoder = RewardTextEncoder(model.tokenizer)
         self._max_tokens = max_tokens
 
     @property
@@ -91,29 +84,12 @@ class RewardTextScorer:
         Raises:
             DataError: its tokenizer, template or image processor cannot take it.
         """
-        if self._images is not None:
-            response = self._images.of_response(response)
-        text = self._text(prompt, messages, response)
-        special = not self._tokenizer.has_chat_template
-        if self._images is None:
-            ids, media = self._tokenizer.encode(text, add_special_tokens=special), None
-        else:
-            ids, media = self._images.encode_shared(text, images)
-        end = self._tokenizer.eos_ids[:1] if special else ()
-        # the tokenizer, or the response itself, may have put the end token there already
-        return (ids if not end or ids[-1:] == list(end) else [*ids, *end]), media
-
-    def _text(self, prompt: str, messages: Messages, response: str) -> str:
-        if not self._tokenizer.has_chat_template:
-            return prompt + response
-        turns = list(messages) or [{"role": "user", "content": prompt}]
-        answered = [*turns, {"role": "assistant", "content": response}]
-        return self._tokenizer.render_chat(answered, add_generation_prompt=False)
+        return self._encoder.encode(prompt, messages, response, images)
 
     def _encoded(
         self, prompt: str, messages: Messages, response: str, images: Images
     ) -> tuple[list[int], Media | None] | str:
-        if images and self._images is None:
+        if images and not self._encoder.takes_images:
             return "the reward model takes no images"
         try:
             ids, media = self.encode(prompt, messages, response, images)
@@ -163,9 +139,5 @@ def shared_lengths(rows: Sequence[Sequence[int]], prompts: Sequence[object]) -> 
     shared: list[int] = []
     for _, run in groupby(zip(prompts, rows, strict=True), key=lambda pair: pair[0]):
         listed = [row for _, row in run]
-        # one token at least stays the row's own
-        limit = min(len(row) for row in listed) - 1 if len(listed) > 1 else 0
-        first = listed[0]
-        common = next((i for i in range(limit) if any(row[i] != first[i] for row in listed)), limit)
-        shared += [common] * len(listed)
+        shared += [shared_length(listed) if len(listed) > 1 else 0] * len(listed)
     return shared

@@ -122,6 +122,7 @@ def pack(
         selected_T=_marks(samples, to_device),
         mm_inputs=_images(samples),
         unit_ids_S=_unit_ids(samples, to_device),
+        sequence_numbers_SN=_sequence_numbers(samples, to_device),
         not_finite=not_finite[0] if not_finite else "",
     )
 
@@ -140,6 +141,17 @@ def _unit_ids(
         return None
     sizes = [len(unit) for unit in units_of(samples)]
     return to_device(torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)), "")
+
+
+def _sequence_numbers(
+    samples: Sequence[TrainingSample], to_device: Callable[[torch.Tensor, str], torch.Tensor]
+) -> torch.Tensor | None:
+    """Return [S, N] float32: the numbers of each sample; None where none carries any."""
+    if not any(sample.sequence_numbers for sample in samples):
+        return None
+    rows = [sample.sequence_numbers for sample in samples]
+    assert len(set(map(len, rows))) == 1, "every sample of a batch carries as many numbers"
+    return to_device(torch.tensor(rows, dtype=torch.float32), "sequence_numbers")
 
 
 def _images(samples: Sequence[TrainingSample]) -> tuple[Any, ...] | None:

@@ -162,6 +162,9 @@ class TrainingSample:
     """The prompt's images; None without any."""
     unit: str = ""
     """Samples next to each other with the same name are one unit, which is never divided; empty = one by itself."""
+    sequence_numbers: tuple[float, ...] = ()
+    """Numbers of the sequence as a whole that its loss reads, such as the label of a pair (`records.pairs`); as many in
+    every sample of a batch."""
 
     def __post_init__(self) -> None:
         expected = len(self.token_ids) - self.prompt_length
@@ -229,6 +232,8 @@ class TokenBatch:
     """The images of each segment as the model's forward takes them, None for one of text alone; None where all are."""
     unit_ids_S: Tensor | None = None
     """The unit of each segment, counted from 0; None where every segment is a unit by itself."""
+    sequence_numbers_SN: Tensor | None = None
+    """Numbers of each segment as a whole; None where no sample carries any."""
     not_finite: str = ""
     """The first field that is not finite; empty where all are. A ratio of such a log-prob may well be finite."""
 

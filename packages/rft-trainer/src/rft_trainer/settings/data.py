@@ -37,8 +37,8 @@ def system_prompt_refusal(system_prompt: str, *, apply_chat_template: bool) -> S
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOutSettings(PromptTextSettings):
-    """The held-out rows for evaluation."""
+class HeldOutRowsSettings:
+    """The held-out rows to read."""
 
     eval_data: str = ""
     """Held-out data: a .jsonl, .json, .csv or .parquet file, a pattern, a directory,
@@ -49,6 +49,11 @@ class HeldOutSettings(PromptTextSettings):
 
     max_eval_samples: int = field(default=500, metadata={"minimum": 0})
     """Number of held-out rows to use; 0 = all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutSettings(HeldOutRowsSettings, PromptTextSettings):
+    """The held-out rows for evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)

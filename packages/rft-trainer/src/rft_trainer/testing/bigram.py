@@ -67,6 +67,22 @@ class TokenCritic(nn.Module):
         return torch.where(shown_T, self.table[tokens.token_ids_T.roll(1)], 0.0)
 
 
+class TokenScorer(nn.Module):
+    """A reward model whose score of a text is the mean of a number a token; the heads have columns of their own."""
+
+    def __init__(self, vocab_size: int, *, heads: int = 1, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.linspace(-1, 1, vocab_size * heads, dtype=dtype).view(heads, vocab_size).T)
+
+    def score_matrix(self, tokens: PackedTokens) -> Tensor:
+        """Return [S, heads]."""
+        segments_T = tokens.segment_ids_T
+        num_segments = int(segments_T[-1]) + 1
+        sums_SK = self.table.new_zeros(num_segments, self.table.shape[1])
+        sums_SK = sums_SK.index_add(0, segments_T, self.table[tokens.token_ids_T])
+        return sums_SK / segments_T.bincount(minlength=num_segments)[:, None]
+
+
 def _targets(tokens: PackedTokens) -> Tensor:
     """[T] bool, the first tokens of segments among them where nothing masks them out."""
     mask_T = tokens.target_mask_T

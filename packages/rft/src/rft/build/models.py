@@ -15,7 +15,7 @@ from rft_models.loading.context_length import model_facts
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import FreezeReport, preview
 from rft_models.policy.load_for_training import checkpointing_of, freezing_of
-from rft_models.settings import ModelSettings, WeightsSettings
+from rft_models.settings import ModelSettings, TrainedWeightsSettings, WeightsSettings
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_models.vision.processor import load_processor
 
@@ -45,7 +45,21 @@ def preview_model(settings: ModelSettings, device: str) -> ModelPreview:
     Raises:
         OptionsError: what is to be frozen does not exist, leaves nothing to train, or there are no routers to balance.
     """
-    facts, rules = model_facts(settings.pretrain), freezing_of(settings)
+    rules = freezing_of(settings)
+    attention, checkpointing = attention_line(settings, device)
+    return ModelPreview(
+        attention=attention,
+        checkpointing=checkpointing,
+        frozen=preview(settings.pretrain, rules) if rules.freezes else None,
+        router=router_facts(settings.pretrain) if settings.aux_loss_coef else None,
+    )
+
+
+def attention_line(
+    settings: TrainedWeightsSettings, device: str, *, decoder_alone: bool = False
+) -> tuple[str, Checkpointing | None]:
+    """(the attention kernel in words, what the backward pass recomputes), from the configuration, as `model_facts`."""
+    facts = model_facts(settings.pretrain, decoder_alone=decoder_alone)
     attention = describe_attention(
         facts.model_type,
         device,
@@ -53,12 +67,7 @@ def preview_model(settings: ModelSettings, device: str) -> ModelPreview:
         flash_attn=settings.flash_attn,
         text_type=facts.text_type,
     )
-    return ModelPreview(
-        attention=attention,
-        checkpointing=checkpointing_of(settings),
-        frozen=preview(settings.pretrain, rules) if rules.freezes else None,
-        router=router_facts(settings.pretrain) if settings.aux_loss_coef else None,
-    )
+    return attention, checkpointing_of(settings)
 
 
 def refuse_unknown_parts(policy: CausalPolicy, adam: AdamSettings, value_head: str = "") -> None:

@@ -53,6 +53,13 @@ SFT = CommandSettings(
     rules="rft.config.rules.sft:problems",
     notes="rft.config.rules.sft:idle_settings",
 )
+RM = CommandSettings(
+    name="rm",
+    settings="rft.settings:RmSettings",
+    rules="rft.config.rules.rm:problems",
+    notes="rft.config.rules.rm:idle_settings",
+)
+RM_TEST = CommandSettings(name="rm-test", settings="rft.settings:RmTestSettings")
 RL = CommandSettings(
     name="rl",
     settings="rft.settings:RlSettings",
@@ -70,7 +77,7 @@ CONFORMANCE = CommandSettings(
     rules="rft.config.rules.compared_engines:problems",
 )
 BUILD = CommandSettings(name="build", settings="rft.settings:BuildModelSettings")
-OWN = (SFT, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD)
+OWN = (SFT, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD)
 
 _PROGRAMS: list[Callable[[], Mapping[str, ConfiguredCommand]]] = []
 

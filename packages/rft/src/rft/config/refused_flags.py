@@ -90,8 +90,8 @@ REFUSED_FLAGS: dict[str, Refusal] = {
     ),
     # rewards and reward models
     **_rows(
-        f"{_NOT_YET}: no command trains reward models; the head of a trained one is read from its directory",
-        "--reward_pretrain DIR",
+        "reward models are trained by a command of their own; the head of a trained one is read from its directory",
+        "rft-train rm",
         "loss_type",
         "margin",
         "pooling_method",

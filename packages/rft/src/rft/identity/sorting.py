@@ -33,6 +33,8 @@ DECIDES = _names("""
     task_instruction temperature tool_call_pattern tool_timeout top_k top_p train_batch_size train_only_tokens_from
     turn_gamma turn_max_len use_cpg_loss use_fire use_gmpo use_gspo use_kl_loss use_mp_opt value_clip
     value_head_prefix
+    center_rewards_coefficient chosen_key heads_types heads_weights loss_type margin margin_key outcome_key
+    pooling_method probing_layer rejected_key scale_for_train tie_margin weight_key
 """)
 """Another value gives another result: it is changed by a flag of a resume, or knowingly."""
 
@@ -88,6 +90,7 @@ def _is_turned(before: Any, after: Any) -> bool:
     return bool(before) != bool(after)
 
 
+_HEAD = "the head in the checkpoint is another one"
 _TRAINED = "the optimizer's state in the checkpoint is that of other parameters"
 FIXED: Mapping[str, Fixed] = {
     "seed": Fixed("the order of the prompts, of which a part is trained already, follows from the seed"),
@@ -100,6 +103,10 @@ FIXED: Mapping[str, Fixed] = {
     "target_modules": Fixed(_TRAINED, from_weights=False),
     "freeze_prefix": Fixed(_TRAINED),
     "train_only_tokens_from": Fixed(_TRAINED),
+    "pooling_method": Fixed(_HEAD),
+    "probing_layer": Fixed(_HEAD),
+    "scale_for_train": Fixed(_HEAD),
+    "heads_types": Fixed(_HEAD),
     "enable_ema": Fixed("the average begins with the first step of a run", _is_turned),
 }
 """Settings that no resume can change, by name."""

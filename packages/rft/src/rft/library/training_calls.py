@@ -1,4 +1,4 @@
-"""Training from Python: `rft.grpo`, `rft.rl` and `rft.sft`, with the settings of the commands as typed keywords.
+"""Training from Python: `rft.grpo`, `rft.rl`, `rft.sft`, `rft.reward_model`, with the commands' settings as keywords.
 
 ```python
 import rft
@@ -10,7 +10,7 @@ run = rft.grpo("Qwen/Qwen3-0.6B", [{"input": "2+3=", "label": "5"}], reward, max
 run.plot()
 ```
 
-They make the run that `rft-train rl` and `rft-train sft` make: same settings, same errors, same directory. Nothing is
+They make the run that `rft-train rl`, `sft` and `rm` make: same settings, same errors, same directory. Nothing is
 printed; a notebook gets a panel.
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rft.config.commands import RL, SFT
+from rft.config.commands import RL, RM, SFT
 from rft.config.origins import KEYWORD, GivenSetting
 from rft.front_end import FrontEnd
 from rft.library.callbacks import Callback, CallbackSink
@@ -41,7 +41,7 @@ from rft_trainer.settings.run import RunSettings
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from rft.library.keywords import RlKeywords, SftKeywords
+    from rft.library.keywords import RlKeywords, RmKeywords, SftKeywords
 
 Config: TypeAlias = str | Path | Sequence[str | Path]
 """Files of settings, or directories of runs."""
@@ -148,6 +148,28 @@ def sft(
     return _trained(prepared, [*givens(SFT.name, settings), *own], config, callbacks, panel)
 
 
+def reward_model(
+    model: Model,
+    data: Rows,
+    *,
+    eval_data: Rows | None = None,
+    tokenizer: object | None = None,
+    config: Config = (),
+    callbacks: Sequence[Callback] = (),
+    panel: bool | None = None,
+    **settings: Unpack[RmKeywords],
+) -> Run:
+    """Train a reward model on pairs of responses, as `rft-train rm` does, and return the run.
+
+    `model` is a language model, which gets a new head, or a reward model, which is trained on; the rows have a prompt
+    and two responses (docs/reward-models.md). Other arguments and errors are those of `rl`; the settings are in
+    docs/reference/rm.md.
+    """
+    own = _places(model, data, eval_data, tokenizer)
+    prepared = resolved(RM.name, settings, config, own)
+    return _trained(prepared, [*givens(RM.name, settings), *own], config, callbacks, panel)
+
+
 def _places(model: Model, data: Rows, eval_data: Rows | None, tokenizer: object | None) -> list[GivenSetting]:
     """Return the settings that say where model and rows are, once they are written where they were objects."""
     places = {"pretrain": model_place(model, tokenizer), "prompt_data": rows_file(data, "data")}
@@ -202,6 +224,10 @@ def train(
             trained = stage.train(
                 prepared, command, in_place=in_place, front=front, reward=function, script=script, signals=signals
             )
+        elif prepared.command == RM.name:
+            from rft.stages import rm as preferences
+
+            trained = preferences.train(prepared, command, in_place=in_place, front=front, signals=signals)
         else:
             from rft.stages import sft as supervised
 

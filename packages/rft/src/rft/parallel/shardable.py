@@ -1,4 +1,4 @@
-"""Policy and critic in the form that a strategy distributes (`ParallelizableModel`)."""
+"""Policy, critic and reward model in the form that a strategy distributes (`ParallelizableModel`)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rft_dist.strategies.sequence_parallel import SequenceGroup
     from rft_models.critic.causal_critic import CausalCritic
     from rft_models.policy.causal_policy import CausalPolicy
+    from rft_models.reward_model.model import RewardModel
 
 ModelT_co = TypeVar("ModelT_co", covariant=True)
 
@@ -160,6 +161,86 @@ class ShardableCritic:
         raise AssertionError("every rank computes with whole matrices of a critic")
 
 
+class ShardableRewardModel:
+    """A reward model as strategies take it: decoder and heads as one module."""
+
+    def __init__(self, model: RewardModel) -> None:
+        self.inner = WrappedRewardModel(model)
+        self._model = model
+        self._module = _DecoderAndHead(model)
+
+    @property
+    def module(self) -> nn.Module:
+        """Decoder and heads as one module."""
+        return self._module
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        """The decoder's layers, and the head by itself: it is float32, whatever the others are."""
+        return [*self._model.layers, self._model.head]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the decoder's weights."""
+        return self._model.dtype
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield all parameters, by their names in saved files."""
+        return self._model.named_parameters()
+
+    def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters that an optimizer steps on."""
+        return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
+
+    def release_trained_rows(self) -> Mapping[str, int]:
+        """Return no matrix: all rows of a reward model are trained."""
+        return {}
+
+    def cross_module_reads(self) -> Iterable[tuple[nn.Module, Sequence[nn.Parameter]]]:
+        """Return none: a reward model has no adapters."""
+        return ()
+
+    def wrap_forward(self, wrapper: ComputeWrapper) -> None:
+        """Run every forward inside `wrapper`; a vision tower is used for rows without images too."""
+        self.inner.forward_wrapper = wrapper
+        self._model.gather_always()
+
+    def load_pending(
+        self, load_shards: Callable[[ReadBlock], None], device: torch.device, compute_dtype: torch.dtype | None
+    ) -> None:
+        """Do nothing: a reward model is loaded with its weights."""
+
+    def enable_sequence_parallel(self, group: SequenceGroup, mode: SequenceMode) -> None:
+        """Raise: the rules of the command refuse it."""
+        raise AssertionError("every rank computes whole sequences of a reward model")
+
+    def enable_tensor_parallel(self, group: TensorGroup, shard: Callable[[TensorPlan], None]) -> TensorPlan:
+        """Raise: the rules of the command refuse it."""
+        raise AssertionError("every rank computes with whole matrices of a reward model")
+
+
+class WrappedRewardModel:
+    """A reward model whose forward runs inside the wrapper of a strategy, where there is one."""
+
+    def __init__(self, model: RewardModel) -> None:
+        self.reward_model = model
+        self.forward_wrapper: ComputeWrapper | None = None
+
+    def score_matrix(self, tokens: PackedTokens) -> Tensor:
+        """Compute the scores, with the weights gathered."""
+        if self.forward_wrapper is None:
+            return self.reward_model.score_matrix(tokens)
+        return self.forward_wrapper(self.reward_model.score_matrix, tokens)
+
+    def train(self, mode: bool = True) -> None:
+        """Switch to training mode, or to evaluation."""
+        self.reward_model.train(mode)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters by name, as this rank keeps them."""
+        return self.reward_model.named_parameters()
+
+
 class WrappedCritic:
     """A critic whose forward runs inside the wrapper of a strategy, where there is one."""
 
@@ -181,6 +262,6 @@ class WrappedCritic:
 class _DecoderAndHead(nn.Module):
     """Decoder and head as one module, whose forward is any use of them."""
 
-    def __init__(self, critic: CausalCritic) -> None:
+    def __init__(self, model: CausalCritic | RewardModel) -> None:
         super().__init__()
-        self.model, self.head = critic.model, critic.head
+        self.model, self.head = model.model, model.head

@@ -175,7 +175,7 @@ def _training(
         host_weights=bool(values.get("fsdp_cpu_offload")),
         # no cap cuts a sample, so the longest one has to fit
         micro_tokens=max(min(tokens, cap) if cap else tokens, longest),
-        head_rows=values["chunk_size"] if values["fused_linear_logprob"] else None,
+        head_rows=values["chunk_size"] if values.get("fused_linear_logprob") else None,
         recomputes=values["gradient_checkpointing"] and values["gradient_checkpointing_mode"] == "full",
         recompute_every=values["gradient_checkpointing_every"],
         adapter_weights=adapters,

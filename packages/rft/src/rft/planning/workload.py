@@ -122,6 +122,28 @@ class RlWorkload:
         require_image_rewards(settings)
 
 
+class RmWorkload:
+    """One model, and pairs of texts that are run together."""
+
+    def extra_memory(self, resolved: Resolved[Any], grid: ParallelDims) -> ExtraMemory:
+        """Return none: there is the model alone."""
+        return ExtraMemory()
+
+    def rollout(self, resolved: Resolved[Any], grid: ParallelDims) -> None:
+        """Return None: nothing is generated."""
+
+    def longest_sample(self, values: Mapping[str, Any], positions: int | None) -> int:
+        """Return twice max_len, or else the positions of the model: the two texts of a pair are never divided."""
+        return 2 * (values["max_len"] or positions or 0)
+
+    def row_limit(self, settings: Any, positions: int | None) -> tuple[int, str]:
+        """Return the limit of a text."""
+        return settings.training.max_len or positions or 1 << 31, "--max_len"
+
+    def require_image_support(self, settings: Any) -> None:
+        """Accept: pairs are texts."""
+
+
 class SftWorkload:
     """One model, and rows of prompt and response."""
 
@@ -145,4 +167,5 @@ class SftWorkload:
 
 
 RL: Workload = RlWorkload()
+RM: Workload = RmWorkload()
 SFT: Workload = SftWorkload()

@@ -28,7 +28,7 @@ def strategy_problems(values: Mapping[str, Any], make_problem: MakeProblem) -> I
 
 def _averages(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
     """Yield the contradictions of EMA, which averages the model's own full matrices."""
-    if values["train_only_tokens_from"] >= 0:
+    if values.get("train_only_tokens_from", -1) >= 0:
         why = "the average covers full matrices, and here only rows of one are trained"
         yield make_problem("strategy.ema_rows", ["enable_ema", "train_only_tokens_from"], why, "leave enable_ema out")
 

@@ -18,7 +18,8 @@ def training_problems(given: SourcedValues) -> Iterator[Problem]:
         why = "the average of the weights is part of the state that save_model_only leaves out"
         yield given.make_problem("checkpoint.no_average", names, why, "--no_save_model_only")
     yield from strategy_problems(given.values, given.make_problem)
-    yield from adapter_problems(given.values, given.make_problem)
+    if "lora_rank" in given.values:
+        yield from adapter_problems(given.values, given.make_problem)
 
 
 def _weights_of_a_checkpoint(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:

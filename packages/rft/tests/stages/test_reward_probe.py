@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rft import reward_probe
-from rft.reward_probe import Pair, probe_reward_model, read_pairs
+from rft.stages import reward_probe
+from rft.stages.reward_probe import Pair, agreement, probe_reward_model
 from rft_algos.statistics import wilson_interval
-from rft_core.errors import DataError, PreflightError
+from rft_core.errors import PreflightError
 
 
 class Scorer:
@@ -33,30 +31,28 @@ class Scorer:
 
 def probed(
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
     score: Callable[[str, int, int], Any],
     *,
     rows: list[Any] | None = None,
+    pairs: list[Pair] | None = None,
     weights: Any = (1.0,),
     heads: tuple[str, ...] = ("score",),
 ) -> tuple[Any, Scorer]:
     scorer = Scorer(score, weights, heads)
-    monkeypatch.setattr(reward_probe, "load_reward_model", lambda directory: directory)
+    monkeypatch.setattr(reward_probe, "load_reward_model", lambda directory, **_: directory)
     monkeypatch.setattr(reward_probe, "RewardTextScorer", lambda model: scorer if model == "dir" else None)
-    file = None
     if rows is not None:
-        file = tmp_path / "pairs.jsonl"
-        file.write_text("".join(json.dumps({"prompt": "p", "chosen": a, "rejected": b}) + "\n" for a, b in rows))
-    return probe_reward_model("dir", file), scorer
+        pairs = [Pair("p", (), a, b) for a, b in rows]
+    return probe_reward_model("dir", pairs), scorer
 
 
 def number(text: str, *_: int) -> dict[str, float]:
     return {"score": float(text)}
 
 
-def test_figures_are_those_of_the_pairs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_figures_are_those_of_the_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [("3", "1"), ("2", "2"), ("-1", "5"), ("4", "0")]
-    report, scorer = probed(monkeypatch, tmp_path, number, rows=rows)
+    report, scorer = probed(monkeypatch, number, rows=rows)
     assert (report.heads, report.pooling, report.num_right) == (("score",), "last", 2)
     assert report.figures == {
         "pairs": 4,
@@ -65,7 +61,9 @@ def test_figures_are_those_of_the_pairs(monkeypatch: pytest.MonkeyPatch, tmp_pat
         "lowest": -1.0,
         "highest": 5.0,
         "difference_alone": 0.0,
+        "calibration_error": report.figures["calibration_error"],
     }
+    assert 0 < report.figures["calibration_error"] < 1
     assert report.right_interval == wilson_interval(2, 4)
     assert scorer.asked[:2] == [
         (["p"] * 4, [()] * 4, ["3", "2", "-1", "4"]),
@@ -75,11 +73,10 @@ def test_figures_are_those_of_the_pairs(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 @pytest.mark.parametrize(("weights", "margin"), [((2.0, 3.0), 2 * 2 + 3 * 20), (None, 2 + 20)])
 def test_heads_are_summed_by_their_weights_or_once_each(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: Any, margin: float
+    monkeypatch: pytest.MonkeyPatch, weights: Any, margin: float
 ) -> None:
     report, _ = probed(
         monkeypatch,
-        tmp_path,
         lambda text, *_: {"b": 10 * float(text), "a": float(text)},
         rows=[("3", "1")],
         weights=weights,
@@ -88,8 +85,8 @@ def test_heads_are_summed_by_their_weights_or_once_each(
     assert report.figures["mean_margin"] == margin
 
 
-def test_without_a_file_sums_are_scored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    report, scorer = probed(monkeypatch, tmp_path, number)
+def test_without_a_file_sums_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, scorer = probed(monkeypatch, number)
     assert report.figures["pairs"] == 6
     prompts, messages, chosen = scorer.asked[0]
     _, _, rejected = scorer.asked[1]
@@ -125,61 +122,32 @@ def alone(gap: float) -> Callable[[str, int, int], Any]:
     ],
 )
 def test_scores_that_cannot_be_trained_on_are_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, score: Any, rows: list[Any], fits: bool
+    monkeypatch: pytest.MonkeyPatch, score: Any, rows: list[Any], fits: bool
 ) -> None:
     if fits:
-        report, _ = probed(monkeypatch, tmp_path, score, rows=rows)
+        report, _ = probed(monkeypatch, score, rows=rows)
         assert report.figures["difference_alone"] > 0.0
         return
     with pytest.raises(PreflightError) as caught:
-        probed(monkeypatch, tmp_path, score, rows=rows)
+        probed(monkeypatch, score, rows=rows)
     assert caught.value.problem.code == "reward.model_unfit"
 
 
-def test_pairs_are_rows_of_texts_or_of_conversations(tmp_path: Path) -> None:
-    file = tmp_path / "pairs.jsonl"
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant"}, {"role": "user", "content": "b"}]
-    rows = [{"prompt": "p", "chosen": "x", "rejected": "y"}, {"prompt": turns, "chosen": "\u00e4", "rejected": ""}]
-    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    assert read_pairs(file) == [Pair("p", (), "x", "y"), Pair("a\n\nb", tuple(turns), "\u00e4", "")]
+def test_the_outcome_says_which_response_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [Pair("p", (), "3", "1", outcome) for outcome in (1.0, -1.0, 0.0, 2.0)]
+    report, _ = probed(monkeypatch, number, pairs=pairs)
+    assert (report.num_right, report.num_decided) == (1, 2)
+    assert [(one.num, one.observed) for one in report.calibration] == [(2, 0.5)]
+    assert report.figures["calibration_error"] == pytest.approx(1 / (1 + math.exp(-2)) - 0.5)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "{",
-        '{"prompt": "p", "chosen": "x"}',
-        '{"prompt": "p", "chosen": 1, "rejected": "y"}',
-        '{"prompt": [1], "chosen": "x", "rejected": "y"}',
-        '{"prompt": "p", "chosen": "x", "rejected": null}',
-        "[]",
-        "",
-        '{"prompt": null, "chosen": "x", "rejected": "y"}',
-        '{"prompt": 5, "chosen": "x", "rejected": "y"}',
-        '{"prompt": [], "chosen": "x", "rejected": "y"}',
-    ],
-)
-def test_a_row_without_its_texts_is_named_by_file_and_line(tmp_path: Path, line: str) -> None:
-    file = tmp_path / "pairs.jsonl"
-    file.write_text('{"prompt": "p", "chosen": "x", "rejected": "y"}\n' + line + "\n")
-    with pytest.raises(DataError) as caught:
-        read_pairs(file)
-    assert (caught.value.problem.code, caught.value.problem.where) == ("data.pair", f"{file}:2")
-
-
-@pytest.mark.parametrize(("content", "line"), [(b"", 1), (b"\n", 1), (b'{"prompt": "p", "chosen": "\xff"}\n', 1)])
-def test_a_file_without_a_row_or_in_another_encoding_is_named_too(tmp_path: Path, content: bytes, line: int) -> None:
-    file = tmp_path / "pairs.jsonl"
-    file.write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        read_pairs(file)
-    assert (caught.value.problem.code, caught.value.problem.where) == ("data.pair", f"{file}:{line}")
-
-
-@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])
-@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
-def test_a_text_may_hold_any_separator_of_lines(tmp_path: Path, separator: str, end: str) -> None:
-    file = tmp_path / "pairs.jsonl"
-    row = json.dumps({"prompt": "p", "chosen": "XY", "rejected": "y"}).replace("XY", f"x{separator}y")
-    file.write_bytes(row.encode() + end.encode())
-    assert read_pairs(file) == [Pair("p", (), f"x{separator}y", "y")]
+def test_models_agree_where_they_prefer_the_same_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [Pair("p", (), a, b) for a, b in (("3", "1"), ("2", "1"), ("1", "4"), ("1", "5"))]
+    one, _ = probed(monkeypatch, number, pairs=pairs)
+    # the other prefers the longer text of these: it differs in the second pair alone
+    preferred = {"3": 1.0, "2": 0.0, "1": 0.5, "4": 2.0, "5": 3.0}
+    other, _ = probed(monkeypatch, lambda text, *_: {"score": preferred[text]}, pairs=pairs)
+    found = agreement(one, other)
+    assert (found.num_same, found.num_pairs) == (3, 4)
+    by_chance = 0.5 * 0.25 + 0.5 * 0.75
+    assert found.kappa == pytest.approx((0.75 - by_chance) / (1 - by_chance))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from rft.hub.run_settings import local_directory
-from rft_algos.statistics import Interval, wilson_interval
-from rft_core.errors import DataError, PreflightError
+import torch
+
+from rft_algos.statistics import CalibrationBin, Interval, calibration_curve, calibration_error, wilson_interval
+from rft_core.errors import PreflightError
 from rft_models.reward_model.loading import load_reward_model
 from rft_models.reward_model.scorer import RewardTextScorer
 
@@ -28,6 +27,8 @@ class Pair:
     messages: tuple[dict[str, Any], ...]
     chosen: str
     rejected: str
+    outcome: float = 1.0
+    """1 chosen is the better, -1 rejected, 0 they are equal, 2 nobody has said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,56 +38,79 @@ class ProbeReport:
     heads: tuple[str, ...]
     pooling: str
     num_right: int
-    """Pairs whose better response has the higher score."""
+    """Decided pairs whose better response has the higher score."""
+    num_decided: int
     figures: Mapping[str, float]
-    """By name: pairs, prefers_chosen, mean_margin, lowest, highest, difference_alone."""
+    """By name: pairs, prefers_chosen, mean_margin, lowest, highest, difference_alone, calibration_error."""
+    chosen: tuple[float, ...] = ()
+    """Reward of the chosen response of each pair: the weighted sum of the heads."""
+    rejected: tuple[float, ...] = ()
+    calibration: tuple[CalibrationBin, ...] = ()
+    """How sure the model is of its preference, sigmoid of the difference, beside how often it is right."""
 
     @property
     def right_interval(self) -> Interval:
-        """The 95 % interval of the share of pairs in the right order."""
-        return wilson_interval(self.num_right, int(self.figures["pairs"]))
+        """The 95 % interval of the share of decided pairs in the right order."""
+        return wilson_interval(self.num_right, self.num_decided)
 
 
-def probe_reward_model(directory: str, pairs_file: Path | None) -> ProbeReport:
-    """Score pairs of responses, of a file or, without one, of a few sums.
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How often two reward models prefer the same response of a pair."""
+
+    num_same: int
+    num_pairs: int
+    kappa: float
+    """Cohen's kappa: (p - q) / (1 - q), p the share of equal preferences and q what two independent models with these
+    shares of the first response would agree on (Cohen 1960); not a number where both always prefer the same side."""
+
+    @property
+    def interval(self) -> Interval:
+        """The 95 % interval of the share of equal preferences."""
+        return wilson_interval(self.num_same, self.num_pairs)
+
+
+def probe_reward_model(
+    directory: str, pairs: Sequence[Pair] | None, *, bf16: bool = False, device: str = "cpu"
+) -> ProbeReport:
+    """Score pairs of responses; without any, those of a few sums.
 
     Raises:
-        DataError: a directory that is no reward model, or a row without its fields.
+        DataError: a directory that is no reward model.
         PreflightError: scores that cannot be trained on.
     """
-    scorer = RewardTextScorer(load_reward_model(local_directory(directory, "--model")))
-    pairs = read_pairs(pairs_file) if pairs_file is not None else _sums()
-    chosen, rejected = _scores(scorer, pairs)
-    figures = _report(scorer, pairs, chosen, rejected)
-    num_right = sum(a > b for a, b in zip(chosen, rejected, strict=True))
-    return ProbeReport(tuple(scorer.model.spec.heads), scorer.model.spec.pooling, num_right, figures)
+    model = load_reward_model(directory, dtype=torch.bfloat16 if bf16 else torch.float32, device=device)
+    scorer = RewardTextScorer(model)
+    compared = pairs if pairs is not None else _sums()
+    chosen, rejected = _scores(scorer, compared)
+    figures = _report(scorer, compared, chosen, rejected)
+    scored = zip(compared, chosen, rejected, strict=True)
+    decided = [(pair.outcome * (a - b), a - b) for pair, a, b in scored if abs(pair.outcome) == 1]
+    right = [signed > 0 for signed, _ in decided]
+    sure = [1 / (1 + math.exp(-min(abs(difference), 700.0))) for _, difference in decided]
+    bins = calibration_curve(sure, right, low=0.5)
+    if bins:
+        figures |= {"prefers_chosen": sum(right) / len(right), "calibration_error": calibration_error(bins)}
+    return ProbeReport(
+        tuple(scorer.model.spec.heads),
+        scorer.model.spec.pooling,
+        sum(right),
+        len(right),
+        figures,
+        tuple(chosen),
+        tuple(rejected),
+        tuple(bins),
+    )
 
 
-def read_pairs(file: Path) -> list[Pair]:
-    """The rows of a file; `DataError` with file and line for one without prompt, chosen and rejected, or no row."""
-    pairs: list[Pair] = []
-    # at line feeds alone: a text may hold another line separator, such as U+2028
-    for number, line in enumerate(file.read_bytes().removesuffix(b"\n").split(b"\n"), start=1):
-        try:
-            row = json.loads(line)
-            prompt, chosen, rejected = row["prompt"], row["chosen"], row["rejected"]
-            turns = cast("list[dict[str, Any]]", prompt) if isinstance(prompt, list) else []
-            messages = tuple(dict(turn) for turn in turns)
-            if not isinstance(chosen, str) or not isinstance(rejected, str):
-                raise TypeError("chosen and rejected are texts")
-            if not isinstance(prompt, str) and not turns:
-                raise TypeError("prompt is a text, or the turns of a conversation")
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                code="data.pair",
-                what=f"{type(error).__name__}: {error}",
-                where=f"{file}:{number}",
-                why="a line is a JSON object with prompt, chosen and rejected",
-                do=f"correct line {number} of {file}",
-            ) from error
-        text = prompt if isinstance(prompt, str) else "\n".join(str(turn.get("content", "")) for turn in messages)
-        pairs.append(Pair(text, messages, chosen, rejected))
-    return pairs
+def agreement(one: ProbeReport, other: ProbeReport) -> Agreement:
+    """Compare the preferences of two models on the same pairs."""
+    first, second = ([a > b for a, b in zip(report.chosen, report.rejected, strict=True)] for report in (one, other))
+    num = len(first)
+    same = sum(a == b for a, b in zip(first, second, strict=True))
+    shares = [sum(prefers) / num for prefers in (first, second)]
+    by_chance = shares[0] * shares[1] + (1 - shares[0]) * (1 - shares[1])
+    return Agreement(same, num, (same / num - by_chance) / (1 - by_chance) if by_chance < 1 else math.nan)
 
 
 def _sums() -> list[Pair]:
@@ -124,10 +148,8 @@ def _report(
         raise _refused(f"all {len(everything)} scores are {everything[0]:g}", "equal rewards teach nothing")
     if again > 0.0 or single > _TOGETHER * max(1.0, *map(abs, everything)):
         raise _refused(f"scores differ by {again:g} twice, by {single:g} alone", "a text has one score")
-    right = sum(a > b for a, b in zip(chosen, rejected, strict=True))
     return {
         "pairs": len(pairs),
-        "prefers_chosen": right / len(pairs),
         "mean_margin": sum(a - b for a, b in zip(chosen, rejected, strict=True)) / len(pairs),
         "lowest": min(everything),
         "highest": max(everything),
@@ -141,5 +163,5 @@ def _refused(what: str, why: str) -> PreflightError:
         what=what,
         where="--model",
         why=why,
-        do="use another reward model, or other pairs (--pairs FILE)",
+        do="use another reward model, or other pairs (--eval_data FILE)",
     )

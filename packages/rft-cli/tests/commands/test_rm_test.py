@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rft_cli.commands.reward_probe import main
-from rft_core.errors import DataError, OptionsError, PreflightError
+from rft_cli.commands.rm_test import run as main
+from rft_core.errors import DataError, PreflightError, RftError
 from rft_models.reward_model.loading import new_reward_model
 from rft_models.reward_model.spec import RewardSpec
 from rft_models.tiny_models.text import build_character_model
@@ -49,17 +49,43 @@ def test_what_cannot_be_trained_on_is_refused(folder: Path, tmp_path: Path) -> N
     with pytest.raises(PreflightError, match=r"all 12.*are 0") as caught:
         main(["--model", str(folder / "flat")])
     assert caught.value.problem.code == "reward.model_unfit"
-    with pytest.raises(OptionsError):
+    with pytest.raises(RftError, match="pretrain"):
         main(["--pairs", "x"])
     file = tmp_path / "pairs.jsonl"
     file.write_text('{"prompt": "1+1=", "chosen": "2", "rejected": "3"}\n{"prompt": "1+1=", "chosen": "2"}\n')
     with pytest.raises(DataError) as caught:
         main(["--model", str(folder / "rm"), "--pairs", str(file)])
-    assert caught.value.problem.where == f"{file}:2"
+    assert caught.value.problem.where.startswith(f"{file}:2")
     file.write_text('{"prompt": "1+1=", "chosen": "two", "rejected": "3"}\n')
     with pytest.raises(PreflightError) as caught:
         main(["--model", str(folder / "rm"), "--pairs", str(file)])
     assert caught.value.problem.code == "reward.model_unfit"
+
+
+def test_the_label_of_a_row_says_which_is_better_and_rows_are_written(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, output = tmp_path / "pairs.jsonl", tmp_path / "scores.jsonl"
+    row = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+    rows = [row | {"better": word} for word in ("A", "B", "C", None)]
+    file.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    words = ["--model", str(folder / "rm"), "--pairs", str(file), "--outcome_key", "better", "--output", str(output)]
+    assert main([*words, "--agree_with", str(folder / "rm")]) == 0
+    printed = capsys.readouterr().out
+    assert "in 1 of 2 pairs" in printed, "one of the two decided ones is the wrong way round"
+    assert json.loads(printed.splitlines()[-1])["agreement"] == 1.0
+    written = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [one["outcome"] for one in written] == [1.0, -1.0, 0.0, 2.0]
+    first = written[0]["reward_chosen"]
+    assert all(one["reward_chosen"] == pytest.approx(first, abs=1e-5) for one in written)
+
+
+def test_pairs_of_which_none_is_decided_are_refused(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"prompt": "1+1=", "chosen": "2", "rejected": "3", "better": "tie"}) + "\n")
+    with pytest.raises(DataError) as caught:
+        main(["--model", str(folder / "rm"), "--pairs", str(file), "--outcome_key", "better"])
+    assert caught.value.problem.code == "data.no_decided_pair"
 
 
 def test_the_example_is_that_command(folder: Path) -> None:

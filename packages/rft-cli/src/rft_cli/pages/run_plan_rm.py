@@ -1,0 +1,99 @@
+"""Plan page of a reward model's training: pairs, head, arithmetic."""
+
+from __future__ import annotations
+
+from rft.build.models import attention_line
+from rft.build.reward_model import is_reward_model
+from rft.process.machine import Machine
+from rft.resolved import Resolved
+from rft.settings import RmSettings
+from rft.stages.rm import RmInputs
+from rft_cli.pages.run_plan import cut_line, notes_on, saving_line
+from rft_cli.pages.run_plan_layout import strategy_line
+
+_MOST_NAMED = 10
+"""Pairs left out that are named."""
+_WITHOUT_MARGIN = {"hps": "cross-entropy over (better, worse)", "logexp": "log(1 + exp(worse - better))"}
+
+
+def rm_lines(resolved: Resolved[RmSettings], data: RmInputs) -> list[tuple[str, list[str]]]:
+    """Titled groups of lines: the resolved plan of a reward model's run."""
+    settings, chosen = resolved.settings, resolved.settings.training
+    size = min(chosen.train_batch_size, len(data.pairs.units))
+    return [
+        ("data", [*_data_lines(settings, data), *notes_on(resolved, data.pairs.notes)]),
+        ("head", [_head_line(settings, data)]),
+        ("loss", [loss_line(settings)]),
+        (
+            "batches",
+            [
+                f"{len(data.pairs.units):,} pairs / {size:,} = {-(-len(data.pairs.units) // size):,} steps an epoch, "
+                f"{data.pairs.num_steps:,} steps at most",
+                cut_line(
+                    chosen.micro_train_batch_size,
+                    chosen.max_tokens_per_micro_batch,
+                    chosen.packing_samples,
+                    kind=("pair", "pairs"),
+                ),
+            ],
+        ),
+        ("layout", [strategy_line(settings.strategy, bf16=settings.model.bf16)]),
+        ("saving", [saving_line(settings.checkpoint)]),
+    ]
+
+
+def rm_model_lines(resolved: Resolved[RmSettings], machine: Machine) -> list[tuple[str, list[str]]]:
+    """Return the lines on the model: its kernel, and its memory. No weights are loaded."""
+    settings = resolved.settings
+    attention, checkpointing = attention_line(settings.model, machine.device, decoder_alone=True)
+    return [
+        ("attention", [attention]),
+        ("memory", [f"gradient checkpointing {checkpointing}"] if checkpointing else []),
+    ]
+
+
+def loss_line(settings: RmSettings) -> str:
+    """Say the loss of a pair as an equation."""
+    chosen = settings.training
+    if chosen.loss_type != "sigmoid":
+        text = _WITHOUT_MARGIN[chosen.loss_type]
+    else:
+        margin = (
+            " - margin of the row" if settings.data.margin_key else f" - {chosen.margin:g}" if chosen.margin else ""
+        )
+        noticed = f" - {chosen.tie_margin:g}" if chosen.tie_margin else ""
+        text = f"-log sigmoid(better - worse{margin}{noticed})"
+    text += f" + {chosen.center_rewards_coefficient:g} (sum)^2" if chosen.center_rewards_coefficient else ""
+    text += "; ties by Rao-Kupper" if chosen.tie_margin else ""
+    return f"{chosen.loss_type}: {text}, mean over the pairs of a step"
+
+
+def _head_line(settings: RmSettings, data: RmInputs) -> str:
+    spec = data.spec
+    begins = "trained on from the model's directory" if is_reward_model(settings.model.pretrain) else "new"
+    layer = f"layer {spec.layer}" if spec.layer else "the last layer"
+    scale = ", scaled by a learned factor while training" if spec.scale_for_train else ""
+    return f"{', '.join(spec.heads)} on the {spec.pooling} state of {layer}, {begins}{scale}"
+
+
+def _data_lines(settings: RmSettings, data: RmInputs) -> list[str]:
+    pairs = data.pairs
+    lines = [
+        f"source {spec.name}: {sum(pair.prompt.source == spec.name for pair in pairs.loaded.pairs):,} pairs "
+        f"from {spec.place}" + ("" if spec.probability is None else f", drawn with probability {spec.probability:g}")
+        for spec in pairs.loaded.specs
+    ]
+    lines += [f"skipped {error.problem.where}: {error.problem.what}" for error in pairs.loaded.skipped.problems]
+    longest = max(sample.num_tokens for unit in pairs.units for sample in unit)
+    lines.append(f"{len(pairs.units):,} pairs to train on (longest text {longest} tokens)")
+    if pairs.num_ties:
+        lines.append(f"{pairs.num_ties:,} of them were judged equal")
+    if pairs.left_out:
+        named = ", ".join(f"{name} ({length})" for name, length in pairs.left_out[:_MOST_NAMED])
+        more = len(pairs.left_out) - _MOST_NAMED
+        lines.append(f"left out, longer than {pairs.limit} tokens: {named}{f' and {more} more' if more > 0 else ''}")
+    kept_out = settings.data.held_out_rows and not settings.data.eval_data
+    origin = (
+        f", kept out of the training pairs by seed {settings.run.seed}, no prompt on both sides" if kept_out else ""
+    )
+    return [*lines, f"held out: {len(pairs.held_out) // 2:,} pairs{origin}"]

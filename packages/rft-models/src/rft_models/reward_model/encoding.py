@@ -1,0 +1,74 @@
+"""Prompt and response as the tokens that a reward model reads, in its training and wherever it scores.
+
+A text always ends as the reward model's training texts do (the end of the assistant's turn, or the end token): a
+score is read at the end of a text, and a state that no training text ended with has no meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rft_models.reward_model.shared_images import shared_images_of
+from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_models.vision.media import Media
+
+Images = tuple[bytes, ...]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class RewardTextEncoder:
+    """Encoder of pairs of prompt and response with a reward model's own tokenizer and chat template.
+
+    Where the tokenizer has a template, the prompt is a conversation and the response the assistant's next turn;
+    elsewhere both are one text, with the end token behind it.
+    """
+
+    def __init__(self, tokenizer: HfTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._images = shared_images_of(tokenizer)
+
+    @property
+    def takes_images(self) -> bool:
+        """Return whether the prompt may have images."""
+        return self._images is not None
+
+    def encode(
+        self, prompt: str, messages: Messages, response: str, images: Images = ()
+    ) -> tuple[list[int], Media | None]:
+        """Encode one pair, and its images.
+
+        Args:
+            prompt: the prompt as text, used where the tokenizer has no chat template.
+            messages: the prompt as a conversation; empty for a prompt that is plain text.
+            response: a text without special tokens.
+            images: files of the prompt's images, in the order of their places.
+
+        Raises:
+            DataError: tokenizer, template or image processor cannot take it.
+        """
+        if self._images is not None:
+            response = self._images.of_response(response)
+        text = self._text(prompt, messages, response)
+        special = not self.tokenizer.has_chat_template
+        if self._images is None:
+            ids, media = self.tokenizer.encode(text, add_special_tokens=special), None
+        else:
+            ids, media = self._images.encode_shared(text, images)
+        end = self.tokenizer.eos_ids[:1] if special else ()
+        # the tokenizer, or the response itself, may have put the end token there already
+        return (ids if not end or ids[-1:] == list(end) else [*ids, *end]), media
+
+    def _text(self, prompt: str, messages: Messages, response: str) -> str:
+        if not self.tokenizer.has_chat_template:
+            return prompt + response
+        turns = list(messages) or [{"role": "user", "content": prompt}]
+        answered = [*turns, {"role": "assistant", "content": response}]
+        return self.tokenizer.render_chat(answered, add_generation_prompt=False)
+
+
+def shared_length(rows: Sequence[Sequence[int]]) -> int:
+    """Count the first tokens that all rows share, below the length of each: one token at least stays a row's own."""
+    limit = min(len(row) for row in rows) - 1
+    first = rows[0]
+    return next((i for i in range(limit) if any(row[i] != first[i] for row in rows)), max(limit, 0))

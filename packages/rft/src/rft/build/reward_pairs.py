@@ -1,0 +1,290 @@
+"""Pairs of responses as training units of a reward model, from data settings."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rft.hub.download import ASIDE
+from rft.hub.sources import located_sources
+from rft_core.errors import DataError, OptionsError
+from rft_core.keyed_random import derive_key, permutation
+from rft_models.reward_model.encoding import RewardTextEncoder, shared_length
+from rft_trainer.batches.units import Unit
+from rft_trainer.data.mixture import Mixture
+from rft_trainer.data.preference_columns import PreferenceKeys
+from rft_trainer.data.preferences import LoadedPairs, PreferencePair, load_pairs, pairs_hash
+from rft_trainer.data.prefetch import Prefetcher
+from rft_trainer.records.pairs import EQUAL, FIRST_IS_BETTER, PairLabel
+from rft_trainer.records.rollouts import TrainingSample
+from rft_trainer.settings.reward_model import PairColumnSettings, PairDataSettings, RewardTrainingSettings
+
+_LOG = logging.getLogger(__name__)
+_CHUNK = 256
+_ENOUGH = 20
+"""Pairs from which on a share says something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardData:
+    """Training and held-out pairs of a reward model's run."""
+
+    loaded: LoadedPairs
+    units: tuple[Unit, ...]
+    left_out: tuple[tuple[str, int], ...]
+    """(pair id, tokens of the longer text) of pairs that are too long."""
+    limit: int
+    held_out: tuple[TrainingSample, ...]
+    """Both texts of every held-out pair, one pair after another."""
+    mixture: Mixture
+    data_hash: str
+    num_steps: int
+    num_ties: int
+    notes: tuple[str, ...] = ()
+    """What a person should know of the data before training on them."""
+
+
+def reward_data(
+    data: PairDataSettings,
+    training: RewardTrainingSettings,
+    heads: Sequence[str],
+    encoder: RewardTextEncoder,
+    *,
+    max_positions: int,
+    seed: int,
+) -> RewardData:
+    """Read, encode and count; needs a tokenizer and no weights.
+
+    Raises:
+        OptionsError: no rows are named, or more are held out than there are.
+        DataError: as `load_pairs`; a tie without `tie_margin`; no pair fits; a held-out pair does not fit.
+    """
+    keys, limit = pair_keys(data, heads), min(training.max_len or max_positions, max_positions)
+    loaded = _read(data, keys, encoder)
+    pairs = _first(loaded, data.max_samples) if data.max_samples else list(loaded.pairs)
+    _refuse_ties(pairs, training)
+    units = _encoded(pairs, encoder, training.margin, keys, data)
+    encoded = {unit[0].unit: unit for unit in units}
+    lengths = {name: max(sample.num_tokens for sample in unit) for name, unit in encoded.items()}
+    kept = [pair for pair in pairs if lengths[pair.pair_id] <= limit]
+    left_out = tuple((name, length) for name, length in lengths.items() if length > limit)
+    if not kept:
+        raise _all_too_long(left_out, limit, max_positions)
+    apart: Sequence[PreferencePair] = ()
+    if data.eval_data:
+        apart = _held_out(data, training, keys, encoder)
+        held_out = [pair_unit(pair, encoder, training.margin, keys) for pair in apart]
+        _refuse_too_long(held_out, limit, max_positions)
+    else:
+        kept, apart = _apart(kept, data.held_out_rows, seed) if data.held_out_rows else (kept, ())
+        held_out = [encoded[pair.pair_id] for pair in apart]
+    num_steps = -(-len(kept) // training.train_batch_size) * training.max_epochs
+    return RewardData(
+        loaded=loaded,
+        units=tuple(encoded[pair.pair_id] for pair in kept),
+        left_out=left_out,
+        limit=limit,
+        held_out=tuple(sample for unit in held_out for sample in unit),
+        mixture=_mixture(loaded, kept),
+        data_hash=pairs_hash(kept),
+        num_steps=min(num_steps, training.max_steps) if training.max_steps else num_steps,
+        num_ties=sum(_has_tie(pair) for pair in kept),
+        notes=_notes(loaded, kept, apart),
+    )
+
+
+def pair_keys(data: PairColumnSettings, heads: Sequence[str]) -> PreferenceKeys:
+    """Return the columns of a pair: with several heads each has a column of its name that says which is better."""
+    outcomes = tuple(heads) if len(heads) > 1 else tuple(filter(None, [data.outcome_key]))
+    return PreferenceKeys(
+        prompt=data.input_key,
+        chosen=data.chosen_key,
+        rejected=data.rejected_key,
+        margin=data.margin_key if isinstance(data, PairDataSettings) else "",
+        weight=data.weight_key if isinstance(data, PairDataSettings) else "",
+        outcomes=outcomes,
+    )
+
+
+def pair_unit(pair: PreferencePair, encoder: RewardTextEncoder, margin: float, keys: PreferenceKeys) -> Unit:
+    """Encode both responses as a reward model reads them; what the texts begin with alike counts as the prompt."""
+    prompt = pair.prompt
+    messages = [message.as_dict() for message in prompt.messages or ()]
+    if messages and not encoder.tokenizer.has_chat_template:
+        raise DataError(
+            code="data.no_template",
+            what="the prompt is a conversation, and the model's tokenizer has no chat template",
+            where=prompt.prompt_id,
+            why="only a template turns the turns of a conversation into one text",
+            do="take a model with a chat template, or give the prompt as text",
+        )
+    rows = [encoder.encode(prompt.text or "", messages, text)[0] for text in (pair.chosen, pair.rejected)]
+    label = PairLabel(
+        pair.outcomes or (FIRST_IS_BETTER,), pair.margin if keys.margin else margin, pair.weight
+    ).as_numbers()
+    begin = shared_length(rows)
+    return tuple(
+        TrainingSample(f"{pair.pair_id}/{part}", tuple(row), begin, 0.0, unit=pair.pair_id, sequence_numbers=label)
+        for part, row in zip(("chosen", "rejected"), rows, strict=True)
+    )
+
+
+def _encoded(
+    pairs: Sequence[PreferencePair],
+    encoder: RewardTextEncoder,
+    margin: float,
+    keys: PreferenceKeys,
+    data: PairDataSettings,
+) -> list[Unit]:
+    """Encode the pairs in their order, `num_workers` threads ahead."""
+    chunks = [pairs[start : start + _CHUNK] for start in range(0, len(pairs), _CHUNK)]
+    with Prefetcher(
+        chunks,
+        lambda chunk: [pair_unit(pair, encoder, margin, keys) for pair in chunk],
+        num_workers=data.num_workers,
+        prefetch_factor=data.prefetch_factor,
+    ) as encoded:
+        return [unit for chunk in encoded for unit in chunk]
+
+
+def _read(data: PairDataSettings, keys: PreferenceKeys, encoder: RewardTextEncoder) -> LoadedPairs:
+    if not data.prompt_data:
+        raise OptionsError(
+            code="data.no_prompt_data",
+            what="prompt_data is empty",
+            where="--prompt_data",
+            why="training needs rows: a .jsonl, .json, .csv or .parquet file, or a directory of a data set",
+            do="--prompt_data pairs.jsonl",
+        )
+    specs = located_sources(
+        data.prompt_data, data.prompt_data_probs or None, split=data.prompt_split, flag="--prompt_data"
+    )
+    chat = encoder.tokenizer.has_chat_template
+    loaded = load_pairs(specs, keys, split=data.prompt_split or None, chat=chat)
+    _tell(loaded)
+    return loaded
+
+
+def _held_out(
+    data: PairDataSettings, training: RewardTrainingSettings, keys: PreferenceKeys, encoder: RewardTextEncoder
+) -> Sequence[PreferencePair]:
+    specs = located_sources(data.eval_data, split=data.eval_split, flag="--eval_data")
+    loaded = load_pairs(specs, keys, split=data.eval_split or None, chat=encoder.tokenizer.has_chat_template)
+    _tell(loaded)
+    pairs = loaded.pairs[: data.max_eval_samples] if data.max_eval_samples else loaded.pairs
+    _refuse_ties(pairs, training)
+    return pairs
+
+
+def _refuse_too_long(units: Sequence[Unit], limit: int, max_positions: int) -> None:
+    too_long = [unit for unit in units if max(sample.num_tokens for sample in unit) > limit]
+    if too_long:
+        longest = max(sample.num_tokens for unit in too_long for sample in unit)
+        raise DataError(
+            code="eval.pair_too_long",
+            what=f"{len(too_long)} of {len(units)} held-out pairs have texts of more than {limit} tokens; the first is "
+            f"{too_long[0][0].unit}, and the longest text has {longest}",
+            where="--eval_data",
+            why="an evaluation that leaves rows out would not be the evaluation that was asked for",
+            do=_room_for(longest, max_positions, f"remove the pairs of more than {limit} tokens"),
+        )
+
+
+def _tell(loaded: LoadedPairs) -> None:
+    """Log which columns were taken, where the settings do not name them."""
+    for note in loaded.notes:
+        _LOG.info("%s", note, extra=ASIDE)
+
+
+def _first(loaded: LoadedPairs, limit: int) -> list[PreferencePair]:
+    """Return `limit` pairs, from each source in proportion to its size; global order is kept."""
+    sizes = {spec.name: sum(pair.prompt.source == spec.name for pair in loaded.pairs) for spec in loaded.specs}
+    seen = dict.fromkeys(sizes, 0)
+    places: list[float] = []
+    for pair in loaded.pairs:
+        source = pair.prompt.source
+        places.append((seen[source] + 0.5) / sizes[source])
+        seen[source] += 1
+    chosen = sorted(range(len(places)), key=lambda index: (places[index], index))[:limit]
+    return [loaded.pairs[index] for index in sorted(chosen)]
+
+
+def _apart(pairs: Sequence[PreferencePair], count: int, seed: int) -> tuple[list[PreferencePair], list[PreferencePair]]:
+    """(those to train on, at least `count` others chosen by the seed); pairs of one prompt stay on one side."""
+    by_prompt: dict[object, list[PreferencePair]] = {}
+    for pair in pairs:
+        by_prompt.setdefault(_prompt(pair), []).append(pair)
+    prompts = list(by_prompt.values())
+    apart: list[PreferencePair] = []
+    for index in permutation(derive_key(seed, "held_out"), len(prompts)).tolist():
+        if len(apart) >= count:
+            break
+        apart += prompts[index]
+    if len(apart) >= len(pairs):
+        raise OptionsError(
+            code="data.held_out_rows",
+            what=f"held_out_rows = {count}, and there are {len(pairs)} training pairs of {len(prompts)} prompts",
+            where="--held_out_rows",
+            why="pairs of one prompt stay together, and at least one prompt must be left to train on",
+            do=f"--held_out_rows {max(1, len(pairs) // 20)}" if len(prompts) > 1 else "--held_out_rows 0",
+        )
+    names = {pair.pair_id for pair in apart}
+    return [p for p in pairs if p.pair_id not in names], [p for p in pairs if p.pair_id in names]
+
+
+def _mixture(loaded: LoadedPairs, kept: Sequence[PreferencePair]) -> Mixture:
+    sizes = [sum(pair.prompt.source == spec.name for pair in kept) for spec in loaded.specs]
+    known = [spec.probability for spec in loaded.specs if spec.probability is not None]
+    return Mixture(sizes, known if len(known) == len(loaded.specs) else None)
+
+
+def _has_tie(pair: PreferencePair) -> bool:
+    return EQUAL in pair.outcomes
+
+
+def _refuse_ties(pairs: Sequence[PreferencePair], training: RewardTrainingSettings) -> None:
+    tied = [pair.pair_id for pair in pairs if _has_tie(pair)]
+    if tied and not training.tie_margin:
+        raise DataError(
+            code="data.tie",
+            what=f"{len(tied)} of {len(pairs)} pairs are ties, the first is {tied[0]}",
+            where="--tie_margin",
+            why="Bradley-Terry has no probability of a tie; Rao-Kupper's model has, with a difference that is hardly "
+            "noticed",
+            do="--tie_margin 0.5",
+        )
+
+
+def _room_for(longest: int, max_positions: int, otherwise: str) -> str:
+    """Return the remedy for a text that is too long: a higher limit where the model places it."""
+    return f"--max_len {longest}" if longest <= max_positions else otherwise
+
+
+def _all_too_long(left_out: Sequence[tuple[str, int]], limit: int, max_positions: int) -> DataError:
+    longest = max((length for _, length in left_out), default=limit)
+    return DataError(
+        code="prompt.all_too_long",
+        what=f"0 of {len(left_out)} pairs have texts of at most {limit} tokens (the longest has {longest})",
+        where="--max_len",
+        why="a pair is used whole or left out, and here all would be left out",
+        do=_room_for(longest, max_positions, f"shorten the texts to {limit} tokens, or take a model that places more"),
+    )
+
+
+def _prompt(pair: PreferencePair) -> tuple[object, object]:
+    return pair.prompt.text, pair.prompt.messages
+
+
+def _notes(loaded: LoadedPairs, kept: Sequence[PreferencePair], held_out: Sequence[PreferencePair]) -> tuple[str, ...]:
+    notes: list[str] = []
+    if loaded.equal:
+        notes.append(f"left out, both responses are the same text: {len(loaded.equal):,} pairs")
+    known = set(map(_prompt, kept))
+    shared = sum(_prompt(pair) in known for pair in held_out)
+    if shared:
+        notes.append(f"{shared:,} of {len(held_out):,} held-out pairs have a prompt that is trained on too")
+    longer = sum(len(pair.chosen) > len(pair.rejected) for pair in kept) / len(kept)
+    if len(kept) >= _ENOUGH and not 0.3 <= longer <= 0.7:
+        notes.append(f"the chosen response is the longer one in {longer:.0%} of the pairs: length alone tells much")
+    return (*notes, *loaded.unused)

@@ -1,0 +1,86 @@
+"""Composition of a reward model's test: its pairs, its scores, and the other model that it is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rft.build.reward_pairs import pair_keys
+from rft.hub.run_settings import with_model_directories
+from rft.hub.sources import located_sources
+from rft.process.machine import Machine
+from rft.settings import RmTestSettings
+from rft.stages.reward_probe import Agreement, Pair, ProbeReport, agreement, probe_reward_model
+from rft_core.errors import DataError
+from rft_models.families.custom import load_model_code
+from rft_models.vision.processor import load_processor
+from rft_trainer.data.preferences import load_pairs
+from rft_trainer.settings.reward_model import RmTestDataSettings
+
+
+@dataclass(frozen=True, slots=True)
+class RmTest:
+    """Outcome of a test."""
+
+    report: ProbeReport
+    other: ProbeReport | None
+    """Of the model that it is compared with."""
+    agreement: Agreement | None
+    pairs: tuple[Pair, ...]
+    """Empty where a few sums were scored."""
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return a row a pair: texts, label, and both rewards."""
+        scores = zip(self.pairs, self.report.chosen, self.report.rejected, strict=True)
+        return [
+            {
+                "prompt": list(pair.messages) or pair.prompt,
+                "chosen": pair.chosen,
+                "rejected": pair.rejected,
+                "outcome": pair.outcome,
+                "reward_chosen": chosen,
+                "reward_rejected": rejected,
+            }
+            for pair, chosen, rejected in scores
+        ]
+
+
+def rm_test(settings: RmTestSettings, machine: Machine) -> RmTest:
+    """Score the pairs of the settings.
+
+    Raises:
+        DataError: a directory that is no reward model, or a row without its fields.
+        PreflightError: scores that cannot be trained on.
+    """
+    settings = with_model_directories(settings)
+    chosen = settings.model
+    load_model_code(chosen.model_code)
+    pairs = read_pairs(settings.data, chosen.pretrain) if settings.data.eval_data else None
+    report = probe_reward_model(chosen.pretrain, pairs, bf16=chosen.bf16, device=machine.device)
+    if not settings.compared.agree_with:
+        return RmTest(report, None, None, tuple(pairs or ()))
+    other = probe_reward_model(settings.compared.agree_with, pairs, bf16=chosen.bf16, device=machine.device)
+    return RmTest(report, other, agreement(report, other), tuple(pairs or ()))
+
+
+def read_pairs(data: RmTestDataSettings, directory: str) -> list[Pair]:
+    """Read the pairs as training reads them, for a reward model in this directory."""
+    specs = located_sources(data.eval_data, split=data.eval_split, flag="--eval_data")
+    chat = load_processor(directory).has_chat_template
+    loaded = load_pairs(specs, pair_keys(data, ()), split=data.eval_split or None, chat=chat)
+    pairs = loaded.pairs[: data.max_eval_samples] if data.max_eval_samples else loaded.pairs
+    found: list[Pair] = []
+    for pair in pairs:
+        messages = tuple(message.as_dict() for message in pair.prompt.messages or ())
+        text = pair.prompt.text
+        if text is None:  # where the tokenizer has no template, what the turns say is the text
+            text = "\n".join(str(turn.get("content", "")) for turn in messages)
+        found.append(Pair(text, messages, pair.chosen, pair.rejected, (pair.outcomes or (1.0,))[0]))
+    if not any(abs(pair.outcome) == 1 for pair in found):
+        raise DataError(
+            code="data.no_decided_pair",
+            what=f"in none of {len(found)} pairs one response is the better",
+            where="--eval_data",
+            why="how often a model prefers the better response is counted over such pairs",
+            do="name the column that says which is better with --outcome_key",
+        )
+    return found
