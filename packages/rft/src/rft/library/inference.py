@@ -13,6 +13,7 @@ from rft.library.given_model import model_place
 from rft.library.given_rewards import GivenReward, chosen_reward
 from rft.library.given_rows import Rows, rows_file
 from rft.library.keyword_settings import resolved
+from rft.library.named_arguments import evaluation_arguments, generation_arguments
 from rft.library.python_errors import python_words
 from rft.library.training_calls import Config, Model
 from rft_core.errors import OptionsError
@@ -41,6 +42,7 @@ class EvaluationScores:
     """Prompt, response, label and reward of every row."""
 
 
+@evaluation_arguments
 @python_words()
 def evaluate(
     model: Model,
@@ -85,6 +87,7 @@ def evaluate(
         )
 
 
+@generation_arguments
 @python_words()
 def generate(
     model: Model,
