@@ -123,6 +123,8 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
     """Keeps the checkpoint of the highest held-out reward."""
     results: dict[str, EvaluationResult] = field(default_factory=dict[str, EvaluationResult])
     """The evaluations so far, by name."""
+    advantages: dict[str, float] = field(default_factory=dict[str, float], init=False)
+    """Mean advantage of each sample that the present step trains on, by its name."""
     trainer: Trainer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -199,6 +201,7 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
         groups = data
         kept = self._keep(groups)
         samples, credited = self._annotate(kept)
+        self.advantages = {sample.sample_id: sample.mean_advantage for sample in samples}
         totals = MetricTotals()
         outcomes: list[UpdateOutcome] = []
         critic_outcomes: list[UpdateOutcome] = []
@@ -335,7 +338,7 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
         return StepSize(sum(len(group.prompt.token_ids) + len(one.completion_ids) for group, one in flat), len(flat))
 
     def _report(self, data: Sequence[RolloutGroup]) -> None:
-        self.reporter.rollouts(data, self.progress)
+        self.reporter.rollouts(data, self.progress, self.advantages)
 
     def _evaluate(self, name: str, extra: Mapping[str, object]) -> None:
         if self.evaluator is None:
