@@ -72,18 +72,24 @@ def evaluate(
     own += [_given("reward", chosen.setting)] if chosen.setting else []
     prepared = resolved(EVAL.name, settings, config, own)
     from rft.process.machine import open_machine
+    from rft.stages.answer_file import refuse_unwritable, write_answers
     from rft.stages.evaluate import evaluate as scored
 
+    output = prepared.settings.output.output
+    refuse_unwritable(output)
     with open_machine(prepared.settings.model.device) as machine:
         found = scored(prepared.settings, machine, reward=chosen.function)
         accuracy, mean = found.accuracy_interval, found.reward_interval
+        rows = found.rows(machine.collectives)
+        if output and machine.is_first:
+            write_answers(output, rows)
         return EvaluationScores(
             accuracy=found.result.accuracy,
             reward=found.result.mean_reward,
             accuracy_interval=(accuracy.low, accuracy.high),
             reward_interval=(mean.low, mean.high),
             metrics=found.result.as_record(),
-            rows=found.rows(machine.collectives),
+            rows=rows,
         )
 
 
@@ -116,10 +122,16 @@ def generate(
     ]
     prepared = resolved(GENERATE.name, settings, config, own)
     from rft.process.machine import open_machine
+    from rft.stages.answer_file import refuse_unwritable, write_answers
     from rft.stages.generate import generate as answered
 
+    output = prepared.settings.output.output
+    refuse_unwritable(output)
     with open_machine(prepared.settings.model.device) as machine:
-        return answered(prepared.settings, machine)
+        rows = answered(prepared.settings, machine)
+        if output and machine.is_first:
+            write_answers(output, rows)
+        return rows
 
 
 def _is_conversation(prompts: object) -> bool:
