@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rft.hub.hub_names import HubName, model_name, rewritten, with_directories
@@ -62,6 +63,45 @@ def with_model_directories(settings: S) -> S:
 def local_settings(resolved: Resolved[S]) -> Resolved[S]:
     """Return the settings as the parts of a program read them: data at their commits, models as directories."""
     return with_local_models(pinned(resolved))
+
+
+@dataclass(frozen=True, slots=True)
+class ListedWeights:
+    """Weight files of a model of the Hub that a start would download."""
+
+    name: str
+    directory: Path
+    sizes: Mapping[str, int]
+    """Bytes by file."""
+
+    def __str__(self) -> str:
+        files = f"{len(self.sizes)} weight file{'s' if len(self.sizes) > 1 else ''}"
+        return (
+            f"{files} of {self.name}, {sum(self.sizes.values()) / 1e9:,.3f} GB, listed and not downloaded: "
+            "whether they are whole and fit config.json shows at the start"
+        )
+
+
+def checked_settings(resolved: Resolved[S]) -> tuple[Resolved[S], list[ListedWeights]]:
+    """Return the settings as `local_settings`, and the weights that were not downloaded for that: none are.
+
+    Raises:
+        OptionsError, ServiceError, DataError: as a start would.
+    """
+    listed: dict[str, ListedWeights] = {}
+
+    def directory(name: HubName, setting: str) -> str:
+        from rft.hub.model_files import listed_model
+
+        folder, sizes = listed_model(name, f"--{setting}")
+        if sizes:
+            listed[str(name)] = ListedWeights(str(name), folder, sizes)
+        return str(folder)
+
+    # every name has its commit now
+    resolved = pinned(resolved)
+    changed = with_directories(resolved.values, directory)
+    return (resolved.with_values(changed) if changed else resolved), list(listed.values())
 
 
 def local_model(name: HubName, flag: str, *, weights: bool = True) -> str:
