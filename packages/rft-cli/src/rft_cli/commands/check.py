@@ -80,12 +80,11 @@ def _chosen_settings(resolved: Resolved[Any], words: str) -> str:
 
 
 def _check_training(training: Training, resolved: Resolved[Any], machine: Machine) -> None:
-    from rft.hub.run_settings import checked_settings
+    from rft.hub.run_settings import without_weights
     from rft_cli.pages import run_plan
-    from rft_models.files.directories import weights_by_list
 
-    resolved, listed = checked_settings(resolved)
-    with weights_by_list({weights.directory: weights.sizes for weights in listed}):
+    with without_weights(resolved) as (local, listed):
+        resolved = local
         checked = load(training.check)(resolved.settings, machine.ranks.world_size)
         run_plan.show(training, resolved, checked.data, machine)
         trial = checked.check_reward()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,26 +83,31 @@ class ListedWeights:
         )
 
 
-def checked_settings(resolved: Resolved[S]) -> tuple[Resolved[S], list[ListedWeights]]:
-    """Return the settings as `local_settings`, and the weights that were not downloaded for that: none are.
+@contextmanager
+def without_weights(resolved: Resolved[S]) -> Generator[tuple[Resolved[S], list[ListedWeights]]]:
+    """Give the settings as `local_settings` does, and the weights that were not downloaded for that: none are.
+
+    While the block runs, a directory is checked as if it held the weights that are listed.
 
     Raises:
         OptionsError, ServiceError, DataError: as a start would.
     """
+    from rft.hub.model_files import listed_model
+    from rft_models.files.directories import weights_by_list
+
     listed: dict[str, ListedWeights] = {}
 
     def directory(name: HubName, setting: str) -> str:
-        from rft.hub.model_files import listed_model
-
         folder, sizes = listed_model(name, f"--{setting}")
         if sizes:
             listed[str(name)] = ListedWeights(str(name), folder, sizes)
         return str(folder)
 
-    # every name has its commit now
+    # every name has its commit then
     resolved = pinned(resolved)
     changed = with_directories(resolved.values, directory)
-    return (resolved.with_values(changed) if changed else resolved), list(listed.values())
+    with weights_by_list({weights.directory: weights.sizes for weights in listed.values()}):
+        yield (resolved.with_values(changed) if changed else resolved), list(listed.values())
 
 
 def local_model(name: HubName, flag: str, *, weights: bool = True) -> str:
