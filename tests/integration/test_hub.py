@@ -16,7 +16,7 @@ from rft.hub import download
 from rft.hub.dataset_files import dataset_files
 from rft.hub.download import commit_of
 from rft.hub.hub_names import HubName, dataset_name, model_name
-from rft.hub.model_files import model_directory
+from rft.hub.model_files import listed_model, model_directory
 from rft.hub.run_settings import (
     local_directory,
     local_settings,
@@ -94,6 +94,21 @@ def test_the_configuration_is_fetched_without_the_weights_where_they_are_not_rea
     name = named("o/tiny")
     folder = model_directory(name.at(commit_of(name, "--pretrain")), "--pretrain", weights=False)
     assert names_in(folder) == [file for file in TAKEN if not file.endswith(".safetensors")]
+
+
+def test_weights_are_listed_with_their_sizes_and_not_fetched_and_those_that_are_here_are_not_listed(hub: Hub) -> None:
+    name = named("o/tiny")
+    name = name.at(commit_of(name, "--pretrain"))
+    folder, sizes = listed_model(name, "--pretrain")
+    assert sizes == {"model.safetensors": 200_000}
+    assert names_in(folder) == [file for file in TAKEN if not file.endswith(".safetensors")]
+    fetch()
+    assert listed_model(name, "--pretrain") == (folder, {})
+    hub.add("model", "o/pickled", {"config.json": b"{}", "pytorch_model.bin": b"p"})
+    name = named("o/pickled")
+    with pytest.raises(RftError) as caught:
+        listed_model(name.at(commit_of(name, "--pretrain")), "--pretrain")
+    assert caught.value.problem.code == "hub.no_safetensors"
 
 
 def test_a_branch_that_moved_is_another_commit_and_only_new_files_are_fetched(hub: Hub) -> None:

@@ -113,6 +113,37 @@ def test_rl_evaluation_and_export_by_names(hub: Hub, tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out.startswith("1+1?")
 
 
+def test_a_check_and_a_plan_ask_for_no_weights(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    by_name = ["--pretrain", "o/tiny", "--prompt_data", "o/sums:main", "--eval_data", "o/sums:main"]
+    lengths = ["--generate_max_len", "4", "--rollout_batch_size", "4", "--n_samples_per_prompt", "2"]
+    ran("plan", "rl", *by_name, *BATCH, *lengths)
+    ran("check", "rl", *by_name, *BATCH, *lengths, "--reward", "math", "--judge_pretrain", "o/tiny")
+    ran("check", "sft", *by_name[:4], *BATCH)
+    size = (tmp_path / "tiny" / "model.safetensors").stat().st_size / 1e9
+    note = f"note: 1 weight file of o/tiny@{hub.repositories['model', 'o/tiny'].refs['main']}, {size:.3f} GB, listed"
+    assert capsys.readouterr().out.count(note) == 2
+    names = [path.rpartition("/")[2] for path in hub.downloads()]
+    assert "config.json" in names
+    assert not [name for name in names if name.endswith(".safetensors")]
+    assert not [path for path in hub.requests if "safetensors" in str(path)]
+
+    # what a start would refuse without having read a weight
+    repository = hub.repositories["model", "o/tiny"]
+    files = repository.commits[repository.refs["main"]]
+    large = files["config.json"].replace(b'"vocab_size": 280', b'"vocab_size": 280000000')
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    for changed, message in (
+        ({"model.safetensors": None, "pytorch_model.bin": b"p"}, "has no safetensors, only pytorch_model.bin"),
+        ({"model.safetensors.index.json": json.dumps(index).encode()}, "2 of 2 weight files are missing"),
+        ({"config.json": large}, "280000000"),
+    ):
+        repository.commit({name: data for name, data in (files | changed).items() if data is not None})
+        assert main(["check", "sft", *by_name[:4], *BATCH]) != 0
+        assert message in capsys.readouterr().err
+    ran("eval", "--pretrain", f"o/tiny@{note.partition('@')[2][:40]}", *by_name[4:], "--reward", "math", *lengths[:2])
+    assert "model.safetensors" in {path.rpartition("/")[2] for path in hub.downloads()}
+
+
 def test_two_ranks_fetch_every_file_once(hub: Hub, tmp_path: Path) -> None:
     words = ["sft", "--pretrain", "o/tiny", "--prompt_data", "o/sums:main", *BATCH, "--micro_train_batch_size", "2"]
     words = [sys.executable, "-m", "rft_cli.main", *words, "--max_steps", "1", "--nproc", "2", "--save_path", "run"]

@@ -18,7 +18,7 @@ import torch
 from rft import run_lifecycle
 from rft.front_end import SILENT, FrontEnd
 from rft.identity.changes import Facts, RunRecord
-from rft.identity.continuation import Continuation, nothing_left
+from rft.identity.continuation import Continuation, nothing_left, twice_as_long
 from rft.identity.record import Identity
 from rft.run_lifecycle import RunStart
 from rft_core.errors import CheckpointError, OptionsError, StorageError
@@ -484,14 +484,16 @@ def test_a_resume_with_nothing_to_train_is_refused_unless_its_end_is_lacking(tmp
         resumed(True, False)
     assert caught.value.problem.code == "run.finished"
     assert caught.value.problem.do == f"rft-train runs show {directory.path}"
-    for values, limit in (
-        ({"max_steps": 3, "num_episodes": 9}, "--max_steps above 3"),
-        ({"max_steps": 0, "num_episodes": 2}, "--num_episodes above 2"),
-        ({"max_steps": 8, "max_epochs": 1}, "--max_epochs above 1"),
+    for values, limit, longer in (
+        ({"max_steps": 3, "num_episodes": 9, "max_epochs": 1}, "--max_steps above 3", "max_steps=6 num_episodes=18"),
+        ({"max_steps": 0, "num_episodes": 2}, "--num_episodes above 2", "num_episodes=4"),
+        ({"max_steps": 8, "max_epochs": 1}, "--max_epochs above 1", "max_steps=16 max_epochs=2"),
     ):
         assert nothing_left(directory.path, 3, values).problem.why.endswith(limit)
+        assert twice_as_long(values) == longer.split()
     early: dict[str, Any] = {"max_steps": 8, "max_epochs": 1, "patience": 2}
     assert "--" not in nothing_left(directory.path, 3, early).problem.why
+    assert not twice_as_long(early)
     resumed(True, True)
     resumed(False, False)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rft_cli.commands import eval as eval_command
+from rft_core.errors import OptionsError
 
 ROWS = [{"prompt": "1+1=", "reward": 1.0}, {"prompt": "2+2=", "reward": 0.0}]
 RECORD = {"eval/accuracy": 0.5}
@@ -95,3 +96,9 @@ def test_rows_are_gathered_on_every_rank_and_written_by_the_first(
     assert Path("rows.jsonl").exists() is is_first
     if is_first:
         assert [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()] == ROWS
+
+
+def test_a_directory_in_place_of_a_file_is_refused_before_anything_is_answered(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(OptionsError) as caught:
+        run("--output", str(tmp_path))
+    assert caught.value.problem.do == f"--output {tmp_path}/answers.jsonl"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rft_cli.commands import generate
+from rft_core.errors import OptionsError
 
 ROWS = [
     {"prompt": "1+1=", "response": "2", "finish_reason": "stop"},
@@ -74,3 +75,9 @@ def test_a_run_in_place_of_the_model_is_read_from_its_files(run: Run, monkeypatc
     monkeypatch.setattr(generate, "with_run", with_run)
     assert run("--seed=1")[1][1:] == [("of the run", True)]
     assert calls == [("--seed=1", "generate")]
+
+
+def test_a_file_in_a_folder_that_is_missing_is_refused_before_anything_is_answered(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(OptionsError) as caught:
+        run("--output", str(tmp_path / "absent" / "a.jsonl"))
+    assert caught.value.problem.do == f"mkdir -p {tmp_path}/absent"

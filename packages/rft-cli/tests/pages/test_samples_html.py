@@ -88,6 +88,21 @@ def test_a_prompt_of_a_run_of_text_is_there_once_with_all_its_answers_and_their_
     assert "<th>images" not in page
 
 
+def test_an_answer_has_its_advantage_where_the_rows_hold_it(run: RunDirectory) -> None:
+    one = {"prompt_id": "p:1", "prompt": "1+1=", "reward": 1.0}
+    answers = [one | {"advantage": 0.8164}, one | {"advantage": -1}, one | {"advantage": None}]
+    run.write_rollouts(10, [{**answer, "response": str(index)} for index, answer in enumerate(answers)])
+    run.write_rollouts(9, [{"prompt": "2+2=", "response": "4", "reward": 1.0}])
+    file = samples_html.write(run.path)
+    assert file is not None
+    newer, older = file.read_text().split("<h2>step 9")
+    assert "<th>reward<th>advantage" in newer
+    assert "<td class=text>0<td>1<td>+0.816" in newer
+    assert "<td class=text>1<td>1<td>-1" in newer
+    assert "<td class=text>2<td>1<td class=dim>not trained on" in newer
+    assert "advantage" not in older
+
+
 def test_steps_are_spread_over_the_run_with_the_last_on_top(run: RunDirectory) -> None:
     for step in range(1, 11):
         run.write_rollouts(step, [{"prompt": "1+1=", "response": "2", "reward": 1.0}] * 40)

@@ -24,6 +24,7 @@ from rft_models.files.directories import (
     no_progress_bars,
     read_config,
     read_json,
+    weights_by_list,
 )
 
 
@@ -114,6 +115,21 @@ def test_only_safetensors_are_weights(model: Path) -> None:
     for name in ("b.bin", "a.pt", "c.pth"):
         (model / name).write_text("")
     assert refused(checked_model_directory, model)[2] == "convert a.pt to model.safetensors"
+
+
+def test_weights_that_are_listed_stand_for_files_while_they_are(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    index = model / "model.safetensors.index.json"
+    (model / "config.json").write_text('{"model_type": "llama", "vocab_size": 100, "hidden_size": 10}')
+    with weights_by_list({model: {"1.safetensors": 400, "2.safetensors": 100}}):
+        assert checked_model_directory(model)[0] == model
+        index.write_text(json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}))
+        assert checked_model_directory(model)[0] == model
+    with weights_by_list({model: {"1.safetensors": 499}}):
+        assert refused(checked_model_directory, model)[2] == f"copy 2.safetensors into {model}"
+        index.unlink()
+        assert refused(checked_model_directory, model)[0] == "models.config_value", "499 bytes are too few"
+    assert refused(checked_model_directory, model)[0] == "models.no_weights"
 
 
 def test_every_file_that_the_index_names_is_needed(model: Path) -> None:

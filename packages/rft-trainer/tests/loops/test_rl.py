@@ -18,6 +18,7 @@ from rft_algos.algorithms import components
 from rft_algos.algorithms.published import Grpo, PolicyAlgorithm, Ppo, ReinforceAlgorithm, ReMaxAlgorithm
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
+from rft_core.durable_files import read_records
 from rft_core.errors import NumericsError, SavedAfterSignal, ServiceError
 from rft_core.keyed_random import derive_key, permutation
 from rft_trainer.batches.prompt_ledger import Ledger
@@ -624,3 +625,21 @@ def test_the_averages_are_evaluated_beside_the_weights_and_leave_the_run_as_it_i
         assert row["ema_correct"] == [False] * 5
         assert row["eval/accuracy"] == other["eval/accuracy"] > 0
     assert served == ["averages", "weights"] * 2
+
+
+def test_the_kept_rows_have_the_advantages_that_were_trained_on(tmp_path: Path) -> None:
+    made = Made(tmp_path / "run", replace(RULES, max_steps=1, filter_groups=True))
+    made.loop.run(StopSignals())
+    rows = read_records(made.directory.rollouts_directory / "step_000001.jsonl").rows
+    groups: dict[str, list[Any]] = {}
+    for row in rows:
+        groups.setdefault(row["prompt_id"], []).append(row)
+    whole = [group for group in groups.values() if len(group) == 4]
+    assert whole
+    for group in whole:
+        rewards = torch.tensor([row["reward"] for row in group], dtype=torch.float64)
+        if len({row["reward"] for row in group}) == 1:
+            assert [row["advantage"] for row in group] == [None] * 4, "the filter left it out"
+        else:
+            expected = (rewards - rewards.mean()) / rewards.std()
+            assert [row["advantage"] for row in group] == pytest.approx(expected.tolist(), abs=1e-4)

@@ -201,7 +201,7 @@ def loop_of(parts: Parts, rules: StepConfig = RULES, episodes: int = 2, **change
         "saver": parts,
         "reporter": SimpleNamespace(
             step=parts.report,
-            rollouts=lambda groups, progress: parts.note(f"rollouts {len(groups)} {progress.step}"),
+            rollouts=lambda groups, progress, advantages: parts.note(f"rollouts {len(groups)} {progress.step}"),
             evaluation=parts.report_evaluation,
         ),
         "collectives": OneRank(),

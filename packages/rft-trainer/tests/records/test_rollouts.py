@@ -92,6 +92,11 @@ def test_a_sample_has_an_advantage_where_any_token_has_one() -> None:
     assert replace(SAMPLE, advantage=-0.5).has_advantage
     assert replace(SAMPLE, token_advantages=(0.0, 0.0, 0.25)).has_advantage
     assert not replace(SAMPLE, advantage=1.0, token_advantages=(0.0, 0.0, 0.0)).has_advantage
+    assert replace(SAMPLE, advantage=-0.5).mean_advantage == -0.5
+    tokens = replace(SAMPLE, token_advantages=(1.0, 2.0, 6.0))
+    assert tokens.mean_advantage == 3.0
+    assert replace(tokens, loss_mask=(True, False, True)).mean_advantage == 3.5
+    assert replace(tokens, loss_mask=(False, False, False)).mean_advantage == 0.0
 
 
 def test_the_input_of_a_forward_is_tokens_places_segments_mask_and_images() -> None:

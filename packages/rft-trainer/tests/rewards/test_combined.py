@@ -10,7 +10,7 @@ import pytest
 
 from rft_core.errors import OptionsError
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
-from rft_trainer.rewards.combined import CombinedReward, RewardComponent
+from rft_trainer.rewards.combined import CombinedReward, RewardComponent, unknown_parts
 
 MakeItem = Callable[..., RewardItem]
 
@@ -109,3 +109,19 @@ def test_the_first_steps_are_kept(make_item: MakeItem) -> None:
     ]
     assert CombinedReward(parts)([make_item("x")])[0].steps == ((1, 1.0),)
     assert CombinedReward(parts[:1])([make_item("x")])[0].steps == ()
+
+
+@pytest.mark.parametrize(
+    ("weights", "known", "remedy"),
+    [
+        ({"exact": 1.0, "good": 0.1}, {"correctness", "good"}, "correctness=1,good=0.1"),
+        ({"exact": 1.0, "gud": 0.1}, {"correctness", "good"}, "correctness=1"),
+        ({"gsm8k": 1.0, "good": 0.1}, {"correctness", "format", "good"}, "good=0.1"),
+        ({"other": 1.0, "good": 0.1}, {"correctness", "good", "format"}, "good=0.1"),
+    ],
+)
+def test_a_weight_for_a_reward_by_its_name_is_answered_with_the_name_of_its_part(
+    weights: dict[str, float], known: set[str], remedy: str
+) -> None:
+    unknown = [name for name in weights if name not in known]
+    assert unknown_parts(weights, unknown, known, "").problem.do == f"--reward_weights {remedy}"

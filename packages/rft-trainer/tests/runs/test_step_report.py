@@ -15,6 +15,7 @@ from rft_trainer.records.scores import RewardStatus
 from rft_trainer.runs.checkpointing import Progress
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.step_report import Reporter, gather_rows, rollout_metrics, rollout_row, rollout_rows
+from rft_trainer.scoring.samples import sample_name
 
 NO_DROPS: Any = SimpleNamespace(reasons={})
 
@@ -113,6 +114,13 @@ def test_shown_groups_are_whole_and_spread_over_the_step(limit: int, shown: list
     rows = rollout_rows(groups, limit)
     assert len(rows) == min(limit, 12)
     assert list(dict.fromkeys(row["prompt_id"] for row in rows)) == shown
+
+
+def test_a_row_has_the_advantage_of_its_sample_and_none_where_it_was_not_trained_on() -> None:
+    one = group(0, rollout(0, 1.0), rollout(1, 0.0))
+    trained = {sample_name(one, one.rollouts[0]): 0.5}
+    assert [row["advantage"] for row in rollout_rows([one], 4, trained)] == [0.5, None]
+    assert "advantage" not in rollout_rows([one], 4)[0]
 
 
 def test_the_largest_group_says_how_many_are_shown_and_no_group_shows_nothing() -> None:

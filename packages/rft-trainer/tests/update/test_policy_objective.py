@@ -12,6 +12,7 @@ from torch import Tensor
 from rft_algos.algorithms.components import ClipCov, Gspo, PpoClip
 from rft_algos.algorithms.published import Grpo, PolicyAlgorithm
 from rft_algos.objectives import Coefficients
+from rft_core.errors import OptionsError
 from rft_trainer.batches.packing import count, pack
 from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
 from rft_trainer.update.policy_objective import PolicyObjective
@@ -153,3 +154,18 @@ def test_a_micro_batch_of_prompts_alone_adds_nothing_and_has_a_gradient_of_zero(
     assert logprobs_T.grad is not None
     assert logprobs_T.grad.tolist() == [0.0, 0.0, 0.0]
     assert [float(part) for part in output.metrics["policy/loss"]] == [0.0, 0.0]
+
+
+def test_samples_without_the_log_probs_of_the_loss_are_refused_with_the_call_that_adds_them() -> None:
+    empty = TrainingSample("c", (1, 2), 2, 0.0)
+    objective = PolicyObjective(Grpo(kl_place="loss", kl_coef=0.1))
+    with_reference = [replace(sample, reference_logprobs=sample.old_logprobs) for sample in SAMPLES]
+    objective.check([*with_reference, empty])
+    PolicyObjective(PLAIN).check([*SAMPLES, empty])
+    for samples, argument in (
+        ([with_reference[0], SAMPLES[1]], "reference=policy.reference_logprobs(batch)"),
+        ([replace(SAMPLES[0], old_logprobs=())], "old=policy.logprobs(batch)"),
+    ):
+        with pytest.raises(OptionsError) as caught:
+            objective.check(samples)
+        assert caught.value.problem.do == f"batch = batch.with_logprobs({argument})"

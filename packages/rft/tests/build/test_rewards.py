@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rft.build import rewards
+from rft.library.given_rewards import FunctionRewards
 from rft.reward_names import NamedPlace
 from rft_core.errors import OptionsError
 from rft_trainer.records.rollouts import Prompt
@@ -109,6 +110,19 @@ def test_a_function_of_a_script_is_bound_to_the_columns_of_the_data(calls: Any) 
     with pytest.raises(OptionsError) as caught:
         rewards.build_reward(setup.settings, setup.machine, function=given, columns={"colour": ""})
     assert caught.value.problem.code == "reward.signature"
+
+
+def test_names_beside_functions_of_a_script_are_built_with_the_settings(calls: Any) -> None:
+    setup = Setup(calls)
+
+    def score(responses: list[str]) -> list[float]:
+        return [1.0 for _ in responses]
+
+    given = FunctionRewards(["gsm8k", FunctionReward(score)])
+    rewards.build_reward(setup.settings, setup.machine, function=given).close()
+    [made] = [call for call in calls.taken() if call.startswith("reward_by_name")]
+    assert "'gsm8k'" in made
+    assert "num_workers" in made
 
 
 def test_a_check_calls_the_users_function_with_the_label_and_a_made_up_response(

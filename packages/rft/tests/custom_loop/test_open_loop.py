@@ -191,6 +191,21 @@ def test_the_name_of_a_loss_is_answered_with_the_loss(opened: Callable[..., Cust
     assert (caught.value.problem.where, caught.value.problem.do) == ("rft.objective", 'rft.objective("grpo")')
 
 
+def test_a_loss_without_its_log_probs_is_answered_with_the_call_that_adds_them(
+    opened: Callable[..., CustomLoop],
+) -> None:
+    loop = opened(reference=True)
+    batch = loop.policy.demonstrations([("1+1=", "2")]).with_advantages([1.0])
+    for added in ("old=policy.logprobs(batch)", "reference=policy.reference_logprobs(batch)"):
+        with pytest.raises(OptionsError) as caught:
+            loop.trainer.forward_backward(batch, rft.objective("grpo"))
+        assert caught.value.problem.do == f"batch = batch.with_logprobs({added})"
+        found = loop.policy.logprobs(batch)
+        batch = batch.with_logprobs(**{added.partition("=")[0]: found})
+    loop.trainer.forward_backward(batch, rft.objective("grpo"))
+    assert loop.trainer.step().applied
+
+
 def test_a_schedule_without_an_end_is_refused(opened: Callable[..., CustomLoop]) -> None:
     for settings in ({"lr_schedule": "cosine"}, {"lr_warmup_ratio": 0.1}):
         with pytest.raises(OptionsError) as caught:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rft.identity.user_files import code_content, folder_content, function_content, imported_files, module_file
+from rft.library.given_rewards import FunctionRewards
 from rft_trainer.rewards.in_process import FunctionReward
 
 MAIN = """import json
@@ -95,6 +96,18 @@ def test_a_function_of_a_script_is_its_source() -> None:
     # as the trainer of LightRFT's names gives them: a reward around a function, and a method of its own class
     assert function_content(FunctionReward(first)) == function_content(first)
     assert function_content(Scorer().__call__) == function_content(Scorer)
+
+
+def test_several_rewards_of_a_script_are_the_source_of_each_of_them() -> None:
+    def first(responses: list[str]) -> list[float]:
+        return [1.0 for _ in responses]
+
+    def other(responses: list[str]) -> list[float]:
+        return [2.0 for _ in responses]
+
+    lists = [FunctionRewards([FunctionReward(first), second]) for second in (FunctionReward(other), "exact", "math")]
+    assert len({function_content(one).digest for one in lists}) == 3
+    assert "source of" in function_content(lists[1]).covers
 
 
 def test_a_function_of_a_module_is_its_file_with_what_it_imports_of_its_package(

@@ -10,6 +10,8 @@ import pytest
 from rft.library.given_rewards import FunctionRewards, chosen_reward
 from rft_core.errors import OptionsError
 from rft_trainer.records.scores import RewardItem
+from rft_trainer.rewards.combined import RewardComponent
+from rft_trainer.rewards.exact import ExactReward
 
 
 def right(responses: Sequence[str], labels: Sequence[str]) -> list[float]:
@@ -24,6 +26,15 @@ def item(response: str, label: str) -> RewardItem:
     return RewardItem(
         prompt_id="a:0", prompt_text="?", response_text=response, label=label, finish_reason="stop", num_tokens=1
     )
+
+
+class ClosedReward(ExactReward):
+    """Counts how often it is closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
 
 
 def test_names_are_settings() -> None:
@@ -50,13 +61,31 @@ def test_several_functions_are_added_up_under_their_names() -> None:
     chosen.function.close()
 
 
+def test_names_and_functions_are_added_up_once_the_names_are_built() -> None:
+    chosen = chosen_reward(["exact", short])
+    assert chosen.setting == "in-process:'exact'+short"
+    assert isinstance(chosen.function, FunctionRewards)
+    built = ClosedReward()
+    chosen.function.bind_names(lambda name: RewardComponent(name, built))
+    (score,) = chosen.function([item("ab", "ab")])
+    assert (score.value, dict(score.breakdown)) == (1.5, {"correctness": 1.0, "short": 0.5})
+    assert (chosen.function.function, built.closed) == (("exact", short), 0)
+    chosen.function.close()
+    chosen.function.close()
+    assert built.closed == 1
+    assert chosen_reward(["exact"]) == chosen_reward("exact")
+
+
 @pytest.mark.parametrize(
     ("given", "what"),
     [
         (5, "reward is 5"),
         ([], "reward is an empty list"),
-        ([right, "math"], "reward holds 'math'"),
+        ([right, 5], "reward holds 5"),
+        ([right, ""], "reward holds ''"),
         ([right, right], "reward holds two functions called right"),
+        (["math", right, "exact"], "reward holds 'math' and 'exact', which both give the part correctness"),
+        ([right, "own.py:right"], "reward holds 'own.py:right' and a function called right, which is a part of it"),
     ],
 )
 def test_what_is_no_reward_is_refused(given: Any, what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,19 @@ def test_prompts_are_a_text_texts_or_rows(small_model: Path, tmp_path: Path) -> 
     assert rft.generate(small_model, file, **SHORT)[0]["response"] == one[0]["response"]
     with pytest.raises(OptionsError, match="prompts is empty"):
         rft.generate(small_model, [], **SHORT)
+
+
+def test_the_file_of_answers_is_written_and_refused_where_it_cannot_be(small_model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    answered = rft.generate(small_model, ["1+1=", "2+2="], output=str(file), **SHORT)
+    assert [json.loads(line) for line in file.read_text().splitlines()] == answered
+    scores = rft.evaluate(small_model, ROWS, parity, output=str(file), **SHORT)
+    assert [json.loads(line) for line in file.read_text().splitlines()] == scores.rows
+    # before the model, which is not there
+    for call in (rft.generate, rft.evaluate):
+        with pytest.raises(OptionsError) as caught:
+            call("no-model", ROWS, output=str(tmp_path))
+        assert caught.value.problem.do == f"output='{tmp_path}/answers.jsonl'"
 
 
 def test_the_name_of_a_file_is_no_prompt(tmp_path: Path) -> None:

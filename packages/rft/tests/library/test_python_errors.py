@@ -59,6 +59,8 @@ def test_several_flags_of_a_remedy_become_keywords() -> None:
     assert _raised(do="--train_batch_size 8 --reward math").do == "train_batch_size=8, reward='math'"
     assert _raised(do="--apply_chat_template").do == "apply_chat_template=True"
     assert _raised(do="--bf16 --max_len 9").do == "bf16=True, max_len=9"
+    assert _raised(do="--reward_weights a=1,b=0.5").do == "reward_weights='a=1,b=0.5'"
+    assert _raised(do="--max_len 9, or --bf16").do == "max_len=9, or bf16=True"
     assert _raised(do="free some memory").do == "free some memory"
     again = "repair it, then python a.py (where it changed, --accept_changes reward)"
     assert _raised(do=again).do == again.replace("--accept_changes reward", "accept_changes='reward'")

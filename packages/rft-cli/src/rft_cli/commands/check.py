@@ -80,13 +80,16 @@ def _chosen_settings(resolved: Resolved[Any], words: str) -> str:
 
 
 def _check_training(training: Training, resolved: Resolved[Any], machine: Machine) -> None:
-    from rft.hub.run_settings import local_settings
+    from rft.hub.run_settings import without_weights
     from rft_cli.pages import run_plan
 
-    resolved = local_settings(resolved)
-    checked = load(training.check)(resolved.settings, machine.ranks.world_size)
-    run_plan.show(training, resolved, checked.data, machine)
-    trial = checked.check_reward()
+    with without_weights(resolved) as (local, listed):
+        resolved = local
+        checked = load(training.check)(resolved.settings, machine.ranks.world_size)
+        run_plan.show(training, resolved, checked.data, machine)
+        trial = checked.check_reward()
+    for weights in listed:
+        print(visible(f"note: {weights}\n"))
     if trial is not None:
         print(visible("\n".join([*trial.lines(), ""])))
     _check_save_path(resolved.settings.checkpoint.save_path)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rft.conformance import Comparison, compare_engines, full_record
 from rft.process.machine import Machine, open_machine
 from rft.settings import ConformanceSettings
+from rft.stages.answer_file import refuse_unwritable
 from rft_cli.config.resolve import resolve
 from rft_cli.diagnostics.console import SafeConsole
 from rft_cli.pages.conformance import facts, failure, page
@@ -18,6 +19,7 @@ from rft_cli.pages.conformance import facts, failure, page
 def run(argv: list[str]) -> int:
     """Resolve, compare, print the page; an engine that is apart or failed ends it with an error."""
     settings = resolve("conformance", argv).settings
+    refuse_unwritable(settings.output.output)
     with open_machine(settings.model.device) as machine:
         with Console(stderr=True).status("") as status:  # seen on a terminal alone
             compared = compare_engines(settings, machine, status.update)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from rft.process.machine import open_machine
 from rft.settings import EvalSettings
+from rft.stages.answer_file import refuse_unwritable, write_answers
 from rft.stages.evaluate import Evaluation, evaluate
 from rft_cli.config.resolve import resolve
 from rft_cli.config.stored_run import with_run
-from rft_core.durable_files import storage_errors
 from rft_core.terminal_text import visible
 
 
 def run(argv: list[str]) -> int:
     """Resolve, answer every prompt, print the score as a person reads it and as one JSON line."""
     settings = resolve("eval", with_run(argv, "eval")).settings
+    # every answer would be lost at the end
+    refuse_unwritable(settings.output.output)
     with open_machine(settings.model.device) as machine:
         evaluation = evaluate(settings, machine)
         # on every rank: each has answered its own share of the prompts
@@ -24,8 +25,7 @@ def run(argv: list[str]) -> int:
         if machine.is_first:
             _show(settings, evaluation)
             if settings.output.output:
-                with storage_errors("write", Path(settings.output.output)):
-                    Path(settings.output.output).write_text("".join(json.dumps(row) + "\n" for row in rows))
+                write_answers(settings.output.output, rows)
     return 0
 
 

@@ -80,7 +80,9 @@ def _page(run: Path, steps: Sequence[tuple[Path, Sequence[Mapping[str, Any]]]]) 
 
 def _step(file: Path, rows: Sequence[Mapping[str, Any]], shown: dict[str, str] | None) -> str:
     """Return the table of a step; `shown` are the images that the page holds so far, None where no prompt has any."""
-    titles = [*([] if shown is None else ["images"]), "prompt", "wanted", "answer", "reward"]
+    # rows of an older version have none
+    more = ["advantage"] if any("advantage" in row for row in rows) else []
+    titles = [*([] if shown is None else ["images"]), "prompt", "wanted", "answer", "reward", *more]
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(str(row.get("prompt_id", row.get("prompt"))), []).append(row)
@@ -94,14 +96,14 @@ def _step(file: Path, rows: Sequence[Mapping[str, Any]], shown: dict[str, str] |
 
 
 def _group(rows: Sequence[Mapping[str, Any]], directory: Path, shown: dict[str, str] | None) -> str:
-    """Return the rows of a prompt: its images and text once, then each answer with its reward."""
+    """Return the rows of a prompt: its images and text once, then each answer with its reward and its advantage."""
     first, span = rows[0], f" rowspan={len(rows)}" if len(rows) > 1 else ""
     images = ""
     if shown is not None:
         figures = "".join(_figure(entry, directory, shown) for entry in entries_of(first))
         images = f"<td{span}>{figures or '<span class=dim>none</span>'}"
     asked = "".join(f"<td class=text{span}>{_text(first.get(name))}" for name in ("prompt", "label"))
-    answers = [f"<td class=text>{_text(row.get('response'))}<td>{_reward(row)}" for row in rows]
+    answers = [f"<td class=text>{_text(row.get('response'))}<td>{_reward(row)}{_advantage(row)}" for row in rows]
     return f"<tr>{images}{asked}" + "\n<tr>".join(answers)
 
 
@@ -112,6 +114,14 @@ def _reward(row: Mapping[str, Any]) -> str:
         return html.escape(str(row.get("failure") or row.get("status") or ""))
     shares = ", ".join(f"{name} {part:.3g}" for name, part in parts.items() if isinstance(part, int | float))
     return f"{reward:.3g}" + (f"<br><span class=dim>{html.escape(shares)}</span>" if len(parts) > 1 else "")
+
+
+def _advantage(row: Mapping[str, Any]) -> str:
+    """Return the cell of the advantage, its mean over the tokens; of a row that has none, no cell."""
+    if "advantage" not in row:
+        return ""
+    value = row["advantage"]
+    return f"<td>{value:+.3g}" if isinstance(value, int | float) else "<td class=dim>not trained on"
 
 
 def _number(file: Path) -> int:

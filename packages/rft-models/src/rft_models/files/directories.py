@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from rft_core.durable_files import kind_of
@@ -17,6 +19,23 @@ from rft_models.files.config_values import check_config, check_sizes, wrong_valu
 _WHY = "a model is a Hugging Face directory on this machine; ORG/NAME@main is always one of the Hub"
 _LARGEST_HEADER = 100_000_000
 """Bytes that the safetensors format allows for a header."""
+
+
+_LISTED: ContextVar[Mapping[Path, Mapping[str, int]]] = ContextVar("listed weights", default=MappingProxyType({}))
+
+
+@contextmanager
+def weights_by_list(files: Mapping[Path, Mapping[str, int]]) -> Generator[None]:
+    """Take weight files that are not here as if they were, while the block runs: to check a model that is elsewhere.
+
+    Args:
+        files: bytes of each file that a directory lacks, by the directory.
+    """
+    token = _LISTED.set(files)
+    try:
+        yield
+    finally:
+        _LISTED.reset(token)
 
 
 def existing_directory(directory: str | Path) -> Path:
@@ -96,8 +115,10 @@ def checked_model_directory(directory: str | Path) -> tuple[Path, dict[str, Any]
     path = existing_directory(directory)
     config = read_config(path)
     _refuse_adapters_beside(path)
-    _refuse_missing_weights(path)
-    sizes = [_stated_bytes(file) for file in path.glob("*.safetensors")]
+    listed = _LISTED.get().get(path, {})
+    _refuse_missing_weights(path, listed)
+    # of a file that is not here its whole size, which is a little more than what its header speaks of
+    sizes = [*listed.values(), *(_stated_bytes(file) for file in path.glob("*.safetensors"))]
     # a damaged file says nothing of the configuration; it is refused by its own name when it is read
     if None not in sizes:
         check_sizes(path / "config.json", config, sum(size or 0 for size in sizes))
@@ -158,7 +179,7 @@ def _refuse_adapters_beside(path: Path) -> None:
         )
 
 
-def _refuse_missing_weights(path: Path) -> None:
+def _refuse_missing_weights(path: Path, listed: Collection[str]) -> None:
     index = path / "model.safetensors.index.json"
     if index.is_file():
         weight_map = read_json(index).get("weight_map", {})
@@ -174,7 +195,7 @@ def _refuse_missing_weights(path: Path) -> None:
                 why="weights are read from *.safetensors beside it; a pickled file can run code when it is opened",
                 do=f"convert the weights to safetensors and remove {foreign[0]} from {index}",
             )
-        absent = sorted(name for name in shards if not (path / name).is_file())
+        absent = sorted(name for name in shards if name not in listed and not (path / name).is_file())
         if absent:
             raise DataError(
                 code="models.missing_shard",
@@ -184,7 +205,7 @@ def _refuse_missing_weights(path: Path) -> None:
                 do=f"copy {absent[0]} into {path}",
             )
         return
-    if any(path.glob("*.safetensors")):
+    if listed or any(path.glob("*.safetensors")):
         return
     pickled = sorted(entry.name for pattern in ("*.bin", "*.pt", "*.pth") for entry in path.glob(pattern))
     raise DataError(

@@ -126,6 +126,8 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
     """Keeps the checkpoint of the highest held-out reward."""
     results: dict[str, EvaluationResult] = field(default_factory=dict[str, EvaluationResult])
     """The evaluations so far, by name."""
+    advantages: dict[str, float] = field(default_factory=dict[str, float], init=False)
+    """Mean advantage of each sample that the present step trains on, by its name."""
     trainer: Trainer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -207,6 +209,7 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
         samples, credited = self._annotate(kept)
         if self.tokens is not None:
             self.tokens.credit(samples)
+        self.advantages = {sample.sample_id: sample.mean_advantage for sample in samples}
         totals = MetricTotals()
         outcomes: list[UpdateOutcome] = []
         critic_outcomes: list[UpdateOutcome] = []
@@ -343,7 +346,7 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
         return StepSize(sum(len(group.prompt.token_ids) + len(one.completion_ids) for group, one in flat), len(flat))
 
     def _report(self, data: Sequence[RolloutGroup]) -> None:
-        self.reporter.rollouts(data, self.progress)
+        self.reporter.rollouts(data, self.progress, self.advantages)
         if self.tokens is not None:
             self.tokens.write()
 

@@ -37,6 +37,9 @@ class TokenLikelihood:
     logs_entropy = False
     by_token = True
 
+    def check(self, samples: Sequence[TrainingSample]) -> None:
+        """Take any samples: the likelihood needs no log-probs but the policy's."""
+
     def token_losses(self, batch: TokenBatch, counts: Counts) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Return a function (log-probs [N], entropies [N], token indices [N]) -> their shares [N] of the loss."""
         weights_T = token_weights(

@@ -96,7 +96,8 @@ class Trainer:
             objective of demonstrations).
 
         Raises:
-            OptionsError: the batch is empty, or the loss returns something else than a number with a gradient.
+            OptionsError: the batch is empty or lacks log-probs that the objective needs, or the loss returns something
+                else than a number with a gradient.
             PeerError: the ranks have different batches.
         """
         if not batch.samples:
@@ -107,6 +108,7 @@ class Trainer:
             )
         self._require_equal(batch)
         objective: Any = loss if hasattr(loss, "token_losses") else FunctionObjective.of(loss)
+        objective.check(batch.samples)
         totals = MetricTotals()
         self.accumulate(batch, totals, loss=self._policy_loss.with_objective(objective, temperature=batch.temperature))
         return totals.merged(self._collectives)

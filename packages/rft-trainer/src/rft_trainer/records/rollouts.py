@@ -196,6 +196,15 @@ class TrainingSample:
         """Return whether any token's advantage is not zero."""
         return any(self.token_advantages) if self.token_advantages else self.advantage != 0.0
 
+    @property
+    def mean_advantage(self) -> float:
+        """Mean advantage of the response tokens in the loss; 0 where there are none."""
+        if not self.token_advantages:
+            return self.advantage
+        learned = self.loss_mask or (True,) * len(self.token_advantages)
+        values = [value for value, is_learned in zip(self.token_advantages, learned, strict=True) if is_learned]
+        return sum(values) / len(values) if values else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:

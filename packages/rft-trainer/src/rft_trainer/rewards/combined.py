@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rft_core.errors import OptionsError
 from rft_trainer.records.scores import Reward, RewardItem, Score
+from rft_trainer.rewards.registry import part_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,10 @@ def unknown_parts(
         known: names of all parts.
         state: what the error leaves behind.
     """
-    kept = {name: weight for name, weight in weights.items() if name in known} or dict.fromkeys(sorted(known), 1.0)
+    # a reward by its name may give a part of another name: exact gives correctness
+    meant = {name: entries[0] for name in unknown if len(entries := part_names(name)) == 1 and entries[0] in known}
+    kept = {meant.get(name, name): weight for name, weight in weights.items() if name in known or name in meant}
+    kept = kept or dict.fromkeys(sorted(known), 1.0)
     return OptionsError(
         code="reward.unknown_part",
         what=f"reward_weights names {', '.join(unknown)}; the parts are {', '.join(sorted(known))}",

@@ -39,8 +39,8 @@ def reward_names() -> tuple[str, ...]:
 
 
 def part_names(name: str) -> tuple[str, ...]:
-    """Return what `--reward_weights` may name of a reward that needs no file."""
-    return _PARTS[name]
+    """Return what `--reward_weights` may name of a reward that needs no file; nothing of another."""
+    return _PARTS.get(name, ())
 
 
 def reward_by_name(

@@ -183,7 +183,8 @@ class TrainedPolicy:
         """[T] log-probs of the batch's tokens under the policy, in nats, without gradient.
 
         Over all tokens of the batch, end to end in the order of its samples; 0 where they are not in the loss (the
-        prompts). For a gradient give a loss to `trainer.forward_backward`.
+        prompts). `backward()` of them fails: for a gradient give a loss to `trainer.forward_backward`, which calls it
+        with log-probs that have one.
         """
         return _end_to_end(batch, self._scorer(self._temperature(batch)).of_samples(batch.samples))
 

@@ -19,7 +19,7 @@ from rft_trainer.runs.conversation_metrics import conversation_metrics, conversa
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.image_entries import image_entries, keep_images
 from rft_trainer.runs.reader import UNSCORED_KIND
-from rft_trainer.scoring.samples import FilterResult, flat_rollouts
+from rft_trainer.scoring.samples import FilterResult, flat_rollouts, sample_name
 
 _OWN_NAMES = ("mean", "min", "max", "groups_with_signal", "score_clipped", "overlong_penalty", "length_term")
 _OWN_PREFIXES = ("status_", "unscored")
@@ -112,13 +112,17 @@ class Reporter:
         for sink in self._sinks:
             sink.step(record)
 
-    def rollouts(self, groups: Sequence[RolloutGroup], progress: Progress) -> None:
+    def rollouts(
+        self, groups: Sequence[RolloutGroup], progress: Progress, advantages: Mapping[str, float] | None = None
+    ) -> None:
         """Write some complete groups of the step as readable rows; a run goes on without them.
+
+        `advantages` are those of the samples that were trained on, by their names.
 
         Those of the first step too, so that a mistake in prompts or reward is seen at once, and in a short run at all.
         """
         if self._writes and rollouts_due(progress.step, self._rollout_every):
-            rows = rollout_rows(groups, self._rollouts_kept)
+            rows = rollout_rows(groups, self._rollouts_kept, advantages)
             prompts, folder = [group.prompt for group in groups], self._directory.rollouts_directory
             with self._directory.optional.tried("rollouts/", len(rows)):
                 self._directory.write_rollouts(progress.step, keep_images(rows, prompts, folder, self._rollouts_kept))
@@ -134,11 +138,20 @@ class Reporter:
             sink.evaluation({**record, **lists})
 
 
-def rollout_rows(groups: Sequence[RolloutGroup], limit: int) -> list[dict[str, object]]:
-    """Return rollouts as rows, complete groups spread over the step, at most `limit` rows."""
+def rollout_rows(
+    groups: Sequence[RolloutGroup], limit: int, advantages: Mapping[str, float] | None = None
+) -> list[dict[str, object]]:
+    """Return rollouts as rows, complete groups spread over the step, at most `limit` rows.
+
+    With `advantages` by the names of samples every row has the one of its own, null where it was not trained on.
+    """
     # whole groups: rewards say something only beside the others of their group
     chosen = evenly_chosen(groups, limit)
-    return [rollout_row(group.prompt, rollout) for group, rollout in flat_rollouts(chosen)][:limit]
+    rows: list[dict[str, object]] = []
+    for group, rollout in flat_rollouts(chosen)[:limit]:
+        more = {} if advantages is None else {"advantage": advantages.get(sample_name(group, rollout))}
+        rows.append(rollout_row(group.prompt, rollout) | more)
+    return rows
 
 
 def gather_rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rft_algos.objectives import LossOutput
 from rft_core.errors import OptionsError
-from rft_trainer.records.rollouts import Counts, TokenBatch
+from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
 
 LossFunction = Callable[..., Any]
 """(logprobs_T, batch, counts) or (logprobs_T, batch, counts, entropy) -> loss [] or (loss [], metrics).
@@ -56,6 +56,9 @@ class FunctionObjective:
     def by_token(self) -> bool:
         """Return False: what the function does with its tokens is not known."""
         return False
+
+    def check(self, samples: Sequence[TrainingSample]) -> None:
+        """Take any samples: what the function needs is not known."""
 
     def token_losses(self, batch: TokenBatch, counts: Counts) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Return nothing that may be called: it is asked of objectives of single tokens alone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from torch import Tensor
 from rft_algos import objectives
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.objectives import Coefficients
-from rft_trainer.records.rollouts import Counts, TokenBatch
+from rft_core.errors import OptionsError
+from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
 
 
 class PolicyObjective:
@@ -34,6 +35,21 @@ class PolicyObjective:
     def by_token(self) -> bool:
         """Return whether the loss of a token depends on that token alone, so that it can be computed token by token."""
         return objectives.is_by_token(self._record)
+
+    def check(self, samples: Sequence[TrainingSample]) -> None:
+        """Refuse samples of a loop by hand that lack log-probs of the loss, before a forward is made.
+
+        Raises:
+            OptionsError: those of the policy before the step, or of the reference policy, are missing.
+        """
+        trained = [sample for sample in samples if sample.num_tokens > sample.prompt_length]
+        if any(not sample.old_logprobs for sample in trained):
+            why = "its ratio is that of the policy to what it was before the step"
+            raise _missing(self._record, "of the policy before the step", why, "old=policy.logprobs(batch)")
+        needs_reference = self._record.kl_place == "loss" and self._record.needs_reference
+        if needs_reference and any(not sample.reference_logprobs for sample in trained):
+            why = "its loss has a KL term, kl_place = loss; open_loop(..., reference=True) loads the reference policy"
+            raise _missing(self._record, "of a reference policy", why, "reference=policy.reference_logprobs(batch)")
 
     def token_losses(self, batch: TokenBatch, counts: Counts) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Return a function (log-probs [N], entropies [N], token indices [N]) -> their losses [N].
@@ -95,3 +111,14 @@ class PolicyObjective:
             selected_T=batch.selected_T,
             coefficients=self._coefficients(),
         )
+
+
+def _missing(record: PolicyAlgorithm, whose: str, why: str, argument: str) -> OptionsError:
+    return OptionsError(
+        code="loss.no_logprobs",
+        what=f"the loss of {record.name} on a batch without log-probs {whose}",
+        where="trainer.forward_backward",
+        why=why,
+        state="no weight was changed",
+        do=f"batch = batch.with_logprobs({argument})",
+    )

@@ -229,7 +229,17 @@ def _function_part(
         bind_columns = getattr(function, "bind_columns", None)
         if bind_columns is not None:
             bind_columns(columns)
+        # of a list of rewards, which may hold names beside functions
+        bind_names = getattr(function, "bind_names", None)
+        if bind_names is not None:
+            bind_names(partial(_named_part, settings, columns=columns, log=log))
         return RewardComponent(str(getattr(function, "name", "reward_fn")), function)
+    return _named_part(settings, name, columns, log)
+
+
+def _named_part(
+    settings: RlSettings | EvalSettings, name: str, columns: Mapping[str, str], log: Path | None
+) -> RewardComponent:
     chosen = settings.reward
     # a name that is written down; the built-in default means nothing else, whatever is installed
     if chosen.reward:

@@ -16,6 +16,11 @@ TRUE = ("true", "1", "yes")
 FALSE = ("false", "0", "no")
 BOOLEAN_FORMS = "true, false, yes, no, 1, 0"
 
+_TO_TEN = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_NUMBER_WORDS = {word: number for number, word in enumerate(_TO_TEN, 1)}
+_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "%": 0.01}
+_WRITTEN = re.compile(r"([+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)\s*([km%]?)", re.IGNORECASE)
+"""A number as people write it: with commas, thousands or millions as a letter, or per cent."""
 _BOUNDS = {"minimum": "ge", "maximum": "le", "above": "gt", "below": "lt"}
 
 
@@ -95,11 +100,13 @@ def limits(setting: Setting) -> str:
 
 
 def example(setting: Setting, texts: tuple[str, ...]) -> str:
-    """A legal value near what was written: the bound that was crossed, else the default.
+    """A legal value near what was written: the number that it is in words, the bound that was crossed, or the default.
 
     A fraction becomes a whole number that is not 0, which turns many settings off.
     """
     number = _number(texts)
+    if number is None and (written := _written_number(setting, texts)):
+        return written
     if number is not None and not setting.is_pair and setting.base in (int, float):
         low, high = setting.metadata.get("minimum"), setting.metadata.get("maximum")
         if low is not None and number < low:
@@ -110,6 +117,25 @@ def example(setting: Setting, texts: tuple[str, ...]) -> str:
             nearest = max(round(number), math.ceil(low))
             return str(nearest) if nearest or not number else "1" if number > 0 else as_text(setting.default)
     return as_text(setting.default) if not isinstance(setting.default, str) or setting.default else "VALUE"
+
+
+def _written_number(setting: Setting, texts: tuple[str, ...]) -> str:
+    """Return the number that a text writes in words, with commas, as 10k or as 5 %; "" where it is not allowed."""
+    if len(texts) != 1 or setting.base not in (int, float) or setting.is_pair:
+        return ""
+    text = texts[0].strip().lower()
+    found = _WRITTEN.fullmatch(text)
+    if found is None and text not in _NUMBER_WORDS:
+        return ""
+    number = float(_NUMBER_WORDS.get(text, 0))
+    if found is not None:
+        number = float(found[1].replace(",", "")) * _FACTORS[found[2]]
+    written = str(int(number)) if number.is_integer() else f"{number:g}"
+    try:
+        convert(setting, (written,))
+    except NotAllowed:
+        return ""
+    return written
 
 
 def _number(texts: tuple[str, ...]) -> float | None:

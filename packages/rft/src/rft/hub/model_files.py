@@ -26,6 +26,23 @@ def model_directory(name: HubName, flag: str, *, weights: bool = True) -> Path:
     return fetched(name, ["config.json"], choose, flag)[0]
 
 
+def listed_model(name: HubName, flag: str) -> tuple[Path, dict[str, int]]:
+    """Return the directory of a model at a commit without its weights, and the bytes of each weight file it lacks.
+
+    Files that a start would download are asked for by the list of the repository alone.
+    """
+    sizes: dict[str, int] = {}
+
+    def choose(files: Files) -> list[str]:
+        chosen = _chosen(files, name, flag, weights=True)
+        weights = [file for file in chosen if file.endswith(_WEIGHTS)]
+        sizes.update({file: files.sizes[file] for file in weights})
+        return [file for file in chosen if file not in weights]
+
+    folder, _ = fetched(name, ["config.json"], choose, flag)
+    return folder, {file: size for file, size in sizes.items() if not (folder / file).is_file()}
+
+
 def _chosen(files: Files, name: HubName, flag: str, *, weights: bool) -> list[str]:
     here = [file for file in files.names if "/" not in file or file.startswith(f"{_TEMPLATES}/")]
     if not any(file in here for file in ("config.json", "adapter_config.json")):

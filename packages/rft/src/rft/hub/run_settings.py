@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rft.hub.hub_names import HubName, model_name, rewritten, with_directories
@@ -62,6 +64,50 @@ def with_model_directories(settings: S) -> S:
 def local_settings(resolved: Resolved[S]) -> Resolved[S]:
     """Return the settings as the parts of a program read them: data at their commits, models as directories."""
     return with_local_models(pinned(resolved))
+
+
+@dataclass(frozen=True, slots=True)
+class ListedWeights:
+    """Weight files of a model of the Hub that a start would download."""
+
+    name: str
+    directory: Path
+    sizes: Mapping[str, int]
+    """Bytes by file."""
+
+    def __str__(self) -> str:
+        files = f"{len(self.sizes)} weight file{'s' if len(self.sizes) > 1 else ''}"
+        return (
+            f"{files} of {self.name}, {sum(self.sizes.values()) / 1e9:,.3f} GB, listed and not downloaded: "
+            "whether they are whole and fit config.json shows at the start"
+        )
+
+
+@contextmanager
+def without_weights(resolved: Resolved[S]) -> Generator[tuple[Resolved[S], list[ListedWeights]]]:
+    """Give the settings as `local_settings` does, and the weights that were not downloaded for that: none are.
+
+    While the block runs, a directory is checked as if it held the weights that are listed.
+
+    Raises:
+        OptionsError, ServiceError, DataError: as a start would.
+    """
+    from rft.hub.model_files import listed_model
+    from rft_models.files.directories import weights_by_list
+
+    listed: dict[str, ListedWeights] = {}
+
+    def directory(name: HubName, setting: str) -> str:
+        folder, sizes = listed_model(name, f"--{setting}")
+        if sizes:
+            listed[str(name)] = ListedWeights(str(name), folder, sizes)
+        return str(folder)
+
+    # every name has its commit then
+    resolved = pinned(resolved)
+    changed = with_directories(resolved.values, directory)
+    with weights_by_list({weights.directory: weights.sizes for weights in listed.values()}):
+        yield (resolved.with_values(changed) if changed else resolved), list(listed.values())
 
 
 def local_model(name: HubName, flag: str, *, weights: bool = True) -> str:

@@ -26,6 +26,8 @@ from rft_core.nearest_names import nearest_names
 from rft_dist.checkpoint_format.layout import CHECKPOINTS, published
 
 _LOG = logging.getLogger(__name__)
+FINISHED = "run.finished"
+"""Code of the error of a resume that would train nothing."""
 VERSIONS = "versions"
 """The name under which other versions of packages are accepted."""
 
@@ -264,16 +266,26 @@ def _nothing_continued(resolved: Resolved[Any], accepted: frozenset[str]) -> Opt
     )
 
 
-def nothing_left(path: Path, step: int, values: Mapping[str, Any]) -> CheckpointError:
-    """The error of a resume that would train nothing; `values`: settings of the run, of which one ended it."""
-    limits = [name for name in ("max_steps", "num_episodes", "max_epochs") if values.get(name)]
-    ended_by = next((name for name in limits if name != "max_steps" or values[name] <= step), "")
+def twice_as_long(values: Mapping[str, Any]) -> list[str]:
+    """Return the limits of a run as keyword arguments with twice their values; none where its loss ended it."""
+    return [f"{name}={2 * values[name]}" for name in _limits(values)]
+
+
+def _limits(values: Mapping[str, Any]) -> list[str]:
     # what ended by its loss has the same loss when it is continued
     if values.get("patience") or values.get("target_loss"):
-        ended_by = ""
+        return []
+    # of a run that is told in episodes, epochs are those of a step
+    passes = "num_episodes" if "num_episodes" in values else "max_epochs"
+    return [name for name in ("max_steps", passes) if values.get(name)]
+
+
+def nothing_left(path: Path, step: int, values: Mapping[str, Any]) -> CheckpointError:
+    """The error of a resume that would train nothing; `values`: settings of the run, of which one ended it."""
+    ended_by = next((name for name in _limits(values) if name != "max_steps" or values[name] <= step), "")
     longer = f"; it goes on with --{ended_by} above {values[ended_by]}" if ended_by else ""
     return CheckpointError(
-        code="run.finished",
+        code=FINISHED,
         what=f"nothing is left to do: the run is at step {step}, its last",
         where=str(path),
         why=f"a resume that trains nothing would look like one that worked{longer}",

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from pathlib import Path
+from typing import cast
 
 from rft.identity.record import Content
 
@@ -46,9 +47,15 @@ def folder_content(references: str) -> Content:
 def function_content(function: object) -> Content:
     """Content of a function or class of the running program, or of the class of an object that is called.
 
-    Of a method it is the whole class: what a person overrides may be another one of its methods.
+    Of a method it is the whole class: what a person overrides may be another one of its methods. Of several it is that
+    of all of them; one that is a text is code by its name.
     """
     function = getattr(function, "function", function)  # of what calls it as a reward
+    if isinstance(function, tuple):
+        every = cast("tuple[object, ...]", function)
+        contents = [code_content(one) if isinstance(one, str) else function_content(one) for one in every]
+        covers = "; ".join(content.covers for content in contents)
+        return Content(_digest([content.digest.encode() for content in contents]), covers, contents[0].place)
     if inspect.ismethod(function):
         function = type(function.__self__)
     code = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)

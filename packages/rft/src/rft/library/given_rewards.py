@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -10,10 +11,11 @@ from rft_core.errors import OptionsError
 from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rewards.combined import CombinedReward, RewardComponent
 from rft_trainer.rewards.in_process import IN_PROCESS, FunctionReward
+from rft_trainer.rewards.registry import part_names
 
 RewardFunction: TypeAlias = Callable[..., object]
 """A function of responses, labels, any columns of the rows: `docs/rewards.md`."""
-GivenReward: TypeAlias = str | RewardFunction | Sequence[RewardFunction]
+GivenReward: TypeAlias = str | RewardFunction | Sequence[str | RewardFunction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +28,48 @@ class ChosenReward:
 
 
 class FunctionRewards:
-    """Sum of several functions of the program, each a part of the reward under its own name."""
+    """Sum of several rewards, functions of the program and named ones, each a part under its own name."""
 
-    def __init__(self, functions: Sequence[FunctionReward]) -> None:
-        self.function = tuple(one.function for one in functions)
-        self.name = "+".join(one.name for one in functions)
-        self._functions = tuple(functions)
-        self._sum = CombinedReward([RewardComponent(one.name, one) for one in functions])
+    def __init__(self, parts: Sequence[str | FunctionReward]) -> None:
+        self.function = tuple(part if isinstance(part, str) else part.function for part in parts)
+        self.name = "+".join(map(_written, parts))
+        self._parts = tuple(parts)
+        self._sum: CombinedReward | None = None
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
+        if self._sum is None:
+            self.bind_names(_not_bound)
+        assert self._sum is not None
         return self._sum(items)
 
     def bind_columns(self, columns: Mapping[str, str]) -> None:
         """Bind the arguments of every function to these columns of the data."""
-        for one in self._functions:
-            one.bind_columns(columns)
+        for part in self._parts:
+            if not isinstance(part, str):
+                part.bind_columns(columns)
+
+    def bind_names(self, make: Callable[[str], RewardComponent]) -> None:
+        """Build the named parts with `make`, which knows the settings of the run."""
+        self.close()
+        with ExitStack() as built:
+            components: list[RewardComponent] = []
+            for part in self._parts:
+                component = make(part) if isinstance(part, str) else RewardComponent(part.name, part)
+                built.callback(component.reward.close)
+                components.append(component)
+            # all were built: from here the sum closes them
+            built.pop_all()
+        self._sum = CombinedReward(components)
 
     def close(self) -> None:
-        """Do nothing: there are no processes to end."""
+        """End the processes of the named parts."""
+        if self._sum is not None:
+            self._sum.close()
+            self._sum = None
+
+
+def _not_bound(name: str) -> RewardComponent:
+    raise AssertionError(f"the reward {name!r} is built with the settings of a run")
 
 
 def chosen_reward(reward: GivenReward | None) -> ChosenReward:
@@ -59,25 +85,49 @@ def chosen_reward(reward: GivenReward | None) -> ChosenReward:
     if callable(reward):
         one = FunctionReward(reward)
         return ChosenReward(f"{IN_PROCESS}{one.name}", one)
-    functions: list[object] = list(cast("Sequence[object]", reward)) if isinstance(reward, list | tuple) else [reward]
-    for function in functions:
-        if not callable(function):
+    given: list[object] = list(cast("Sequence[object]", reward)) if isinstance(reward, list | tuple) else [reward]
+    for part in given:
+        if not callable(part) and not (isinstance(part, str) and part):
             raise _refused(
-                f"holds {function!r}" if len(functions) > 1 else f"is {function!r}",
-                "it is a name such as 'math' or 'file.py:function', a function, or a list of functions",
+                f"holds {part!r}" if len(given) > 1 else f"is {part!r}",
+                "it is a name such as 'math' or 'file.py:function', a function, or a list of names and functions",
                 "reward=FUNCTION",
             )
-    if not functions:
+    if not given:
         raise _refused("is an empty list", "without a function nothing scores the responses", "reward=FUNCTION")
-    parts = [FunctionReward(cast("RewardFunction", function)) for function in functions]
-    names = [part.name for part in parts]
-    if len(parts) == 1:
-        return ChosenReward(f"{IN_PROCESS}{names[0]}", parts[0])
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        why = "metrics and reward_weights name the parts of a reward after its functions"
-        raise _refused(f"holds two functions called {twice[0]}", why, "def a name for each of them")
+    if len(given) == 1:
+        return chosen_reward(cast("str | RewardFunction", given[0]))
+    parts = [part if isinstance(part, str) else FunctionReward(cast("RewardFunction", part)) for part in given]
+    _refuse_equal_names(parts)
     together = FunctionRewards(parts)
     return ChosenReward(f"{IN_PROCESS}{together.name}", together)
+
+
+def _refuse_equal_names(parts: Sequence[str | FunctionReward]) -> None:
+    """Refuse two rewards that write the same part: metrics and weights would have one of them."""
+    written = [(part, entry) for part in parts for entry in _entries(part)]
+    entries = [entry for _, entry in written]
+    if not (twice := sorted({entry for entry in entries if entries.count(entry) > 1})):
+        return
+    named = [part for part, entry in written if entry == twice[0] and isinstance(part, str)]
+    why = "metrics and reward_weights name the parts of a reward after its functions"
+    if len(named) > 1:
+        do = f"reward=[{', '.join(_written(part) for part in parts if part not in named[1:])}]"
+        raise _refused(f"holds {' and '.join(map(repr, named))}, which both give the part {twice[0]}", why, do)
+    what = f"holds two functions called {twice[0]}"
+    if named:
+        what = f"holds {named[0]!r} and a function called {twice[0]}, which is a part of it"
+    raise _refused(what, why, "def a name for each of them")
+
+
+def _entries(part: str | FunctionReward) -> Sequence[str]:
+    if isinstance(part, str):
+        return part_names(part) or [part.rpartition(":")[2]]
+    return [part.name]
+
+
+def _written(part: str | FunctionReward) -> str:
+    return repr(part) if isinstance(part, str) else part.name
 
 
 def _refused(what: str, why: str, do: str) -> OptionsError:

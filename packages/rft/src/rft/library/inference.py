@@ -13,6 +13,7 @@ from rft.library.given_model import model_place
 from rft.library.given_rewards import GivenReward, chosen_reward
 from rft.library.given_rows import Rows, rows_file
 from rft.library.keyword_settings import resolved
+from rft.library.named_arguments import evaluation_arguments, generation_arguments
 from rft.library.python_errors import python_words
 from rft.library.training_calls import Config, Model
 from rft_core.errors import OptionsError
@@ -41,6 +42,7 @@ class EvaluationScores:
     """Prompt, response, label and reward of every row."""
 
 
+@evaluation_arguments
 @python_words()
 def evaluate(
     model: Model,
@@ -70,21 +72,28 @@ def evaluate(
     own += [_given("reward", chosen.setting)] if chosen.setting else []
     prepared = resolved(EVAL.name, settings, config, own)
     from rft.process.machine import open_machine
+    from rft.stages.answer_file import refuse_unwritable, write_answers
     from rft.stages.evaluate import evaluate as scored
 
+    output = prepared.settings.output.output
+    refuse_unwritable(output)
     with open_machine(prepared.settings.model.device) as machine:
         found = scored(prepared.settings, machine, reward=chosen.function)
         accuracy, mean = found.accuracy_interval, found.reward_interval
+        rows = found.rows(machine.collectives)
+        if output and machine.is_first:
+            write_answers(output, rows)
         return EvaluationScores(
             accuracy=found.result.accuracy,
             reward=found.result.mean_reward,
             accuracy_interval=(accuracy.low, accuracy.high),
             reward_interval=(mean.low, mean.high),
             metrics=found.result.as_record(),
-            rows=found.rows(machine.collectives),
+            rows=rows,
         )
 
 
+@generation_arguments
 @python_words()
 def generate(
     model: Model,
@@ -113,10 +122,16 @@ def generate(
     ]
     prepared = resolved(GENERATE.name, settings, config, own)
     from rft.process.machine import open_machine
+    from rft.stages.answer_file import refuse_unwritable, write_answers
     from rft.stages.generate import generate as answered
 
+    output = prepared.settings.output.output
+    refuse_unwritable(output)
     with open_machine(prepared.settings.model.device) as machine:
-        return answered(prepared.settings, machine)
+        rows = answered(prepared.settings, machine)
+        if output and machine.is_first:
+            write_answers(output, rows)
+        return rows
 
 
 def _is_conversation(prompts: object) -> bool:

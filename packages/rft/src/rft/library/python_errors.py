@@ -14,7 +14,8 @@ from rft_core.errors import Problem, RftError
 _ROW_ID = re.compile(r"(\w+)-[0-9a-f]{16}:(\d+)")
 """A row as prompts and samples are named: after the file and its index."""
 _PROGRAM = re.compile(r"\b(?:rft-train|torchrun|srun|uv)\b")
-_ASSIGNED = re.compile(r"--[a-z]\w+(?: [^\s,;)-][^\s,;)]*)?(?: --[a-z]\w+(?: [^\s,;)-][^\s,;)]*)?)*")
+_VALUE = r"(?: [^\s,;)-](?:[^\s,;)]|,(?=\w))*)?"
+_ASSIGNED = re.compile(rf"--[a-z]\w+{_VALUE}(?: --[a-z]\w+{_VALUE})*")
 """Flags in a row, with one value each or none."""
 _FLAG = re.compile(r"--([a-z]\w+)")
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import chdir, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rft.config import yaml_file
 from rft.config.commands import RL, RM, SFT
 from rft.config.origins import KEYWORD, GivenSetting
+from rft.identity.continuation import FINISHED, twice_as_long
 from rft.identity.storage import CONFIG, read_record, restore_config
 from rft.library.callbacks import Callback
-from rft.library.given_rewards import GivenReward, chosen_reward
+from rft.library.given_rewards import ChosenReward, GivenReward, chosen_reward
 from rft.library.keyword_settings import resolved
 from rft.library.run import Run
 from rft.library.training_calls import script_words, train
-from rft_core.errors import OptionsError
+from rft_core.errors import CheckpointError, OptionsError
 from rft_trainer.rewards.in_process import IN_PROCESS
 from rft_trainer.runs.reader import as_object, read_text
 
@@ -49,7 +51,21 @@ def resumed(
             raise _no_function(path, str(stored).removeprefix(IN_PROCESS))
         script = " ".join(script_words()) if chosen.function is not None else ""
         words = script_words() if script else ["rft-train", "resume", str(path)]
-        return train(prepared, words, callbacks=callbacks, panel=panel, chosen=chosen, script=script, in_place=path)
+        try:
+            return train(prepared, words, callbacks=callbacks, panel=panel, chosen=chosen, script=script, in_place=path)
+        except CheckpointError as error:
+            if error.problem.code == FINISHED:
+                do = _longer(path, chosen, twice_as_long(prepared.values))
+                error.reword(lambda problem: replace(problem, why=problem.why.replace("--", ""), do=do))
+            raise
+
+
+def _longer(path: Path, chosen: ChosenReward, limits: Sequence[str]) -> str:
+    """Return the call that trains as long again; of a run that its loss ended, what reads its numbers."""
+    if not limits:
+        return f"rft.Run({str(path)!r}).metrics"
+    given = [] if chosen.function is None else [_reward_argument(chosen.function.name)]
+    return f"rft.Run({str(path)!r}).resume({', '.join([*given, *limits])})"
 
 
 def _stored_object(file: Path) -> dict[str, Any]:
@@ -79,12 +95,17 @@ def _command_of(path: Path) -> str:
 
 
 def _no_function(path: Path, name: str) -> OptionsError:
-    names = name.replace("+", ", ")
     return OptionsError(
         code="library.resume_reward",
         what=f"the reward of {path} is the function {name} of the program that started it",
         where="Run.resume",
         why="a run continues with the reward that it began with",
         state="nothing was started and nothing was changed",
-        do=f"rft.Run({str(path)!r}).resume(reward={f'[{names}]' if '+' in name else names})",
+        do=f"rft.Run({str(path)!r}).resume({_reward_argument(name)})",
     )
+
+
+def _reward_argument(name: str) -> str:
+    """Return the argument that gives a reward of this program: its functions and names, joined by "+"."""
+    names = name.replace("+", ", ")
+    return f"reward=[{names}]" if "+" in name else f"reward={names}"

@@ -29,6 +29,7 @@ from rft.library.given_model import model_place
 from rft.library.given_rewards import ChosenReward, GivenReward, chosen_reward
 from rft.library.given_rows import Rows, rows_file
 from rft.library.keyword_settings import command_words, givens, resolved
+from rft.library.named_arguments import training_arguments
 from rft.library.notebook_panel import NotebookPanel, in_notebook
 from rft.library.python_errors import python_words
 from rft.library.run import Run
@@ -51,6 +52,7 @@ Model: TypeAlias = object
 _GRPO = "grpo"
 
 
+@training_arguments
 def grpo(
     model: Model,
     data: Rows,
@@ -91,6 +93,7 @@ def grpo(
     )
 
 
+@training_arguments
 def rl(
     model: Model,
     data: Rows,
@@ -128,6 +131,7 @@ def rl(
     return _trained(prepared, [*givens(RL.name, settings), *own], config, callbacks, panel, chosen)
 
 
+@training_arguments
 def sft(
     model: Model,
     data: Rows,
