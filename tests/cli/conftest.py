@@ -215,6 +215,8 @@ def bench(memory_root: Path) -> Bench:
     splits = root / "splits"
     _write(splits / "train.jsonl", _rows(6, 10))
     _write(splits / "test.jsonl", _rows(6, 30))
+    asked, answered = {"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}
+    _write(root / "talk.jsonl", [{"messages": [asked, answered, asked, answered]}] * 6)
     (root / "reward.py").write_text(REWARD)
     (root / "code.py").write_text(MODEL_CODE)
     (root / "environment.py").write_text(ENVIRONMENT)

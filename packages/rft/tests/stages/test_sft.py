@@ -32,6 +32,7 @@ def read(calls: Any) -> Any:
         read_training=training,
         read_held_out="held out",
         hold_out=(samples[:4], samples[4:]),
+        trained_turns="turns",
     )
     calls.put(sft, demonstrations=(samples, [("long", 9)]))
     return calls
@@ -51,8 +52,9 @@ def test_rows_are_read_with_the_settings_that_name_them(read: Any, max_len: int,
     assert read.taken() == [
         "refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer)",
         "row_images(settings.images, settings.run.seed)",
-        "read_training(data, data, tokenizer, images='images', label_key=None, output_key=data.output_key, "
-        f"prompt_max_len={longest})",
+        "trained_turns(data)",
+        "read_training(data, data, tokenizer, images='images', label_key=None, limit_flag='--max_len', "
+        f"output_key=data.output_key, prompt_max_len={longest}, turns='turns')",
         f"demonstrations(training.rendered, tokenizer, {longest})",
     ]
     ids = [f"s{number}" for number in range(6)]
@@ -67,7 +69,7 @@ def test_held_out_rows_are_those_of_a_file_or_else_taken_from_the_training_rows(
     assert read.taken()[-3:] == [
         "held_out_text(data)",
         "read_held_out('e.jsonl', data.eval_split, data.max_eval_samples, 'text', tokenizer, images='images', "
-        "label_key=None, output_key=data.output_key, prompt_max_len=77)",
+        "label_key=None, limit_flag='--max_len', output_key=data.output_key, prompt_max_len=77, turns='turns')",
         "demonstrations('held out', tokenizer, 77)",
     ]
     assert (len(found.samples), len(found.held_out)) == (6, 6)

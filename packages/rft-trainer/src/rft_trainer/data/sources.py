@@ -76,8 +76,12 @@ def load_prompts(
     skips: SkipLog | None = None,
     images: ImageColumn | None = None,
     whole_rows: bool = False,
+    conversations: bool = False,
 ) -> LoadedPrompts:
-    """Read every source; errors as `read_rows` and `prompts_from_rows` raise them."""
+    """Read every source; errors as `read_rows` and `prompts_from_rows` raise them.
+
+    With `conversations` chats stay whole where their rows have no column of responses.
+    """
     skips = skips if skips is not None else SkipLog()
     prompts: list[PromptRow] = []
     files: list[str] = []
@@ -86,7 +90,7 @@ def load_prompts(
     for spec in specs:
         files.extend(map(str, spec.files) if spec.files else files_of(spec.path, split=split))
         rows = rows_of_source(spec, split=split, skips=skips)
-        read = as_read(rows, Keys(input_key, label_key, output_key), skips)
+        read = as_read(rows, Keys(input_key, label_key, output_key), skips, conversations=conversations)
         notes += [f"{spec.name}: {read.note}"] if read.note else []
         note = "" if read.note or whole_rows else _unused(read, images)
         unused += [f"{spec.name}: {note}"] if note else []
@@ -100,6 +104,7 @@ def load_prompts(
                 skips=skips,
                 images=images,
                 whole_rows=whole_rows,
+                conversations=read.conversations,
             )
         )
     return LoadedPrompts(

@@ -279,6 +279,8 @@ class SftKeywords(TrainingKeywords, total=False):
 
     output_key: str
     eval_output_key: str
+    train_on_turns: Literal["all", "last"]
+    roles_to_train: str
     held_out_rows: int
     learning_rate: float
     patience: int

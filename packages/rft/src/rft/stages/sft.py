@@ -17,6 +17,7 @@ from rft.build.prompt_data import (
     hold_out,
     read_held_out,
     read_training,
+    trained_turns,
 )
 from rft.build.shared_parts import (
     balanced_forward,
@@ -82,8 +83,17 @@ def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) 
     max_len = chosen.max_len or max_positions
     refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer)
     images = row_images(settings.images, settings.run.seed)
+    turns = trained_turns(data)
     training = read_training(
-        data, data, tokenizer, label_key=None, output_key=data.output_key, prompt_max_len=max_len, images=images
+        data,
+        data,
+        tokenizer,
+        label_key=None,
+        output_key=data.output_key,
+        prompt_max_len=max_len,
+        images=images,
+        turns=turns,
+        limit_flag="--max_len",
     )
     samples, left_out = demonstrations(training.rendered, tokenizer, max_len)
     held_out: list[TrainingSample] = []
@@ -99,6 +109,8 @@ def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) 
             output_key=data.eval_output_key or data.output_key,
             prompt_max_len=max_len,
             images=images,
+            turns=turns,
+            limit_flag="--max_len",
         )
         held_out, _ = demonstrations(rendered, tokenizer, max_len)
     elif data.held_out_rows:
