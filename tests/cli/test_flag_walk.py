@@ -330,6 +330,10 @@ SFT = SHARED | {
     "eval_output_key": Row("--eval_output_key more", "evals"),
     "learning_rate": Row("--learning_rate 2e-2", "weights"),
     "max_len": Row("--max_len 10", "plan"),
+    "label_smoothing": Row("--label_smoothing 0.1", "weights"),
+    "z_loss_coef": Row("--z_loss_coef 0.1", "metrics:sft/z_loss"),
+    "neftune_noise_alpha": Row("--neftune_noise_alpha 5", "weights"),
+    "weight_key": Row("--weight_key weight", "weights", f"--prompt_data {BENCH}/weighed.jsonl"),
     "train_on_turns": Row(
         "--train_on_turns last", "example", f"--prompt_data {BENCH}/talk.jsonl --eval_data= --apply_chat_template"
     ),

@@ -187,3 +187,19 @@ def test_what_is_learned_is_in_the_hash_of_the_data() -> None:
 
     assert len({digest(), digest(train=False), digest(train=True), digest(name="x")}) == 4
     assert digest(weight=0) == digest(train=False)
+
+
+def test_rows_have_the_weight_of_their_column() -> None:
+    rows = [Row({"q": "a", "w": weight}, "f.jsonl", n) for n, weight in enumerate([1, 0.5, Decimal("2"), 0], start=1)]
+    prompts = prompts_from_rows(rows, source="f", input_key="q", weight_key="w")
+    assert [prompt.weight for prompt in prompts] == [1.0, 0.5, 2.0, 0.0]
+    plain = prompts_from_rows(rows[:1], source="f", input_key="q")
+    assert content_hash(plain) == content_hash(prompts[:1]) != content_hash(prompts[1:2])
+
+
+@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), True, "2", None])
+def test_a_weight_that_is_none_is_refused_at_its_place(weight: object) -> None:
+    rows = [Row({"q": "a", "w": weight}, "f.jsonl", 3)]
+    with pytest.raises(DataError) as caught:
+        prompts_from_rows(rows, source="f", input_key="q", weight_key="w")
+    assert caught.value.problem.where == "f.jsonl:3:w"

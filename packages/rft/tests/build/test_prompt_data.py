@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rft.build.prompt_data import PreparedPrompts, demonstrations, read_training, trained_turns
+from rft.build.prompt_data import PreparedPrompts, demonstrations, read_training, trained_turns, weight_notes
 from rft_core.errors import DataError, OptionsError
 from rft_models.tiny_models.text import build_bpe_tokenizer
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -146,3 +146,19 @@ def test_turns_of_a_conversation_are_learned_where_the_settings_and_the_messages
     with pytest.raises(OptionsError) as caught:
         learned([messages], roles_to_train="asistant")
     assert caught.value.problem.do == "--roles_to_train assistant"
+
+
+def test_rows_of_weight_0_are_left_out_and_told(tokenizer: HfTokenizer, tmp_path: Path) -> None:
+    def samples(weights: Sequence[float]) -> tuple[list[float], tuple[str, ...]]:
+        rows = [{"input": "1+1=", "output": "2", "w": weight} for weight in weights]
+        (tmp_path / "w.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        data = SftDataSettings(prompt_data=str(tmp_path / "w.jsonl"), weight_key="w")
+        options: dict[str, Any] = {"label_key": None, "output_key": "output", "prompt_max_len": 99}
+        found = read_training(data, data, tokenizer, **options, weight_key=data.weight_key)
+        made, _ = demonstrations(found.rendered, tokenizer, max_len=99)
+        return [sample.weight for sample in made], weight_notes(found.rendered)
+
+    assert samples([2, 0, 0.5]) == ([2.0, 0.5], ("1 of 3 rows have weight 0 and are left out",))
+    assert samples([1, 1])[1] == ()
+    with pytest.raises(DataError, match="the weights of all 2 rows that fit are 0"):
+        samples([0, 0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, time
@@ -63,6 +64,8 @@ class PromptRow:
     """All columns of the row as JSON, where code of the user scores; else empty."""
     is_conversation: bool = False
     """Whether `messages` are a whole conversation, some turns of which are learned, and no prompt to answer."""
+    weight: float = 1.0
+    """Weight of the row in the loss of demonstrations."""
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.messages is None):
@@ -80,6 +83,7 @@ def prompts_from_rows(
     images: ImageColumn | None = None,
     whole_rows: bool = False,
     conversations: bool = False,
+    weight_key: str | None = None,
 ) -> list[PromptRow]:
     """Build one prompt a row. A key may be dotted to reach into nested objects (`reward_model.ground_truth`).
 
@@ -90,7 +94,12 @@ def prompts_from_rows(
     image that is none, or whose place is not clear.
     """
     skips = skips if skips is not None else SkipLog()
-    named = {"--input_key": input_key, "--label_key": label_key, "--output_key": output_key}
+    named = {
+        "--input_key": input_key,
+        "--label_key": label_key,
+        "--output_key": output_key,
+        "--weight_key": weight_key,
+    }
     columns = Columns(rows, {flag: key for flag, key in named.items() if key})
     prompts: list[PromptRow] = []
     for index, row in enumerate(rows):
@@ -103,15 +112,25 @@ def prompts_from_rows(
             label = _label(row, label_key, columns, whole_rows) if label_key else None
             own_columns = _columns(row, images) if whole_rows else {}
             output = _as_text(row, output_key, "--output_key", columns) if output_key else None
+            weight = _weight(row, weight_key, columns) if weight_key else 1.0
         # the row is left out and keeps its number, so that the ids of later rows do not move
         except DataError as error:
             skips.take(error)
             continue
         name = f"{source}:{index}"
         prompts.append(
-            PromptRow(name, text, messages, label, output, source, index, pictures, own_columns, conversations)
+            PromptRow(name, text, messages, label, output, source, index, pictures, own_columns, conversations, weight)
         )
     return prompts
+
+
+def _weight(row: Row, key: str, columns: Columns) -> float:
+    """Return the weight of a row: a finite number of at least 0."""
+    value = columns.field(row, key, "--weight_key")
+    number = value if isinstance(value, int | float | Decimal) and not isinstance(value, bool) else None
+    if number is None or not math.isfinite(number) or number < 0:
+        raise wrong_type(row, key, shown(value), "the weight of a row is a finite number of at least 0")
+    return float(number)
 
 
 def _label(row: Row, key: str, columns: Columns, any_value: bool) -> Any:
@@ -171,6 +190,9 @@ def content_hash(prompts: Sequence[PromptRow]) -> str:
         # only where there are any: data without images have one hash, with and without an image column
         if prompt.images:
             record.append([image.digest for image in prompt.images])
+        # as with images: a column of ones is no column
+        if prompt.weight != 1.0:
+            record.append(prompt.weight)
         # only where a reward may read them; in order of their names, which says nothing
         if prompt.columns:
             record.append(json.dumps(prompt.columns, sort_keys=True))

@@ -63,6 +63,8 @@ class RenderedPrompt:
     """All columns of the row, where code of the user scores."""
     learned: tuple[bool, ...] = ()
     """Of a whole conversation: which of its tokens are learned; empty for a prompt."""
+    weight: float = 1.0
+    """Weight of the row in the loss of demonstrations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,7 @@ class PromptRenderer:
             media,
             self.messages(prompt),
             prompt.columns,
+            weight=prompt.weight,
         )
 
     def _conversation(self, prompt: PromptRow) -> RenderedPrompt:
@@ -166,6 +169,7 @@ class PromptRenderer:
             tuple(messages),
             prompt.columns,
             tuple(learned),
+            prompt.weight,
         )
 
     def _encoded(self, prompt: PromptRow, masked: MaskedText) -> tuple[list[int], list[bool], StoredMedia | None]:

@@ -77,6 +77,7 @@ def load_prompts(
     images: ImageColumn | None = None,
     whole_rows: bool = False,
     conversations: bool = False,
+    weight_key: str | None = None,
 ) -> LoadedPrompts:
     """Read every source; errors as `read_rows` and `prompts_from_rows` raise them.
 
@@ -92,7 +93,7 @@ def load_prompts(
         rows = rows_of_source(spec, split=split, skips=skips)
         read = as_read(rows, Keys(input_key, label_key, output_key), skips, conversations=conversations)
         notes += [f"{spec.name}: {read.note}"] if read.note else []
-        note = "" if read.note or whole_rows else _unused(read, images)
+        note = "" if read.note or whole_rows else _unused(read, images, weight_key)
         unused += [f"{spec.name}: {note}"] if note else []
         prompts.extend(
             prompts_from_rows(
@@ -105,6 +106,7 @@ def load_prompts(
                 images=images,
                 whole_rows=whole_rows,
                 conversations=read.conversations,
+                weight_key=weight_key,
             )
         )
     return LoadedPrompts(
@@ -112,9 +114,9 @@ def load_prompts(
     )
 
 
-def _unused(read: ReadRows, images: ImageColumn | None) -> str:
+def _unused(read: ReadRows, images: ImageColumn | None, weight_key: str | None) -> str:
     """Return a sentence on the columns of a source that nothing reads; empty where there are none."""
-    names = [read.keys.input, read.keys.label, read.keys.output, images.key if images is not None else None]
+    names = [read.keys.input, read.keys.label, read.keys.output, images.key if images is not None else None, weight_key]
     # a key may reach into a column, as `reward_model.ground_truth` does
     used = {part for name in names if name for part in (name, name.partition(".")[0])}
     unused = [column for column in (read.rows[0].fields if read.rows else ()) if column not in used]

@@ -124,6 +124,7 @@ def read_training(
     whole_rows: bool = False,
     turns: TrainedTurns | None = None,
     limit_flag: str = "--prompt_max_len",
+    weight_key: str = "",
 ) -> PreparedPrompts:
     """Read and render the rows to train on; with `whole_rows` they keep all columns, for code of the user.
 
@@ -148,6 +149,7 @@ def read_training(
         images=images.column,
         whole_rows=whole_rows,
         conversations=turns is not None,
+        weight_key=weight_key or None,
     )
     _tell(loaded)
     chosen = _first(loaded.prompts, rows.max_samples) if rows.max_samples else list(loaded.prompts)
@@ -387,26 +389,28 @@ def _render(
 def demonstrations(
     rendered: Sequence[RenderedPrompt], tokenizer: HfTokenizer, max_len: int
 ) -> tuple[list[TrainingSample], list[tuple[str, int]]]:
-    """Prompt, output and end token as one sample each; what is longer than `max_len` is left out by name."""
+    """Prompt, output and end token as one sample each; what is longer than `max_len` is left out by name.
+
+    A row of weight 0 is left out too: it has no part in the loss or in its denominator.
+    """
     samples: list[TrainingSample] = []
     left_out: list[tuple[str, int]] = []
     # sampling stops at any of the end tokens; one of them is enough to learn
     end = tokenizer.eos_ids[:1]
     for row in rendered:
-        if row.learned:
-            sample = _conversation_sample(row)
-            if sample.num_tokens > max_len:
-                left_out.append((row.prompt_id, sample.num_tokens))
-            else:
-                samples.append(sample)
-            continue
-        assert row.output is not None, "demonstrations are read with an output key"
-        # the output is encoded apart, so that the prompt has the tokens that it has when responses are sampled
-        tokens = (*row.token_ids, *tokenizer.encode(row.output), *end)
-        if len(tokens) > max_len:
-            left_out.append((row.prompt_id, len(tokens)))
-        else:
-            samples.append(TrainingSample(row.prompt_id, tokens, len(row.token_ids), 0.0, media=row.media))
+        sample = _conversation_sample(row) if row.learned else _answered_sample(row, tokenizer, end)
+        if sample.num_tokens > max_len:
+            left_out.append((row.prompt_id, sample.num_tokens))
+        elif sample.weight > 0:
+            samples.append(sample)
+    if not samples and len(left_out) < len(rendered):
+        raise DataError(
+            code="data.all_weigh_nothing",
+            what=f"the weights of all {len(rendered) - len(left_out)} rows that fit are 0",
+            where="--weight_key",
+            why="a row of weight 0 is left out, and here all would be",
+            do="leave --weight_key out",
+        )
     if not samples:
         longest = max((length for _, length in left_out), default=0)
         raise DataError(
@@ -419,13 +423,32 @@ def demonstrations(
     return samples, left_out
 
 
+def _answered_sample(row: RenderedPrompt, tokenizer: HfTokenizer, end: Sequence[int]) -> TrainingSample:
+    assert row.output is not None, "demonstrations are read with an output key"
+    # the output is encoded apart, so that the prompt has the tokens that it has when responses are sampled
+    tokens = (*row.token_ids, *tokenizer.encode(row.output), *end)
+    return TrainingSample(row.prompt_id, tokens, len(row.token_ids), 0.0, media=row.media, weight=row.weight)
+
+
 def _conversation_sample(row: RenderedPrompt) -> TrainingSample:
     """A whole conversation: what stands before its first learned token is the prompt."""
     first = row.learned.index(True)
     mask = row.learned[first:]
     return TrainingSample(
-        row.prompt_id, row.token_ids, first, 0.0, media=row.media, loss_mask=() if all(mask) else mask
+        row.prompt_id,
+        row.token_ids,
+        first,
+        0.0,
+        media=row.media,
+        loss_mask=() if all(mask) else mask,
+        weight=row.weight,
     )
+
+
+def weight_notes(rendered: Sequence[RenderedPrompt]) -> tuple[str, ...]:
+    """Return what a person should know of the weights of rows."""
+    without = sum(row.weight == 0 for row in rendered)
+    return (f"{without:,} of {len(rendered):,} rows have weight 0 and are left out",) if without else ()
 
 
 def data_notes(

@@ -279,10 +279,14 @@ class SftKeywords(TrainingKeywords, total=False):
 
     output_key: str
     eval_output_key: str
+    weight_key: str
     train_on_turns: Literal["all", "last"]
     roles_to_train: str
     held_out_rows: int
     learning_rate: float
+    label_smoothing: float
+    z_loss_coef: float
+    neftune_noise_alpha: float
     patience: int
     min_improvement: float
     target_loss: float
