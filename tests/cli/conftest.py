@@ -227,6 +227,9 @@ def bench(memory_root: Path) -> Bench:
     _write(splits / "test.jsonl", _rows(6, 30))
     _write(root / "pairs.jsonl", _pairs(8, 10))
     _write(root / "heldpairs.jsonl", _pairs(4, 70))
+    asked, answered = {"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}
+    _write(root / "talk.jsonl", [{"messages": [asked, answered, asked, answered]}] * 6)
+    _write(root / "weighed.jsonl", [{**row, "weight": n} for n, row in enumerate(_rows(6, 10))])
     (root / "reward.py").write_text(REWARD)
     (root / "code.py").write_text(MODEL_CODE)
     (root / "environment.py").write_text(ENVIRONMENT)

@@ -332,6 +332,18 @@ SFT = SHARED | {
     "eval_output_key": Row("--eval_output_key more", "evals"),
     "learning_rate": Row("--learning_rate 2e-2", "weights"),
     "max_len": Row("--max_len 10", "plan"),
+    "label_smoothing": Row("--label_smoothing 0.1", "weights"),
+    "z_loss_coef": Row("--z_loss_coef 0.1", "metrics:sft/z_loss"),
+    "neftune_noise_alpha": Row("--neftune_noise_alpha 5", "weights"),
+    "weight_key": Row("--weight_key weight", "weights", f"--prompt_data {BENCH}/weighed.jsonl"),
+    "train_on_turns": Row(
+        "--train_on_turns last", "example", f"--prompt_data {BENCH}/talk.jsonl --eval_data= --apply_chat_template"
+    ),
+    "roles_to_train": Row(
+        "--roles_to_train user,assistant",
+        "example",
+        f"--prompt_data {BENCH}/talk.jsonl --eval_data= --apply_chat_template",
+    ),
     "held_out_rows": Row("--held_out_rows 2", "evals", "--eval_data="),
     "min_improvement": Row("--min_improvement 100", "metrics:step", "--max_steps 9 --eval_steps 1 --patience 2"),
     "target_loss": Row("--target_loss 100", "metrics:step", "--max_steps 9 --eval_steps 1"),

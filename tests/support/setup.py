@@ -62,11 +62,12 @@ packing_samples: true
 max_tokens_per_micro_batch: 80
 """
 """Twice over the rollouts, each time in three updates of which the last is smaller, and all terms in the loss."""
+SFT_WITH_TERMS = f"{SFT}label_smoothing: 0.05\nz_loss_coef: 0.001\nneftune_noise_alpha: 1\nweight_key: weight\n"
 VARIANTS = {
     "rl": ("rl", RL),
     "kl_in_reward": ("rl", KL_IN_REWARD),
     "several_updates": ("rl", SEVERAL_UPDATES),
-    "sft": ("sft", SFT),
+    "sft": ("sft", SFT_WITH_TERMS),
 }
 """Name -> (command, recipe)."""
 
@@ -117,7 +118,8 @@ def make_task(folder: Path, server: ForkServer) -> TinyTask:
     pairs = [(a, b) for a in range(NUM_OPERANDS) for b in range(NUM_OPERANDS)]
     random.Random(1).shuffle(pairs)
     for name, chosen in (("heldout", pairs[:NUM_HELD_OUT]), ("train", pairs[NUM_HELD_OUT:])):
-        rows = [{"input": f"{a}+{b}=", "label": f"{a + b:02d}", "output": f"{a + b:02d}"} for a, b in chosen]
+        sums = [(f"{a}+{b}=", f"{a + b:02d}", 1 + a / 4) for a, b in chosen]
+        rows = [{"input": asked, "label": answer, "output": answer, "weight": weight} for asked, answer, weight in sums]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = TinyTask(folder)
     server.must_finish(*task.warm_up(), preludes=[("build_model", [str(folder / "untrained"), ALPHABET])])

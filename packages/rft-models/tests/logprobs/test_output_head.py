@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rft_core.errors import PreflightError
+from rft_core.errors import OptionsError, PreflightError
 from rft_models.logprobs import output_head as module
 from rft_models.logprobs.output_head import OutputHead, head_of
 from rft_models.logprobs.row_statistics import VocabularyShard
@@ -165,3 +165,33 @@ def test_a_model_without_one_output_matrix_is_refused(wrong: object) -> None:
     with pytest.raises(PreflightError) as caught:
         head_of(model_with(wrong, {}), "here")
     assert caught.value.problem.code == "models.no_output_matrix"
+
+
+@pytest.mark.parametrize(("scale", "softcap", "with_bias"), [(1.0, None, False), (0.3, None, True), (1.0, 2.0, False)])
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_terms_over_the_vocabulary_are_those_of_the_logits(
+    scale: float, softcap: float | None, with_bias: bool, chunk_size: int | None
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = torch.nn.Linear(4, 7, bias=with_bias, dtype=torch.float64)
+    hidden = torch.randn(5, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([0, 6, 3, 3, 1])
+    head = OutputHead(layer, scale=scale, softcap=softcap)
+    with_mean = softcap is None
+
+    def gradients(terms: list[torch.Tensor]) -> list[torch.Tensor]:
+        total = torch.stack([(term * torch.arange(1.0, 6.0)).sum() * n for n, term in enumerate(terms, 1)]).sum()
+        return list(torch.autograd.grad(total, [hidden, *layer.parameters()]))
+
+    logits = head.logits(hidden)
+    rows = torch.log_softmax(logits, 1)
+    expected = [rows.gather(1, targets[:, None])[:, 0], logits.logsumexp(1), *([rows.mean(1)] if with_mean else [])]
+    found = [
+        x for x in head.vocabulary_terms(hidden, targets, with_mean=with_mean, chunk_size=chunk_size) if x is not None
+    ]
+    assert len(found) == len(expected)
+    for one, other in zip([*found, *gradients(found)], [*expected, *gradients(expected)], strict=True):
+        assert torch.allclose(one, other, rtol=1e-10, atol=1e-12)
+    if not with_mean:
+        with pytest.raises(OptionsError, match="capped at 2"):
+            head.vocabulary_terms(hidden, targets, with_mean=True)

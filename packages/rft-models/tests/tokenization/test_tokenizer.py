@@ -288,3 +288,24 @@ def test_a_template_that_never_ends_or_fails_is_named(monkeypatch: pytest.Monkey
     with pytest.raises(DataError) as caught:
         HfTokenizer(tokenizer, where="m").render_chat([{"role": "user", "content": "1"}], add_generation_prompt=True)
     assert (caught.value.problem.code, caught.value.problem.where) == ("text.chat_template_broken", "m")
+
+
+def test_passages_that_the_template_marks_are_found_in_the_rendered_text() -> None:
+    tokenizer = build_character_tokenizer("abcd<>")
+    said = "{% generation %}{{ m.content }}{% endgeneration %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<{{ m.content }}>{% else %}" + said + "{% endif %}{% endfor %}"
+    )
+    found = HfTokenizer(tokenizer)
+    talk = [("user", "a"), ("assistant", "bb"), ("user", "c"), ("assistant", "d")]
+    messages = [{"role": role, "content": words} for role, words in talk]
+    spans = found.assistant_spans(messages)
+    text = found.render_chat(messages, add_generation_prompt=False)
+    assert spans is not None
+    assert [text[first:behind] for first, behind in spans] == ["bb", "d"]
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert found.assistant_spans(messages) is None
+    tokenizer.chat_template = "{% generation %}{{ 1 / 0 }}{% endgeneration %}"
+    with pytest.raises(DataError) as caught:
+        found.assistant_spans(messages)
+    assert caught.value.problem.code == "text.chat_template_broken"

@@ -139,3 +139,67 @@ def test_the_content_hash_follows_columns_only_where_they_are_kept() -> None:
     assert hashed(whole_rows=False) == hashed(whole_rows=False, level=1)
     assert hashed(whole_rows=True, level=1) != hashed(whole_rows=True, level=2)
     assert hashed(whole_rows=True, level=1, x=2) == hashed(whole_rows=True, x=2, level=1)
+
+
+def _whole(*messages: dict[str, Any]) -> tuple[Message, ...]:
+    rows = [Row({"messages": list(messages)}, "f.jsonl", 1)]
+    (prompt,) = prompts_from_rows(rows, source="f", input_key="messages", conversations=True)
+    assert prompt.messages is not None
+    return prompt.messages
+
+
+def test_messages_of_a_conversation_keep_what_templates_and_training_read() -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    asked, called, answer, reply = _whole(
+        {"role": "user", "content": "1+1?", "name": None},
+        {"role": "assistant", "content": None, "tool_calls": [call], "train": False},
+        {"role": "tool", "content": "2", "tool_call_id": "x"},
+        {"role": "assistant", "content": "2", "weight": 1},
+    )
+    assert asked == Message("user", "1+1?")
+    assert called.as_dict() == {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert answer.as_dict() == {"role": "tool", "content": "2", "tool_call_id": "x"}
+    assert (asked.learned, called.learned, reply.learned) == (None, False, True)
+
+
+@pytest.mark.parametrize(
+    ("message", "where"),
+    [
+        ({"role": "assistant", "content": "2", "train": "no"}, "messages[0].train"),
+        ({"role": "assistant", "content": "2", "weight": 0.5}, "messages[0].weight"),
+        ({"role": "assistant", "content": "2", "weight": True}, "messages[0].weight"),
+        ({"role": "assistant", "content": "2", "weight": 0, "train": True}, "messages[0]"),
+        ({"role": "robot", "content": "2"}, "messages[0].role"),
+        ({"role": "assistant"}, "messages[0]"),
+        ({"role": "assistant", "content": None}, "messages[0].content"),
+    ],
+)
+def test_a_message_that_says_something_else_is_refused_at_its_place(message: dict[str, Any], where: str) -> None:
+    with pytest.raises(DataError) as caught:
+        _whole(message)
+    assert caught.value.problem.where == f"f.jsonl:1:{where}"
+
+
+def test_what_is_learned_is_in_the_hash_of_the_data() -> None:
+    def digest(**others: Any) -> str:
+        rows = [Row({"messages": [{"role": "assistant", "content": "2", **others}]}, "f.jsonl", 1)]
+        return content_hash(prompts_from_rows(rows, source="f", input_key="messages", conversations=True))
+
+    assert len({digest(), digest(train=False), digest(train=True), digest(name="x")}) == 4
+    assert digest(weight=0) == digest(train=False)
+
+
+def test_rows_have_the_weight_of_their_column() -> None:
+    rows = [Row({"q": "a", "w": weight}, "f.jsonl", n) for n, weight in enumerate([1, 0.5, Decimal("2"), 0], start=1)]
+    prompts = prompts_from_rows(rows, source="f", input_key="q", weight_key="w")
+    assert [prompt.weight for prompt in prompts] == [1.0, 0.5, 2.0, 0.0]
+    plain = prompts_from_rows(rows[:1], source="f", input_key="q")
+    assert content_hash(plain) == content_hash(prompts[:1]) != content_hash(prompts[1:2])
+
+
+@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), True, "2", None])
+def test_a_weight_that_is_none_is_refused_at_its_place(weight: object) -> None:
+    rows = [Row({"q": "a", "w": weight}, "f.jsonl", 3)]
+    with pytest.raises(DataError) as caught:
+        prompts_from_rows(rows, source="f", input_key="q", weight_key="w")
+    assert caught.value.problem.where == "f.jsonl:3:w"

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_core.errors import DataError, OptionsError
-from rft_trainer.data.images import RowImage
+from rft_trainer.data.images import MARKER, RowImage
 from rft_trainer.data.prompts import Message, PromptRow
 from rft_trainer.data.rendering import PromptRenderer, fill_template
+from rft_trainer.data.turn_masks import TrainedTurns
 from rft_trainer.rewards.images import as_text
 
 
@@ -160,3 +161,49 @@ def test_images_of_a_conversation_without_places_stand_in_its_last_turn() -> Non
     assert shown == [["a", "b", "<image>c"], ["a <image>", "b", "c"]]
     text_alone = conversation(chat_row(("user", "a"), ("user", "c")), apply_chat_template=True)
     assert text_alone == [("user", "a"), ("user", "c")]
+
+
+def whole(*turns: tuple[str, str], marks: Mapping[int, bool] | None = None, **options: Any) -> PromptRow:
+    messages = tuple(Message(*turn, learned=(marks or {}).get(n)) for n, turn in enumerate(turns))
+    return replace(chat_row(*turns), messages=messages, is_conversation=True, **options)
+
+
+TALK = (("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"), ("user", "e"))
+
+
+def learned_text(row: PromptRow, **options: Any) -> tuple[str, str]:
+    """(text, its learned characters) of a conversation."""
+    tokenizer = CharacterTokenizer()
+    found = PromptRenderer(tokenizer, apply_chat_template=True, **options).render(row)
+    assert len(found.learned) == len(found.token_ids)
+    kept = [token for token, is_learned in zip(found.token_ids, found.learned, strict=True) if is_learned]
+    return tokenizer.decode(found.token_ids), tokenizer.decode(kept)
+
+
+def test_a_conversation_is_rendered_up_to_its_last_learned_turn() -> None:
+    # this template writes no end token: the last learned turn gets the model's
+    assert learned_text(whole(*TALK)) == ("<user>a<assistant>b<user>c<assistant>d\x02", "bd\x02")
+    text, learned = learned_text(whole(*TALK, marks={3: False}))
+    assert (text, learned) == ("<user>a<assistant>b\x02", "b\x02")
+    _, learned = learned_text(whole(*TALK), turns=TrainedTurns(last_only=True))
+    assert learned == "d\x02"
+    text, learned = learned_text(whole(*TALK), turns=TrainedTurns(("user",)), system_prompt="s")
+    assert (text[:9], learned) == ("<system>s", "<user>a<user>c<user>e")
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        (whole(("user", "a"), ("user", "b")), "none of the 2 turns is learned"),
+        (whole(*TALK, marks={1: False, 3: False}), "none of the 5 turns is learned"),
+        (whole(*TALK[1:]), "begins with a turn of the assistant"),
+        (
+            whole(("user", "a"), ("assistant", "b"), ("user", MARKER), images=(RowImage(b"", "f:1:x", "d"),)),
+            "an image stands behind",
+        ),
+    ],
+)
+def test_a_conversation_with_nothing_to_learn_is_refused(row: PromptRow, what: str) -> None:
+    with pytest.raises(DataError, match=what) as caught:
+        learned_text(row)
+    assert caught.value.problem.where == "s:0"

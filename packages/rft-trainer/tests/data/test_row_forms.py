@@ -158,3 +158,28 @@ def test_rows_that_break_their_form_may_be_skipped_and_the_rest_is_read() -> Non
     skips = SkipLog(limit=1)
     assert len(as_read(rows, SFT, skips).rows) == 1
     assert len(skips.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "column"),
+    [
+        (SHARE_GPT, "conversations"),
+        (CHAT, "messages"),
+        ({"input": CHAT["messages"]}, "input"),
+    ],
+)
+def test_chats_stay_whole_where_turns_are_learned(fields: dict[str, Any], column: str) -> None:
+    rows = [Row(dict(fields), "f.jsonl", 1)]
+    found = as_read(rows, SFT, conversations=True)
+    assert (found.conversations, found.keys) == (True, Keys(column))
+    (prompt,) = prompts_from_rows(found.rows, source="f", input_key=column, conversations=True)
+    assert prompt.messages is not None
+    assert [turn.as_dict() for turn in prompt.messages[:4]] == CHAT["messages"]
+    assert prompt.is_conversation
+
+
+def test_a_column_of_responses_keeps_the_chat_a_prompt() -> None:
+    rows = [Row({"messages": ASKED, "input": ASKED, "output": "4"}, "f.jsonl", 1)]
+    assert not as_read(rows, SFT, conversations=True).conversations
+    named = as_read([Row({**CHAT, "reply": "4"}, "f.jsonl", 1)], Keys("input", None, "reply"), conversations=True)
+    assert not named.conversations

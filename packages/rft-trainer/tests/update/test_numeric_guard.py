@@ -232,6 +232,16 @@ def test_samples_left_out_for_their_advantage_stay_in_the_denominators() -> None
     assert counts == Counts(96, 19, 19)
 
 
+def test_the_weight_of_a_row_that_is_set_aside_leaves_the_denominator() -> None:
+    guard = NumericGuard(max_rows=1, set_aside={"bad": "loss"})
+    samples = [replace(GOOD[0], weight=3.0), *GOOD[1:], replace(BAD, weight=0.25)]
+    left, counts = guard.without_set_aside(samples, count(samples))
+    assert left == samples[:-1]
+    assert counts == count(left)
+    unweighted = [samples[0], *GOOD[1:], BAD]
+    assert guard.without_set_aside(unweighted, count(unweighted))[1] == count(unweighted[:-1])
+
+
 def test_rows_left_out_since_a_rollback_cost_no_budget_and_stay_out() -> None:
     run, clean = Run(guard=NumericGuard(max_rows=1, left_out={"bad": "loss"})), Run()
     clean.step(GOOD)

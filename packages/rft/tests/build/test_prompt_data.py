@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rft.build.prompt_data import PreparedPrompts, demonstrations, read_training
-from rft_core.errors import DataError
+from rft.build.prompt_data import PreparedPrompts, demonstrations, read_training, trained_turns, weight_notes
+from rft_core.errors import DataError, OptionsError
 from rft_models.tiny_models.text import build_bpe_tokenizer
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.packing import pack
@@ -118,3 +118,47 @@ def test_a_demonstration_that_is_too_long_by_its_end_token_is_left_out_by_name(
     kept, left_out = demonstrations(longer, tokenizer, max_len=length)
     assert [sample.sample_id for sample in kept] == [row.prompt_id for row in rendered[:2]]
     assert [name for name, _ in left_out] == [rendered[2].prompt_id]
+
+
+def test_turns_of_a_conversation_are_learned_where_the_settings_and_the_messages_say_so(
+    tokenizer: HfTokenizer, tmp_path: Path
+) -> None:
+    tokenizer.hf_tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
+    )
+    talk = [("user", "1+1="), ("assistant", "2"), ("user", "2+2="), ("assistant", "4")]
+    messages: list[dict[str, Any]] = [{"role": role, "content": words} for role, words in talk]
+
+    def learned(rows: list[Any], **choices: Any) -> list[str]:
+        (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+        data = SftDataSettings(prompt_data=str(tmp_path / "a.jsonl"), apply_chat_template=True, **choices)
+        options: dict[str, Any] = {"label_key": None, "output_key": "output", "prompt_max_len": 99}
+        found = read_training(data, data, tokenizer, **options, turns=trained_turns(data))
+        samples, _ = demonstrations(found.rendered, tokenizer, max_len=99)
+        batches = [pack([sample]) for sample in samples]
+        return [tokenizer.decode(batch.token_ids_T[batch.loss_mask_T].tolist()) for batch in batches]
+
+    end = tokenizer.decode(tokenizer.eos_ids[:1])
+    out = {**messages[1], "weight": 0}
+    assert learned([messages, [messages[0], out, *messages[2:]]]) == [f"2{end}4{end}", f"4{end}"]
+    assert learned([messages], train_on_turns="last") == [f"4{end}"]
+    assert learned([messages], roles_to_train="assistant, user") == [f"+1=2{end}2+2=4{end}"]
+    with pytest.raises(OptionsError) as caught:
+        learned([messages], roles_to_train="asistant")
+    assert caught.value.problem.do == "--roles_to_train assistant"
+
+
+def test_rows_of_weight_0_are_left_out_and_told(tokenizer: HfTokenizer, tmp_path: Path) -> None:
+    def samples(weights: Sequence[float]) -> tuple[list[float], tuple[str, ...]]:
+        rows = [{"input": "1+1=", "output": "2", "w": weight} for weight in weights]
+        (tmp_path / "w.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        data = SftDataSettings(prompt_data=str(tmp_path / "w.jsonl"), weight_key="w")
+        options: dict[str, Any] = {"label_key": None, "output_key": "output", "prompt_max_len": 99}
+        found = read_training(data, data, tokenizer, **options, weight_key=data.weight_key)
+        made, _ = demonstrations(found.rendered, tokenizer, max_len=99)
+        return [sample.weight for sample in made], weight_notes(found.rendered)
+
+    assert samples([2, 0, 0.5]) == ([2.0, 0.5], ("1 of 3 rows have weight 0 and are left out",))
+    assert samples([1, 1])[1] == ()
+    with pytest.raises(DataError, match="the weights of all 2 rows that fit are 0"):
+        samples([0, 0])

@@ -17,6 +17,7 @@ from rft_trainer.runs.rollback import RollbackRequested
 def no_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows here are no texts, of which anything could be noted."""
     monkeypatch.setattr(sft, "data_notes", lambda *_, **__: ())
+    monkeypatch.setattr(sft, "weight_notes", lambda *_: ())
 
 
 @pytest.fixture
@@ -32,6 +33,7 @@ def read(calls: Any) -> Any:
         read_training=training,
         read_held_out="held out",
         hold_out=(samples[:4], samples[4:]),
+        trained_turns="turns",
     )
     calls.put(sft, demonstrations=(samples, [("long", 9)]))
     return calls
@@ -51,8 +53,9 @@ def test_rows_are_read_with_the_settings_that_name_them(read: Any, max_len: int,
     assert read.taken() == [
         "refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer)",
         "row_images(settings.images, settings.run.seed)",
-        "read_training(data, data, tokenizer, images='images', label_key=None, output_key=data.output_key, "
-        f"prompt_max_len={longest})",
+        "trained_turns(data)",
+        "read_training(data, data, tokenizer, images='images', label_key=None, limit_flag='--max_len', "
+        f"output_key=data.output_key, prompt_max_len={longest}, turns='turns', weight_key=data.weight_key)",
         f"demonstrations(training.rendered, tokenizer, {longest})",
     ]
     ids = [f"s{number}" for number in range(6)]
@@ -67,7 +70,7 @@ def test_held_out_rows_are_those_of_a_file_or_else_taken_from_the_training_rows(
     assert read.taken()[-3:] == [
         "held_out_text(data)",
         "read_held_out('e.jsonl', data.eval_split, data.max_eval_samples, 'text', tokenizer, images='images', "
-        "label_key=None, output_key=data.output_key, prompt_max_len=77)",
+        "label_key=None, limit_flag='--max_len', output_key=data.output_key, prompt_max_len=77, turns='turns')",
         "demonstrations('held out', tokenizer, 77)",
     ]
     assert (len(found.samples), len(found.held_out)) == (6, 6)
@@ -98,7 +101,9 @@ PARTS = (
 )
 
 
-def built(calls: Any, *, restored: Any, patience: int = 0, adapters: Any = None) -> tuple[list[str], dict[str, Any]]:
+def built(
+    calls: Any, *, restored: Any, patience: int = 0, adapters: Any = None, **chosen: Any
+) -> tuple[list[str], dict[str, Any]]:
     """The calls of a build, and what the loop is given."""
     policy = calls.double("policy", adapters=adapters)
     # names of what is copied for the best weights: adapters alone, or everything
@@ -117,7 +122,8 @@ def built(calls: Any, *, restored: Any, patience: int = 0, adapters: Any = None)
         WeightsSnapshot=calls.double("best"),
         make_ledger=calls.double("ledger"),
     )
-    training = calls.double("training", patience=patience)
+    none: dict[str, Any] = {"label_smoothing": 0.0, "z_loss_coef": 0.0, "neftune_noise_alpha": 0.0}
+    training = calls.double("training", patience=patience, **none | chosen)
     settings = calls.double("settings", training=training, evaluation=SimpleNamespace(eval_steps=-1))
     started = calls.double("started", machine=calls.double("machine"), restored=restored)
     data = calls.double("data", samples=["a", "b", "c"])
@@ -220,6 +226,23 @@ def test_a_run_that_continues_keeps_its_weights_its_best_ones_and_its_masks(call
     made, _ = built(calls, restored=None, patience=2)
     assert "WeightsSnapshot(parallel.weights, ['a', 'b'])" in made
     assert not [call for call in made if call.startswith("best.restore")]
+
+
+def test_terms_over_the_vocabulary_take_a_loss_of_their_own(calls: Any) -> None:
+    calls.put(sft, "SupervisedLoss")
+    made, _ = built(calls, restored=None, label_smoothing=0.1, z_loss_coef=0.2)
+    assert not [call for call in made if call.startswith(("PolicyLoss", "TokenLikelihood", "fused_policy"))]
+    [loss] = [call for call in made if call.startswith("SupervisedLoss")]
+    assert loss.startswith("SupervisedLoss(model, Sft(")
+    assert "label_smoothing=0.1, z_loss_coef=0.2" in loss
+
+
+def test_noise_is_keyed_by_the_seed_and_begins_anew_with_each_update() -> None:
+    policy: Any = SimpleNamespace(backbone=SimpleNamespace(noise=None))
+    assert sft.with_noise(policy, float, alpha=0.0, seed=1) is float
+    assert policy.backbone.noise is None
+    rate = sft.with_noise(policy, lambda update: update / 10, alpha=5.0, seed=1)
+    assert (rate(7), policy.backbone.noise.update, policy.backbone.noise.alpha) == (0.7, 7, 5.0)
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -53,6 +53,7 @@ from rft_algos.algorithms.policy_algorithm import KlEstimator as KlEstimator
 from rft_algos.algorithms.policy_algorithm import KlPlace as KlPlace
 from rft_algos.algorithms.policy_algorithm import PolicyAlgorithm as PolicyAlgorithm
 from rft_algos.algorithms.policy_algorithm import check_max_tokens
+from rft_algos.input_checks import check_not_negative, refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,10 +348,17 @@ class Sft:
     aggregation: Aggregation = "token_mean"
     max_tokens: int | None = None
     """The constant length that `fixed_length` divides by, in tokens; unset for the others."""
+    label_smoothing: float = 0.0
+    """Share e of the target that the whole vocabulary has (Szegedy et al. 2015, arXiv 1512.00567, section 7)."""
+    z_loss_coef: float = 0.0
+    """Weight of (log Z)^2 (PaLM, arXiv 2204.02311, section 5: 1e-4)."""
 
     def __post_init__(self) -> None:
         check_choice("aggregation", self.aggregation, get_args(Aggregation))
         check_max_tokens(self.aggregation, self.max_tokens)
+        check_not_negative(label_smoothing=self.label_smoothing, z_loss_coef=self.z_loss_coef)
+        if self.label_smoothing >= 1:
+            refuse(f"label_smoothing must be in [0, 1), it is {self.label_smoothing}")
 
 
 PUBLISHED: tuple[type[PolicyAlgorithm], ...] = (

@@ -23,6 +23,24 @@ def negative_log_likelihood(logprobs_T: Tensor) -> Tensor:
     return -logprobs_T
 
 
+def smoothed_nll(logprobs_T: Tensor, mean_logprobs_T: Tensor, label_smoothing: float) -> Tensor:
+    """l_t = -(1 - e) log p_t(y_t) - e (1 / V) sum_v log p_t(v): the target shares e with the whole vocabulary.
+
+    Source: Szegedy et al. 2015 (arXiv 1512.00567), section 7.
+
+    Args:
+        logprobs_T: [T] log-probs of the tokens, in nats; the gradient flows through them.
+        mean_logprobs_T: [T] mean over the vocabulary of the log-probs, in nats; likewise.
+        label_smoothing: e in [0, 1).
+
+    Returns:
+        [T] loss per token, in nats.
+    """
+    if not 0 <= label_smoothing < 1:
+        refuse(f"label_smoothing must be in [0, 1), it is {label_smoothing}")
+    return (1 - label_smoothing) * negative_log_likelihood(logprobs_T) - label_smoothing * mean_logprobs_T
+
+
 def cross_entropy(logits_TV: Tensor, targets_T: Tensor, loss_mask_T: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
     """Cross-entropy of every token against its target, from logits.
 
@@ -48,9 +66,11 @@ def cross_entropy(logits_TV: Tensor, targets_T: Tensor, loss_mask_T: Tensor, *, 
     logprobs_TV = torch.log_softmax(_loss_rows(logits_TV, loss_mask_T), dim=1)
     # what stands at masked targets need not be a token id
     targets_T1 = targets_T.masked_fill(~loss_mask_T, 0)[:, None]
-    loss_T = negative_log_likelihood(logprobs_TV.gather(1, targets_T1)[:, 0])
+    logprobs_T = logprobs_TV.gather(1, targets_T1)[:, 0]
     if label_smoothing > 0:
-        loss_T = (1 - label_smoothing) * loss_T - label_smoothing * logprobs_TV.mean(1)
+        loss_T = smoothed_nll(logprobs_T, logprobs_TV.mean(1), label_smoothing)
+    else:
+        loss_T = negative_log_likelihood(logprobs_T)
     return torch.where(loss_mask_T, loss_T, 0.0)
 
 

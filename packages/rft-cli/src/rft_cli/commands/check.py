@@ -108,6 +108,8 @@ def _show_example(example: TokenizedExample) -> None:
     console.print(text, soft_wrap=True)
     mask = "".join("1" if learned else "0" for learned in example.learned)
     console.print(f"loss mask (1 = learned): {mask}", soft_wrap=True)
+    passages = "".join(p if learned else "\0" for p, learned in zip(example.pieces, example.learned, strict=True))
+    console.print(f"learned: {', '.join(map(repr, filter(None, passages.split(chr(0)))))}", soft_wrap=True)
     console.print()
 
 

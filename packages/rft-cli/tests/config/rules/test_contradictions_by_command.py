@@ -31,6 +31,9 @@ def idle(command: str, words: str) -> str:
     return " ".join(note.partition(" = ")[0] for note in notes)
 
 
+NOISE = ("sft.noise_and_dropout", "neftune_noise_alpha lora_dropout")
+
+
 @pytest.mark.parametrize(
     ("command", "words", "problems"),
     [
@@ -79,6 +82,10 @@ def idle(command: str, words: str) -> str:
         ("rl", "--system_prompt a --apply_chat_template", []),
         ("sft", "--patience 2", [("sft.no_held_out", "patience held_out_rows")]),
         ("sft", "--target_loss 0.5", [("sft.no_held_out", "target_loss held_out_rows")]),
+        ("sft", "--label_smoothing 0.1 --tp_size 2", [("sft.vocabulary_terms_tp", "label_smoothing tp_size")]),
+        ("sft", "--z_loss_coef 0.1 --aux_loss_coef 0.1", [("sft.vocabulary_terms_moe", "z_loss_coef aux_loss_coef")]),
+        ("sft", "--neftune_noise_alpha 5 --lora_rank 2 --lora_dropout 0.1", [NOISE]),
+        ("sft", "--neftune_noise_alpha 5 --lora_rank 2 --label_smoothing 0.1", []),
         ("sft", "--patience 2 --held_out_rows 5", []),
         ("sft", "--target_loss 0.5 --eval_data x", []),
         ("sft", "--lora_rank 8 --lora_dropout 0.1 --fsdp", [("adapters.dropout_blocks", "lora_dropout fsdp")]),

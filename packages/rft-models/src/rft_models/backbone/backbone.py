@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from rft_models.attention.packed import PackedLayout, PiecedLayout, RowLayout
 from rft_models.attention.sequence_parallel import SequenceMode, SequenceRanks, SequenceShards, takes_ring
 from rft_models.attention.shared_prefix import find_shared_prefixes
 from rft_models.attention.varlen import VarlenKernel
+from rft_models.layers.embedding_noise import EmbeddingNoise
 from rft_models.vision.packed_rows import RowInputs, no_tower
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ class Backbone:
         """The ranks that share a row, see `sequence_parallel`; None: each has rows of its own."""
         self.by_ring = False
         """True where their attention is a ring."""
+        self.noise: EmbeddingNoise | None = None
+        """Noise on the embeddings while gradients are taken; None: without."""
         self._drops_out = _drops_out(decoder)
         self._accepts = frozenset(inspect.signature(decoder.forward).parameters)
 
@@ -67,7 +71,10 @@ class Backbone:
         """
         row = self._row(tokens)
         shared = None
-        drops_out = self.decoder.training and self._drops_out  # copies of a prompt drop other entries
+        if self.noise is not None and self.decoder.training and torch.is_grad_enabled():
+            row = replace(row, noise=self.noise.rows(tokens.token_ids_T, tokens.positions_T, tokens.segment_ids_T))
+        # copies of a prompt drop other entries, and have other noise
+        drops_out = (self.decoder.training and self._drops_out) or row.noise is not None
         if tokens.target_mask_T is not None and self.packed and not drops_out:
             # by identities and not by ids: equal words about another image are another prompt
             shared = find_shared_prefixes(

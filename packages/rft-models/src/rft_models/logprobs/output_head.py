@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rft_core.errors import PreflightError
+from rft_core.errors import OptionsError, PreflightError
 from rft_models.layers.fast_linear import linear
 from rft_models.logprobs.fused_loss import LossOutputs, TokenObjective, linear_loss
 from rft_models.logprobs.linear_logprobs import HeadOutputs, linear_logprobs, linear_outputs
@@ -80,6 +80,40 @@ class OutputHead:
             entropy_gradient=entropy_gradient,
             shard=self.shard,
         )
+
+    def vocabulary_terms(
+        self, hidden_RD: Tensor, targets_R: Tensor, *, with_mean: bool, chunk_size: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Compute log p(y), log Z and, on request, the mean of log p(v) over the vocabulary, each with a gradient.
+
+        No logits are formed for the last two: log Z = z_y - log p(y), and the mean of the logits is h times the mean
+        of the matrix's rows.
+
+        Raises:
+            OptionsError: the mean is asked for and the head has a soft cap, whose mean is no product.
+        """
+        assert self.shard is None, "no rank has all rows of the matrix"
+        if with_mean and self.softcap is not None:
+            raise OptionsError(
+                code="models.smoothing_softcap",
+                what=f"label smoothing with logits that are capped at {self.softcap:g}",
+                where="--label_smoothing",
+                why="the mean of capped logits over the vocabulary is not computed",
+                state="no weight was changed",
+                do="--label_smoothing 0",
+            )
+        logprobs_R, _ = self.logprobs(hidden_RD, targets_R, temperature=1.0, with_entropy=False, chunk_size=chunk_size)
+        scaled_RD, bias = self._scaled(hidden_RD).to(logprobs_R.dtype), self.bias
+        logits_R = (scaled_RD * self.weight.index_select(0, targets_R).to(logprobs_R.dtype)).sum(1)
+        logits_R = logits_R if bias is None else logits_R + bias.index_select(0, targets_R)
+        if self.softcap is not None:
+            logits_R = self.softcap * torch.tanh(logits_R / self.softcap)
+        log_normaliser_R = logits_R - logprobs_R
+        if not with_mean:
+            return logprobs_R, log_normaliser_R, None
+        mean_D = self.weight.mean(0, dtype=logprobs_R.dtype)
+        mean_R = scaled_RD @ mean_D - log_normaliser_R
+        return logprobs_R, log_normaliser_R, mean_R if bias is None else mean_R + bias.mean(dtype=logprobs_R.dtype)
 
     def outputs(
         self,

@@ -13,23 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_GOLDEN = -7046029254386353131
-"""0x9E3779B97F4A7C15 as a signed integer: odd, its bits look random."""
-_MIXERS = (-4658895280553007687, -7723592293110705685)
-"""Multipliers of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+from rft_models.layers.keyed_words import GOLDEN, mix, shift_right
+
 _BITS = 24
-
-
-def mix(words: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64 words: every bit of the input changes about half of the output's."""
-    words = (words ^ _shifted(words, 30)) * _MIXERS[0]
-    words = (words ^ _shifted(words, 27)) * _MIXERS[1]
-    return words ^ _shifted(words, 31)
-
-
-def _shifted(words: Tensor, by: int) -> Tensor:
-    """Shift words to the right, with zeros from the left."""
-    return (words >> by) & ((1 << (64 - by)) - 1)
 
 
 class RowKeys:
@@ -52,11 +38,11 @@ class RowKeys:
         tokens_T, positions_T = ids[0].to(torch.int64), positions[0].to(torch.int64)
         # a sample begins where positions do; its sum of words is the same in any row that it is packed into
         segments_T = (positions_T == 0).cumsum(0)
-        words_T = mix(tokens_T * _GOLDEN + positions_T)
+        words_T = mix(tokens_T * GOLDEN + positions_T)
         samples_S = torch.zeros(tokens_T.shape[0] + 1, dtype=torch.int64, device=ids.device)
         samples_S.index_add_(0, segments_T, words_T)
         # kept until the next forward: layers that the backward pass computes again need the same masks
-        self.keys_T = mix(samples_S[segments_T] + mix(positions_T * _GOLDEN + self.update))
+        self.keys_T = mix(samples_S[segments_T] + mix(positions_T * GOLDEN + self.update))
 
 
 class KeyedDropout(nn.Dropout):
@@ -74,7 +60,7 @@ class KeyedDropout(nn.Dropout):
         keys_T = self._rows.keys_T
         assert keys_T is not None, "dropout before the rows have keys"
         assert input.shape[-2] == keys_T.shape[0], "dropout of other rows than those that have keys"
-        columns_K = torch.arange(input.shape[-1], device=input.device) * _GOLDEN
+        columns_K = torch.arange(input.shape[-1], device=input.device) * GOLDEN
         words_TK = mix(mix(keys_T + self._key)[:, None] + columns_K)
-        keep_TK = _shifted(words_TK, 64 - _BITS) >= round(self.p * 2**_BITS)
+        keep_TK = shift_right(words_TK, 64 - _BITS) >= round(self.p * 2**_BITS)
         return input * keep_TK.to(input.dtype) / (1 - self.p)

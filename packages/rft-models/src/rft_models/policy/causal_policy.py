@@ -116,6 +116,30 @@ class CausalPolicy(PackedModel):
         targets_R, hidden_RD = self._predicting(tokens, self.backbone.states(tokens))
         return self._head_logprobs(hidden_RD, tokens, targets_R, temperature, with_entropy, entropy_gradient)
 
+    def vocabulary_terms(self, tokens: PackedTokens, *, with_mean: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Compute `token_logprobs`, log Z, and on request the mean of the log-probs over the vocabulary; all [T].
+
+        Each is 0 at tokens that are no targets. Where the vocabulary is divided among ranks no rank has them.
+
+        Raises:
+            OptionsError: as of `OutputHead.vocabulary_terms`.
+        """
+        return self._wrapper(self._vocabulary_terms, tokens, with_mean)
+
+    def _vocabulary_terms(self, tokens: PackedTokens, with_mean: bool) -> tuple[Tensor | None, ...]:
+        targets_R, hidden_RD = self._predicting(tokens, self.backbone.states(tokens))
+        terms = self.head.vocabulary_terms(
+            hidden_RD,
+            tokens.token_ids_T.index_select(0, targets_R),
+            with_mean=with_mean,
+            chunk_size=self.head_chunk_size,
+        )
+        return tuple(None if one is None else self._at_tokens(one, targets_R, tokens.num_tokens) for one in terms)
+
+    def _at_tokens(self, values_R: Tensor, targets_R: Tensor, num_tokens: int) -> Tensor:
+        zeros_T = torch.zeros(num_tokens, dtype=values_R.dtype, device=values_R.device)
+        return self._merged(zeros_T.index_copy(0, targets_R, values_R))
+
     def prefers_fused_loss(self, num_rows: int) -> bool:
         """Return true where `fused_loss` is cheaper than `token_logprobs` for this number of targets.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +27,9 @@ _TEMPLATE_ERRORS = (
     TypeError,
     ValueError,
 )
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+"""Opens a passage of the assistant in a chat template."""
+
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -94,8 +98,48 @@ class HfTokenizer:
         Raises:
             DataError: no chat template, or the template refuses these messages.
         """
-        import jinja2
+        self._require_chat_template()
+        text = self._run_template(
+            messages,
+            lambda: self.hf_tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in self.tools] or None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+            ),
+        )
+        assert isinstance(text, str)
+        return text
 
+    def assistant_spans(self, messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]] | None:
+        """Return (first, behind the last) character of each passage that the template marks as the assistant's words.
+
+        The passages are those between `{% generation %}` and `{% endgeneration %}`, in the rendering without a
+        generation prompt; None where the template marks nothing.
+
+        Raises:
+            DataError: no chat template, or the template refuses these messages.
+        """
+        self._require_chat_template()
+        tools = [dict(tool) for tool in self.tools] or None
+        template = self.hf_tokenizer.get_chat_template(None, tools)
+        if not _GENERATION.search(template):
+            return None
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        _, indices = self._run_template(
+            messages,
+            lambda: cast(Any, render_jinja_template)(
+                conversations=[[dict(message) for message in messages]],
+                tools=tools,
+                chat_template=template,
+                return_assistant_tokens_mask=True,
+                **self.hf_tokenizer.special_tokens_map,
+            ),
+        )
+        return [(int(first), int(behind)) for first, behind in indices[0]]
+
+    def _require_chat_template(self) -> None:
         if not self.has_chat_template:
             raise DataError(
                 code="text.no_chat_template",
@@ -104,16 +148,13 @@ class HfTokenizer:
                 why="the model's template defines how roles become text; a guessed one would train on the wrong format",
                 do="give prompts as plain text, or put chat_template.jinja into the model's directory",
             )
+
+    def _run_template(self, messages: Sequence[Mapping[str, Any]], render: Callable[[], Any]) -> Any:
+        """Run the template within its time, with its own errors as `DataError`."""
+        import jinja2
+
         try:
-            text = call_within(
-                _MOST_SECONDS,
-                lambda: self.hf_tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tools=[dict(tool) for tool in self.tools] or None,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                ),
-            )
+            return call_within(_MOST_SECONDS, render)
         except TimeoutError as error:
             raise self._broken_template(
                 f"did not end within {_MOST_SECONDS:g} s for {len(messages)} messages"
@@ -127,18 +168,8 @@ class HfTokenizer:
                 do=f"change the roles {[message.get('role') for message in messages][:8]} to what the template takes",
             ) from error
         # what a template's own expressions raise, such as a sum of text and nothing, or a range without end
-        except (
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            MemoryError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except _TEMPLATE_ERRORS as error:
             raise self._broken_template(f"failed for {len(messages)} messages: {_named(error)}") from error
-        assert isinstance(text, str)
-        return text
 
     def _broken_template(self, what: str) -> DataError:
         return DataError(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rft_core.errors import DataError, PreflightError
 from rft_models.families.image_layout import ImageLayout
+from rft_models.layers.embedding_noise import NoiseRows
 from rft_models.vision.media import ImageInputs, Media
 
 MediaInputs = Sequence[Media | None]
@@ -48,6 +49,8 @@ class RowInputs:
     """As of `Placement`; None: no images."""
     positions_3K: Tensor | None = None
     features: Features | None = None
+    noise: NoiseRows | None = None
+    """Of the embeddings; None: without."""
 
     @property
     def identities_K(self) -> Tensor:
@@ -65,6 +68,7 @@ class RowInputs:
             positions_K=self.positions_K[places],
             source_K=None if self.source_K is None else self.source_K[places],
             positions_3K=None if axes is None else axes[:, places],
+            noise=None if self.noise is None else self.noise.select(places),
         )
 
     def arguments(self, shape: tuple[int, int], embed: Callable[[Tensor], Tensor]) -> dict[str, Any]:
@@ -73,6 +77,8 @@ class RowInputs:
         inputs: dict[str, Any] = {
             "position_ids": self.positions_K.view(shape) if axes is None else axes.view(3, *shape),
         }
+        if self.features is None and self.noise is not None:
+            return inputs | {"inputs_embeds": self._noisy(embed).view(*shape, -1)}
         if self.features is None:
             return inputs | {"input_ids": self.token_ids_K.view(shape)}
         embedded_KD, rows_F, features = self.embedded(embed)
@@ -87,12 +93,17 @@ class RowInputs:
         """([K, D] embeddings with features in their places, [F] these places ascending, the features there)."""
         assert self.source_K is not None
         assert self.features is not None
-        embedded_KD = embed(self.token_ids_K)
+        embedded_KD = self._noisy(embed)
         rows_F = (self.source_K >= 0).nonzero()[:, 0]
         source_F = self.source_K[rows_F]
         placed = [part.index_select(0, source_F).to(embedded_KD.dtype) for part in _parts(self.features)]
         here = Features(placed[0], tuple(placed[1:]))
         return embedded_KD.index_copy(0, rows_F, here.main_FD), rows_F, here
+
+    def _noisy(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
+        """[K, D] embeddings, with the noise where there is any; features of images have none."""
+        embedded_KD = embed(self.token_ids_K)
+        return embedded_KD if self.noise is None else self.noise.added_to(embedded_KD)
 
 
 def _parts(features: Features) -> list[Tensor]:

@@ -6,6 +6,7 @@ so any cut and any assignment to ranks adds up to the same gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
@@ -25,7 +26,16 @@ def count(samples: Sequence[TrainingSample]) -> Counts:
         num_loss_tokens=sum(lengths),
         num_sequences=sum(length > 0 for length in lengths),
         num_units=len(units_of(samples)),
+        loss_weight=_loss_weight(samples, lengths),
     )
+
+
+def _loss_weight(samples: Sequence[TrainingSample], lengths: Sequence[int]) -> float | None:
+    """Return the sum of weight x loss tokens; None where all weights are 1."""
+    if all(sample.weight == 1.0 for sample in samples):
+        return None
+    # rounded once, so that the order of the samples does not show
+    return math.fsum(sample.weight * length for sample, length in zip(samples, lengths, strict=True))
 
 
 def assign_to_ranks(num_tokens: Sequence[int], world_size: int) -> list[list[int]]:
@@ -121,6 +131,7 @@ def pack(
         token_weights_T=_per_token(samples, "token_weights", to_device, otherwise=1.0),
         selected_T=_marks(samples, to_device),
         mm_inputs=_images(samples),
+        row_weights_S=_row_weights(samples, to_device),
         unit_ids_S=_unit_ids(samples, to_device),
         sequence_numbers_SN=_sequence_numbers(samples, to_device),
         not_finite=not_finite[0] if not_finite else "",
@@ -152,6 +163,15 @@ def _sequence_numbers(
     rows = [sample.sequence_numbers for sample in samples]
     assert len(set(map(len, rows))) == 1, "every sample of a batch carries as many numbers"
     return to_device(torch.tensor(rows, dtype=torch.float32), "sequence_numbers")
+
+
+def _row_weights(
+    samples: Sequence[TrainingSample], to_device: Callable[[torch.Tensor, str], torch.Tensor]
+) -> torch.Tensor | None:
+    """Return [S] float64, or None where all samples weigh 1."""
+    if all(sample.weight == 1.0 for sample in samples):
+        return None
+    return to_device(torch.tensor([sample.weight for sample in samples], dtype=torch.float64), "weight")
 
 
 def _images(samples: Sequence[TrainingSample]) -> tuple[Any, ...] | None:

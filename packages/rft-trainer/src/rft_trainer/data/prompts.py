@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, time
@@ -29,10 +30,14 @@ class Message:
 
     role: str
     content: Content
+    others: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further fields for the chat template, such as `tool_calls`; of whole conversations alone."""
+    learned: bool | None = None
+    """Whether the message itself says that it is learned (`train`, or `weight` 0 or 1); None = it says nothing."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the message in the form that chat templates take."""
-        return {"role": self.role, "content": as_template_content(self.content)}
+        return {"role": self.role, "content": as_template_content(self.content), **self.others}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,10 @@ class PromptRow:
     """Images in the order of their placeholders in the text or the messages."""
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """All columns of the row as JSON, where code of the user scores; else empty."""
+    is_conversation: bool = False
+    """Whether `messages` are a whole conversation, some turns of which are learned, and no prompt to answer."""
+    weight: float = 1.0
+    """Weight of the row in the loss of demonstrations."""
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.messages is None):
@@ -73,30 +82,45 @@ def prompts_from_rows(
     skips: SkipLog | None = None,
     images: ImageColumn | None = None,
     whole_rows: bool = False,
+    conversations: bool = False,
+    weight_key: str | None = None,
 ) -> list[PromptRow]:
     """Build one prompt a row. A key may be dotted to reach into nested objects (`reward_model.ground_truth`).
 
-    Numbers become text; with `whole_rows` a label is any JSON value, and all columns are kept.
+    Numbers become text; with `whole_rows` a label is any JSON value, and all columns are kept. With `conversations`
+    the prompts are whole conversations, some turns of which are learned.
 
     Raises `DataError` for a missing (`MissingColumnError`), null or wrongly typed field, and, with `images`, for an
     image that is none, or whose place is not clear.
     """
     skips = skips if skips is not None else SkipLog()
-    named = {"--input_key": input_key, "--label_key": label_key, "--output_key": output_key}
+    named = {
+        "--input_key": input_key,
+        "--label_key": label_key,
+        "--output_key": output_key,
+        "--weight_key": weight_key,
+    }
     columns = Columns(rows, {flag: key for flag, key in named.items() if key})
     prompts: list[PromptRow] = []
     for index, row in enumerate(rows):
         try:
-            text, messages, pictures = prompt_of(row, input_key, columns, images)
+            if conversations:
+                text, messages = None, conversation_of(row, input_key, columns, with_images=images is not None)
+                pictures = _images(row, images, text, messages, input_key)
+            else:
+                text, messages, pictures = prompt_of(row, input_key, columns, images)
             label = _label(row, label_key, columns, whole_rows) if label_key else None
             own_columns = _columns(row, images) if whole_rows else {}
             output = _as_text(row, output_key, "--output_key", columns) if output_key else None
+            weight = _weight(row, weight_key, columns) if weight_key else 1.0
         # the row is left out and keeps its number, so that the ids of later rows do not move
         except DataError as error:
             skips.take(error)
             continue
         name = f"{source}:{index}"
-        prompts.append(PromptRow(name, text, messages, label, output, source, index, pictures, own_columns))
+        prompts.append(
+            PromptRow(name, text, messages, label, output, source, index, pictures, own_columns, conversations, weight)
+        )
     return prompts
 
 
@@ -110,6 +134,15 @@ def prompt_of(
     """
     text, messages = _text_or_messages(row, key, columns, with_images=images is not None)
     return text, messages, _images(row, images, text, messages, key)
+
+
+def _weight(row: Row, key: str, columns: Columns) -> float:
+    """Return the weight of a row: a finite number of at least 0."""
+    value = columns.field(row, key, "--weight_key")
+    number = value if isinstance(value, int | float | Decimal) and not isinstance(value, bool) else None
+    if number is None or not math.isfinite(number) or number < 0:
+        raise wrong_type(row, key, shown(value), "the weight of a row is a finite number of at least 0")
+    return float(number)
 
 
 def _label(row: Row, key: str, columns: Columns, any_value: bool) -> Any:
@@ -164,17 +197,72 @@ def content_hash(prompts: Sequence[PromptRow]) -> str:
     """Compute the SHA-256 of ids, inputs, labels, outputs and images in order: equal only for the same data."""
     digest = hashlib.sha256()
     for prompt in prompts:
-        messages = None if prompt.messages is None else [[m.role, m.content] for m in prompt.messages]
+        messages = None if prompt.messages is None else [_hashed(message) for message in prompt.messages]
         record = [prompt.prompt_id, prompt.text, messages, prompt.label, prompt.output]
         # only where there are any: data without images have one hash, with and without an image column
         if prompt.images:
             record.append([image.digest for image in prompt.images])
+        # as with images: a column of ones is no column
+        if prompt.weight != 1.0:
+            record.append(prompt.weight)
         # only where a reward may read them; in order of their names, which says nothing
         if prompt.columns:
             record.append(json.dumps(prompt.columns, sort_keys=True))
         # one line a record, so that no two lists of prompts come to the same bytes
         digest.update(json.dumps(record).encode() + b"\n")
     return digest.hexdigest()
+
+
+def _hashed(message: Message) -> list[Any]:
+    # further fields only where there are any: a prompt has one hash, whichever command reads it
+    more = [] if not message.others and message.learned is None else [dict(message.others), message.learned]
+    return [message.role, message.content, *more]
+
+
+def conversation_of(row: Row, key: str, columns: Columns, *, with_images: bool) -> tuple[Message, ...]:
+    """Read a whole conversation: messages with what each says of its training, and the template's further fields.
+
+    Raises:
+        DataError: it is no list of messages, or a turn of the assistant has nothing before it.
+    """
+    value = columns.field(row, key, "--input_key")
+    if not isinstance(value, list | tuple):
+        raise wrong_type(row, key, shown(value), "the other rows hold conversations: lists of messages")
+    return tuple(_turn(item, row, f"{key}[{number}]", with_images) for number, item in enumerate(value))
+
+
+def _turn(item: Any, row: Row, field: str, with_images: bool) -> Message:
+    if not isinstance(item, Mapping) or "role" not in item or not {"content", "tool_calls"} & item.keys():
+        raise wrong_type(row, field, shown(item), "a message is an object with the keys role and content")
+    if item["role"] not in ROLES:
+        raise wrong_type(row, f"{field}.role", shown(item["role"]), f"a role is one of {', '.join(ROLES)}")
+    # columns of a uniform type (parquet) hold null where a message lacks a field
+    others = {name: value for name, value in item.items() if name not in _OWN_FIELDS and value is not None}
+    content = item.get("content")
+    # calls of tools come without words; templates test for "" and null alike
+    content = "" if content is None and "tool_calls" in others else content
+    return Message(
+        item["role"],
+        content_of(content, row, f"{field}.content", with_images=with_images),
+        others,
+        _learned(item, row, field),
+    )
+
+
+_OWN_FIELDS = ("role", "content", "train", "weight")
+
+
+def _learned(item: Mapping[str, Any], row: Row, field: str) -> bool | None:
+    """Return what a message says of its training: `"train": false`, or OpenAI's `"weight": 0`."""
+    train, weight = item.get("train"), item.get("weight")
+    if train is not None and not isinstance(train, bool):
+        raise wrong_type(row, f"{field}.train", shown(train), "a message is learned or not: true or false")
+    if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
+        why = "the weight of a message is 0 or 1; --weight_key names a column of weights of whole rows"
+        raise wrong_type(row, f"{field}.weight", shown(weight), why)
+    if train is not None and weight is not None and train != bool(weight):
+        raise wrong_type(row, field, f"train {train} and weight {weight}", "the two say the same of a message")
+    return train if train is not None else None if weight is None else bool(weight)
 
 
 def _text_or_messages(

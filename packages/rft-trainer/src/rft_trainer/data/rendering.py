@@ -12,6 +12,7 @@ from rft_trainer.data.images import MARKER
 from rft_trainer.data.media_cache import MediaStore, StoredMedia
 from rft_trainer.data.prompts import Message, PromptRow
 from rft_trainer.data.readers.rows import shown
+from rft_trainer.data.turn_masks import ASSISTANT_TURNS, MaskedText, TrainedTurns, masked_text
 from rft_trainer.settings.data import system_prompt_refusal
 
 
@@ -60,6 +61,10 @@ class RenderedPrompt:
     """The conversation that `text` renders; empty where it is plain text."""
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """All columns of the row, where code of the user scores."""
+    learned: tuple[bool, ...] = ()
+    """Of a whole conversation: which of its tokens are learned; empty for a prompt."""
+    weight: float = 1.0
+    """Weight of the row in the loss of demonstrations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,8 @@ class PromptRenderer:
     add_special_tokens: bool = False
     media: MediaStore | None = None
     """Store that prepares images; required for rows with images."""
+    turns: TrainedTurns = ASSISTANT_TURNS
+    """Which turns of whole conversations are learned."""
 
     def __post_init__(self) -> None:
         if self.input_template is not None:
@@ -103,6 +110,8 @@ class PromptRenderer:
 
     def render(self, prompt: PromptRow) -> RenderedPrompt:
         """Render text and token ids of one prompt; `DataError` when they are empty."""
+        if prompt.is_conversation:
+            return self._conversation(prompt)
         text = self.text(prompt)
         # the text of a chat template holds them already: added again, they would stand twice
         special = self.add_special_tokens and not self.apply_chat_template
@@ -129,7 +138,76 @@ class PromptRenderer:
             media,
             self.messages(prompt),
             prompt.columns,
+            weight=prompt.weight,
         )
+
+    def _conversation(self, prompt: PromptRow) -> RenderedPrompt:
+        """Render a whole conversation: tokens up to the end of its last learned turn, and which of them are learned.
+
+        Each piece is encoded apart, so that what stands before a turn has the tokens that it has when one is sampled.
+        """
+        assert prompt.messages is not None
+        self._check_messages_allowed(prompt)
+        turns = self._with_system(self._turns(prompt, prompt.messages))
+        indices = self.turns.of([turn.role for turn in turns], [turn.learned for turn in turns])
+        self._check_learned(prompt, turns, indices)
+        messages = [turn.as_dict() for turn in turns]
+        masked = masked_text(self.tokenizer, messages, indices, where=prompt.prompt_id)
+        token_ids, learned, media = self._encoded(prompt, masked)
+        if not masked.ends:
+            end = list(self.tokenizer.eos_ids[:1])
+            token_ids, learned = token_ids + end, learned + [True] * len(end)
+        return RenderedPrompt(
+            prompt.prompt_id,
+            masked.text,
+            tuple(token_ids),
+            prompt.label,
+            prompt.output,
+            prompt.source,
+            prompt.index,
+            media,
+            tuple(messages),
+            prompt.columns,
+            tuple(learned),
+            prompt.weight,
+        )
+
+    def _encoded(self, prompt: PromptRow, masked: MaskedText) -> tuple[list[int], list[bool], StoredMedia | None]:
+        """Return tokens, mask and images of all pieces; images stand before what is learned."""
+        token_ids: list[int] = []
+        learned: list[bool] = []
+        media: StoredMedia | None = None
+        for number, (piece, is_learned) in enumerate(masked.pieces):
+            if number == 0 and self.media is not None and prompt.images:
+                ids, media = self.media.encode(piece, prompt.images, special=False, where=_where(prompt))
+            else:
+                ids = self.tokenizer.encode(piece)
+            token_ids += ids
+            learned += [is_learned] * len(ids)
+        return token_ids, learned, media
+
+    def _check_learned(self, prompt: PromptRow, turns: tuple[Message, ...], indices: Sequence[int]) -> None:
+        """Refuse a conversation without a turn to learn, one that begins with it, or images behind it."""
+        if not indices:
+            raise _bad_turns(
+                prompt,
+                f"none of the {len(turns)} turns is learned (their roles are {', '.join(t.role for t in turns[:8])})",
+                f"a demonstration needs a turn of {', '.join(self.turns.roles)} that does not say train: false",
+            )
+        if indices[0] == 0 and turns[0].role == "assistant":
+            raise _bad_turns(
+                prompt,
+                "the conversation begins with a turn of the assistant",
+                "a turn is learned as the answer to what stands before it",
+                do='give that message "train": false, or put the turn that it answers before it',
+            )
+        if prompt.images and count_places([turn.content for turn in turns[indices[0] :]]):
+            raise _bad_turns(
+                prompt,
+                "an image stands behind the first learned turn",
+                "images are encoded with the text before the first learned turn",
+                do="--train_on_turns last",
+            )
 
     def text(self, prompt: PromptRow) -> str:
         """Render the text of one prompt."""
@@ -203,6 +281,16 @@ class PromptRenderer:
                 why="a template wraps a text; messages are already divided into turns",
                 do="leave --input_template out",
             )
+
+
+def _bad_turns(prompt: PromptRow, what: str, why: str, *, do: str = "") -> DataError:
+    return DataError(
+        code="data.no_turn_to_learn",
+        what=what,
+        where=prompt.prompt_id,
+        why=why,
+        do=do or f"correct or remove row {prompt.index} of {prompt.source}",
+    )
 
 
 def _where(prompt: PromptRow) -> str:

@@ -21,6 +21,7 @@ _ROLES = {
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model"), "assistant"),
     **dict.fromkeys(("tool", "function", "observation"), "tool"),
     "system": "system",
+    "developer": "developer",
 }
 """Names of speakers in data sets, and the roles that chat templates have for them."""
 _PROMPT, _REPLY = "{} (prompt)", "{} (reply)"
@@ -48,6 +49,8 @@ class Form:
     """Columns that it reads, of those that may be there."""
     convert: Callable[[Row], dict[str, Any]] | None = None
     """Makes the columns of prompt and reply from others; None where they stand in the row."""
+    turns: tuple[str, str, str] | None = None
+    """Column, speaker and words of a chat's turns; None for other forms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +60,27 @@ class ReadRows:
     rows: Sequence[Row]
     keys: Keys
     note: str = ""
+    conversations: bool = False
+    """Whether the rows are whole conversations, some turns of which are learned."""
 
 
-def as_read(rows: Sequence[Row], keys: Keys, skips: SkipLog | None = None) -> ReadRows:
+def as_read(rows: Sequence[Row], keys: Keys, skips: SkipLog | None = None, *, conversations: bool = False) -> ReadRows:
     """Return the rows as the columns of their form say; as they are where they have the columns that are asked for.
+
+    With `conversations` chats without a column of responses stay whole: their turns are learned.
 
     Raises:
         DataError: a row lacks a turn or a text that its form needs.
     """
     present = list(rows[0].fields) if rows else []
     form = _form_of(present) if keys.input == _DEFAULT.input else None
+    # a column of responses that is named is read, and one that is there by the default name too
+    has_response = keys.output is None or keys.output != _DEFAULT.output or keys.output in present
+    if conversations and not has_response:
+        if form is not None and form.turns is not None:
+            return _whole(rows, form.turns, present, skips or SkipLog())
+        if form is None and _ends_with_reply(rows, keys.input):
+            return ReadRows(rows, Keys(keys.input), conversations=True)
     if form is None:
         return ReadRows(rows, keys)
     found = Keys(
@@ -75,6 +89,27 @@ def as_read(rows: Sequence[Row], keys: Keys, skips: SkipLog | None = None) -> Re
         _chosen(keys.output, _DEFAULT.output, present, form.output),
     )
     return ReadRows(_converted(rows, form, skips or SkipLog()), found, _note(form, found, keys, present))
+
+
+def _whole(rows: Sequence[Row], turns: tuple[str, str, str], present: Sequence[str], skips: SkipLog) -> ReadRows:
+    """Return the rows with their chats as messages of role and content."""
+    column = turns[0]
+    converted: list[Row] = []
+    for row in rows:
+        try:
+            converted.append(replace(row, fields={**row.fields, column: turns_of(row.fields.get(column), row, *turns)}))
+        except DataError as error:
+            skips.take(error)
+    unused = [name for name in present if name != column]
+    note = f"{column} is the conversation" + (f"; not used: {', '.join(unused)}" if unused else "")
+    return ReadRows(converted, Keys(column), note, conversations=True)
+
+
+def _ends_with_reply(rows: Sequence[Row], column: str) -> bool:
+    """Return true where the first row's column is a list of messages that ends with the assistant's."""
+    value = rows[0].fields.get(column) if rows else None
+    last = value[-1] if isinstance(value, list | tuple) and value else None
+    return isinstance(last, Mapping) and last.get("role") == "assistant"
 
 
 def _defaults() -> Keys:
@@ -179,12 +214,13 @@ def turns_of(value: Any, row: Row, column: str, speaker: str, said: str) -> list
     turns: list[dict[str, Any]] = []
     for number, turn in enumerate(value):
         field = f"{column}[{number}]"
-        if not isinstance(turn, Mapping) or not {speaker, said} <= turn.keys():
+        if not isinstance(turn, Mapping) or speaker not in turn or not {said, "tool_calls"} & turn.keys():
             raise wrong_type(row, field, shown(turn), f"a turn is an object with {speaker} and {said}")
         role = _ROLES.get(str(turn[speaker]))
         if role is None:
             raise wrong_type(row, f"{field}.{speaker}", shown(turn[speaker]), f"it is one of {', '.join(_ROLES)}")
-        turns.append({"role": role, "content": turn[said]})
+        others = {name: value for name, value in turn.items() if name not in (speaker, said)}
+        turns.append({**others, "role": role, "content": turn.get(said)})
     return turns
 
 
@@ -197,7 +233,8 @@ def _text(row: Row, column: str) -> str:
 
 def _chat(column: str, speaker: str, said: str) -> Form:
     reply = _REPLY.format(column)
-    return Form((column,), _PROMPT.format(column), reply, reply, (column,), _conversation(column, speaker, said))
+    divided = _conversation(column, speaker, said)
+    return Form((column,), _PROMPT.format(column), reply, reply, (column,), divided, (column, speaker, said))
 
 
 _ALPACA = Form(

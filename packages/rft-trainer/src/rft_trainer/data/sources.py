@@ -76,8 +76,13 @@ def load_prompts(
     skips: SkipLog | None = None,
     images: ImageColumn | None = None,
     whole_rows: bool = False,
+    conversations: bool = False,
+    weight_key: str | None = None,
 ) -> LoadedPrompts:
-    """Read every source; errors as `read_rows` and `prompts_from_rows` raise them."""
+    """Read every source; errors as `read_rows` and `prompts_from_rows` raise them.
+
+    With `conversations` chats stay whole where their rows have no column of responses.
+    """
     skips = skips if skips is not None else SkipLog()
     prompts: list[PromptRow] = []
     files: list[str] = []
@@ -86,9 +91,9 @@ def load_prompts(
     for spec in specs:
         files.extend(map(str, spec.files) if spec.files else files_of(spec.path, split=split))
         rows = rows_of_source(spec, split=split, skips=skips)
-        read = as_read(rows, Keys(input_key, label_key, output_key), skips)
+        read = as_read(rows, Keys(input_key, label_key, output_key), skips, conversations=conversations)
         notes += [f"{spec.name}: {read.note}"] if read.note else []
-        note = "" if read.note or whole_rows else _unused(read, images)
+        note = "" if read.note or whole_rows else _unused(read, images, weight_key)
         unused += [f"{spec.name}: {note}"] if note else []
         prompts.extend(
             prompts_from_rows(
@@ -100,6 +105,8 @@ def load_prompts(
                 skips=skips,
                 images=images,
                 whole_rows=whole_rows,
+                conversations=read.conversations,
+                weight_key=weight_key,
             )
         )
     return LoadedPrompts(
@@ -107,9 +114,9 @@ def load_prompts(
     )
 
 
-def _unused(read: ReadRows, images: ImageColumn | None) -> str:
+def _unused(read: ReadRows, images: ImageColumn | None, weight_key: str | None) -> str:
     """Return a sentence on the columns of a source that nothing reads; empty where there are none."""
-    names = [read.keys.input, read.keys.label, read.keys.output, images.key if images is not None else None]
+    names = [read.keys.input, read.keys.label, read.keys.output, images.key if images is not None else None, weight_key]
     # a key may reach into a column, as `reward_model.ground_truth` does
     used = {part for name in names if name for part in (name, name.partition(".")[0])}
     unused = [column for column in (read.rows[0].fields if read.rows else ()) if column not in used]

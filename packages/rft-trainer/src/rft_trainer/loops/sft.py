@@ -26,12 +26,16 @@ from rft_trainer.protocols import Collectives, Engine, Policy
 from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.update.optimizer_step import Updater, scale_metrics
+from rft_trainer.update.supervised_loss import denominator
 
 POINT_LOGGED = declare("sft.logged", "the row of a step is written, its checkpoint is not")
 
 
 class TokenLikelihood:
-    """Mean negative log-likelihood of the response tokens over the whole optimizer step."""
+    """Mean negative log-likelihood of the response tokens over the whole optimizer step.
+
+    Where rows have weights r, the mean is sum_t r_t l_t / sum_t r_t over all response tokens t of the step.
+    """
 
     needs_entropy = False
     logs_entropy = False
@@ -46,10 +50,13 @@ class TokenLikelihood:
             Sft(),
             loss_mask_T=batch.loss_mask_T,
             segment_ids_T=batch.segment_ids_T,
-            num_loss_tokens=counts.num_loss_tokens,
+            num_loss_tokens=denominator(counts),
             num_sequences=counts.num_sequences,
             dtype=torch.float64,
         )
+        row_weights_T = batch.row_weights_T
+        if row_weights_T is not None:
+            weights_T = weights_T * row_weights_T
         return lambda logprobs_N, entropy_N, tokens_N: -weights_T[tokens_N].to(logprobs_N.dtype) * logprobs_N
 
     def __call__(self, batch: TokenBatch, logprobs_T: Tensor, entropy_T: Tensor | None, counts: Counts) -> LossOutput:
@@ -59,8 +66,9 @@ class TokenLikelihood:
             logprobs_T=logprobs_T,
             loss_mask_T=batch.loss_mask_T,
             segment_ids_T=batch.segment_ids_T,
-            num_loss_tokens=counts.num_loss_tokens,
+            num_loss_tokens=denominator(counts),
             num_sequences=counts.num_sequences,
+            row_weights_T=batch.row_weights_T,
         )
 
 

@@ -160,6 +160,8 @@ class TrainingSample:
     """Which response tokens are learned; empty = all of them."""
     media: Any = None
     """The prompt's images; None without any."""
+    weight: float = 1.0
+    """Factor on the loss of all its tokens, where rows have weights; above 0."""
     unit: str = ""
     """Samples next to each other with the same name are one unit, which is never divided; empty = one by itself."""
     sequence_numbers: tuple[float, ...] = ()
@@ -214,6 +216,8 @@ class Counts:
     num_sequences: int
     num_units: int = 0
     """Indivisible units: samples, or groups of samples that a loss compares (`rft_trainer.batches.units`)."""
+    loss_weight: float | None = None
+    """Sum over samples of weight x loss tokens, where any weight is not 1; None = `num_loss_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +243,8 @@ class TokenBatch:
     selected_T: Tensor | None = None
     mm_inputs: tuple[Any, ...] | None = None
     """The images of each segment as the model's forward takes them, None for one of text alone; None where all are."""
+    row_weights_S: Tensor | None = None
+    """[S] float64: the weight of each segment; None where all are 1."""
     unit_ids_S: Tensor | None = None
     """The unit of each segment, counted from 0; None where every segment is a unit by itself."""
     sequence_numbers_SN: Tensor | None = None
@@ -250,3 +256,8 @@ class TokenBatch:
     def tokens(self) -> PackedTokens:
         """The input of the models' forwards; the targets are the tokens in the loss."""
         return PackedTokens(self.token_ids_T, self.positions_T, self.segment_ids_T, self.loss_mask_T, self.mm_inputs)
+
+    @property
+    def row_weights_T(self) -> Tensor | None:
+        """[T] float64: the weight of each token's segment; None where all are 1."""
+        return None if self.row_weights_S is None else self.row_weights_S[self.segment_ids_T]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rft_core.errors import SettingsRefusal
 
@@ -130,6 +131,17 @@ class SftDataSettings(HeldOutColumnSettings, HeldOutSettings, TrainRowsSettings)
 
     eval_output_key: str = ""
     """Column of the held-out rows that holds the response; empty = that of the training rows (`output_key`)."""
+
+    weight_key: str = ""
+    """Column of the training rows that holds their weights: a step's loss is the sum of weight x loss over its learned
+    tokens, divided by the sum of these weights. A row of weight 0 is left out; empty = every row weighs 1."""
+
+    train_on_turns: Literal["all", "last"] = "all"
+    """Which turns of a whole conversation (`messages`, `conversations`) are learned: all of `roles_to_train`, or the
+    last of them alone. A message's own "train": false or "weight": 0 takes it out."""
+
+    roles_to_train: str = "assistant"
+    """Roles whose turns are learned, joined by commas: assistant, user, system, developer, tool."""
 
     held_out_rows: int = field(default=0, metadata={"minimum": 0})
     """Training rows, chosen by the seed, that are kept out of training and give the held-out loss; 0 = none."""

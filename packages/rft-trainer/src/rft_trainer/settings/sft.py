@@ -34,6 +34,16 @@ class SftTrainingSettings:
     max_len: int | None = field(default=None, metadata={"minimum": 2})
     """Maximum length of a sequence, in tokens; longer rows are refused and counted; none = what the model can take."""
 
+    label_smoothing: float = field(default=0.0, metadata={"minimum": 0.0, "below": 1.0})
+    """Share e of each target that the whole vocabulary has: the loss of a token is -(1 - e) log p(token) - e times the
+    mean of log p over the vocabulary."""
+
+    z_loss_coef: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Weight of (log Z)^2 of each learned token in the loss, Z the sum of exp(logit); PaLM has 1e-4."""
+
+    neftune_noise_alpha: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Noise on the embeddings while training: uniform in +- alpha / sqrt(tokens of the sample x width); 0 = none."""
+
     patience: int = field(default=0, metadata={"minimum": 0})
     """Evaluations without a better held-out loss after which the run ends, with the best weights; 0 = never early."""
 

@@ -111,7 +111,8 @@ class NumericGuard:
         return left, Counts(
             counts.num_loss_tokens - gone.num_loss_tokens,
             counts.num_sequences - gone.num_sequences,
-            counts.num_units - gone.num_units,
+            num_units=counts.num_units - gone.num_units,
+            loss_weight=_less(counts, gone),
         )
 
     def largest_norm(self) -> float:
@@ -268,3 +269,10 @@ def _bad_weights(names: Sequence[str], where: str, resume_command: str) -> Numer
         state="no weight was changed by this step, and none of these was saved",
         do=resume_command,
     )
+
+
+def _less(counts: Counts, gone: Counts) -> float | None:
+    """Return the sum of the weights without those of the samples that are gone."""
+    if counts.loss_weight is None:
+        return None
+    return counts.loss_weight - (gone.num_loss_tokens if gone.loss_weight is None else gone.loss_weight)

@@ -19,16 +19,18 @@ from rft.reward_names import function_name
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import DataError, OptionsError, Problem
 from rft_core.keyed_random import derive_key, permutation
+from rft_core.nearest_names import nearest_names
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.columns import MissingColumnError
 from rft_trainer.data.images import ImageColumn
 from rft_trainer.data.media_cache import MediaProcessor, MediaStore
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.prefetch import Prefetcher
-from rft_trainer.data.prompts import PromptRow, content_hash
+from rft_trainer.data.prompts import ROLES, PromptRow, content_hash
 from rft_trainer.data.rendering import PromptRenderer, RenderedPrompt
 from rft_trainer.data.sources import LoadedPrompts, SourceSpec, load_prompts, source_sizes
 from rft_trainer.data.task_rows import is_task
+from rft_trainer.data.turn_masks import ASSISTANT_TURNS, TrainedTurns
 from rft_trainer.records.rollouts import Prompt, TrainingSample
 from rft_trainer.settings.data import (
     DataSettings,
@@ -77,7 +79,7 @@ def as_prompts(rendered: Sequence[RenderedPrompt]) -> list[Prompt]:
     ]
 
 
-def renderer_for(text: PromptTextSettings, tokenizer: HfTokenizer) -> PromptRenderer:
+def renderer_for(text: PromptTextSettings, tokenizer: HfTokenizer, turns: TrainedTurns | None = None) -> PromptRenderer:
     """The settings' way from a row to text; plain text gets the tokenizer's own special tokens."""
     return PromptRenderer(
         tokenizer,
@@ -86,7 +88,28 @@ def renderer_for(text: PromptTextSettings, tokenizer: HfTokenizer) -> PromptRend
         apply_chat_template=text.apply_chat_template,
         add_special_tokens=not text.apply_chat_template,
         media=MediaStore(tokenizer) if isinstance(tokenizer, MediaProcessor) else None,
+        turns=turns or ASSISTANT_TURNS,
     )
+
+
+def trained_turns(data: SftDataSettings) -> TrainedTurns:
+    """Return the turns of whole conversations that are learned.
+
+    Raises:
+        OptionsError: a role that messages do not have.
+    """
+    roles = tuple(dict.fromkeys(role.strip() for role in data.roles_to_train.split(",") if role.strip()))
+    unknown = [role for role in roles if role not in ROLES]
+    meant = nearest_names(unknown[0], ROLES, count=1) if unknown else []
+    if unknown or not roles:
+        raise OptionsError(
+            code="data.roles_to_train",
+            what=f"roles_to_train = {data.roles_to_train!r}",
+            where="--roles_to_train",
+            why=f"a role is one of {', '.join(ROLES)}; several are joined by commas",
+            do=f"--roles_to_train {meant[0] if meant else 'assistant'}",
+        )
+    return TrainedTurns(roles, last_only=data.train_on_turns == "last")
 
 
 def read_training(
@@ -99,8 +122,14 @@ def read_training(
     prompt_max_len: int,
     images: ImageReading = _NO_IMAGES,
     whole_rows: bool = False,
+    turns: TrainedTurns | None = None,
+    limit_flag: str = "--prompt_max_len",
+    weight_key: str = "",
 ) -> PreparedPrompts:
-    """Read and render the rows to train on; with `whole_rows` they keep all columns, for code of the user."""
+    """Read and render the rows to train on; with `whole_rows` they keep all columns, for code of the user.
+
+    `turns`: of whole conversations, which are read as such then; None = the last reply is what a prompt is asked for.
+    """
     if not rows.prompt_data:
         raise OptionsError(
             code="data.no_prompt_data",
@@ -119,6 +148,8 @@ def read_training(
         output_key=output_key,
         images=images.column,
         whole_rows=whole_rows,
+        conversations=turns is not None,
+        weight_key=weight_key or None,
     )
     _tell(loaded)
     chosen = _first(loaded.prompts, rows.max_samples) if rows.max_samples else list(loaded.prompts)
@@ -126,11 +157,11 @@ def read_training(
     chosen = images.arranged(chosen)
     kept, left_out = _render(
         chosen,
-        renderer_for(text, tokenizer),
+        renderer_for(text, tokenizer, turns),
         prompt_max_len,
         rows.num_workers,
         rows.prefetch_factor,
-        "--prompt_max_len",
+        limit_flag,
     )
     kept_ids = {r.prompt_id for r in kept}
     used = [row for row in chosen if row.prompt_id in kept_ids]
@@ -216,6 +247,8 @@ def read_held_out(
     prompt_max_len: int,
     images: ImageReading = _NO_IMAGES,
     whole_rows: bool = False,
+    turns: TrainedTurns | None = None,
+    limit_flag: str = "--prompt_max_len",
 ) -> tuple[RenderedPrompt, ...]:
     """The first `limit` held-out rows (0 = all); one that does not fit is an error, since it would change the score."""
     with _held_out_settings():
@@ -227,19 +260,20 @@ def read_held_out(
             output_key=output_key,
             images=images.column,
             whole_rows=whole_rows,
+            conversations=turns is not None,
         )
     _tell(loaded)
     chosen = images.arranged(loaded.prompts[:limit] if limit else loaded.prompts)
-    kept, left_out = _render(chosen, renderer_for(text, tokenizer), prompt_max_len, 0, 1, "--prompt_max_len")
+    kept, left_out = _render(chosen, renderer_for(text, tokenizer, turns), prompt_max_len, 0, 1, limit_flag)
     if left_out:
         name, length = max(left_out, key=lambda item: item[1])
         raise DataError(
             code="eval.prompt_too_long",
             what=f"{len(left_out)} of {len(chosen)} held-out prompts are longer than {prompt_max_len} tokens, "
             f"{name} has {length}",
-            where="--prompt_max_len",
+            where=limit_flag,
             why="an evaluation that leaves rows out would not be the evaluation that was asked for",
-            do=f"--prompt_max_len {length}",
+            do=f"{limit_flag} {length}",
         )
     return tuple(kept)
 
@@ -355,19 +389,28 @@ def _render(
 def demonstrations(
     rendered: Sequence[RenderedPrompt], tokenizer: HfTokenizer, max_len: int
 ) -> tuple[list[TrainingSample], list[tuple[str, int]]]:
-    """Prompt, output and end token as one sample each; what is longer than `max_len` is left out by name."""
+    """Prompt, output and end token as one sample each; what is longer than `max_len` is left out by name.
+
+    A row of weight 0 is left out too: it has no part in the loss or in its denominator.
+    """
     samples: list[TrainingSample] = []
     left_out: list[tuple[str, int]] = []
     # sampling stops at any of the end tokens; one of them is enough to learn
     end = tokenizer.eos_ids[:1]
     for row in rendered:
-        assert row.output is not None, "demonstrations are read with an output key"
-        # the output is encoded apart, so that the prompt has the tokens that it has when responses are sampled
-        tokens = (*row.token_ids, *tokenizer.encode(row.output), *end)
-        if len(tokens) > max_len:
-            left_out.append((row.prompt_id, len(tokens)))
-        else:
-            samples.append(TrainingSample(row.prompt_id, tokens, len(row.token_ids), 0.0, media=row.media))
+        sample = _conversation_sample(row) if row.learned else _answered_sample(row, tokenizer, end)
+        if sample.num_tokens > max_len:
+            left_out.append((row.prompt_id, sample.num_tokens))
+        elif sample.weight > 0:
+            samples.append(sample)
+    if not samples and len(left_out) < len(rendered):
+        raise DataError(
+            code="data.all_weigh_nothing",
+            what=f"the weights of all {len(rendered) - len(left_out)} rows that fit are 0",
+            where="--weight_key",
+            why="a row of weight 0 is left out, and here all would be",
+            do="leave --weight_key out",
+        )
     if not samples:
         longest = max((length for _, length in left_out), default=0)
         raise DataError(
@@ -378,6 +421,34 @@ def demonstrations(
             do=f"--max_len {longest}",
         )
     return samples, left_out
+
+
+def _answered_sample(row: RenderedPrompt, tokenizer: HfTokenizer, end: Sequence[int]) -> TrainingSample:
+    assert row.output is not None, "demonstrations are read with an output key"
+    # the output is encoded apart, so that the prompt has the tokens that it has when responses are sampled
+    tokens = (*row.token_ids, *tokenizer.encode(row.output), *end)
+    return TrainingSample(row.prompt_id, tokens, len(row.token_ids), 0.0, media=row.media, weight=row.weight)
+
+
+def _conversation_sample(row: RenderedPrompt) -> TrainingSample:
+    """A whole conversation: what stands before its first learned token is the prompt."""
+    first = row.learned.index(True)
+    mask = row.learned[first:]
+    return TrainingSample(
+        row.prompt_id,
+        row.token_ids,
+        first,
+        0.0,
+        media=row.media,
+        loss_mask=() if all(mask) else mask,
+        weight=row.weight,
+    )
+
+
+def weight_notes(rendered: Sequence[RenderedPrompt]) -> tuple[str, ...]:
+    """Return what a person should know of the weights of rows."""
+    without = sum(row.weight == 0 for row in rendered)
+    return (f"{without:,} of {len(rendered):,} rows have weight 0 and are left out",) if without else ()
 
 
 def data_notes(

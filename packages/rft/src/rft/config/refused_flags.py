@@ -52,6 +52,16 @@ REFUSED_FLAGS: dict[str, Refusal] = {
     **_rows(
         "the form without reentrance is always used", "--gradient_checkpointing", "gradient_checkpointing_use_reentrant"
     ),
+    # supervised fine-tuning
+    **_rows(
+        "responses alone are learned, and of conversations the turns of the assistant",
+        f"{_OUT} (--roles_to_train names other roles)",
+        "assistant_only_loss",
+        "completion_only_loss",
+    ),
+    **_rows("turns of other roles are learned by name", "--roles_to_train user,assistant", "train_on_inputs"),
+    **_rows("turns of other roles are learned by name", "--roles_to_train user,assistant", "train_on_prompt"),
+    **_rows("the turns that are learned are named", "--train_on_turns last", "mask_history"),
     # images, audio, video
     **_rows(f"{_NOT_YET}: prompts are text and images, not videos", _OUT, "limit_mm_video_per_prompt", "fps"),
     **_rows("rows are text alone unless a column of images is named", "leave --images_key out", "text_only"),

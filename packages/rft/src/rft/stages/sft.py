@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from rft.build.prompt_data import (
     hold_out,
     read_held_out,
     read_training,
+    trained_turns,
+    weight_notes,
 )
 from rft.build.shared_parts import (
     balanced_forward,
@@ -38,12 +40,15 @@ from rft.parallel.policy_weights import checkpoint_parts, fused_policy
 from rft.parallel.shardable import ShardablePolicy
 from rft.parallel.step_guards import make_guards, make_weight_check
 from rft.process.launching import requested_run
-from rft.process.machine import open_machine
+from rft.process.machine import Machine, open_machine
 from rft.process.rollbacks import with_rollbacks
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun, compared_facts, execute, start
 from rft.settings import SftSettings
+from rft_algos.algorithms.published import Sft
+from rft_core.keyed_random import derive_key
 from rft_dist.strategies.weights_snapshot import WeightsSnapshot
+from rft_models.layers.embedding_noise import EmbeddingNoise
 from rft_models.loading.context_length import model_facts
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -58,8 +63,9 @@ from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.settings.sft import SftTrainingSettings
 from rft_trainer.update.numeric_guard import NumericGuard
-from rft_trainer.update.optimizer_step import Updater
+from rft_trainer.update.optimizer_step import MicroBatchLoss, Updater
 from rft_trainer.update.policy_loss import PolicyLoss
+from rft_trainer.update.supervised_loss import SupervisedLoss
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +88,18 @@ def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) 
     max_len = chosen.max_len or max_positions
     refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer)
     images = row_images(settings.images, settings.run.seed)
+    turns = trained_turns(data)
     training = read_training(
-        data, data, tokenizer, label_key=None, output_key=data.output_key, prompt_max_len=max_len, images=images
+        data,
+        data,
+        tokenizer,
+        label_key=None,
+        output_key=data.output_key,
+        prompt_max_len=max_len,
+        images=images,
+        turns=turns,
+        limit_flag="--max_len",
+        weight_key=data.weight_key,
     )
     samples, left_out = demonstrations(training.rendered, tokenizer, max_len)
     held_out: list[TrainingSample] = []
@@ -99,6 +115,8 @@ def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) 
             output_key=data.eval_output_key or data.output_key,
             prompt_max_len=max_len,
             images=images,
+            turns=turns,
+            limit_flag="--max_len",
         )
         held_out, _ = demonstrations(rendered, tokenizer, max_len)
     elif data.held_out_rows:
@@ -109,6 +127,7 @@ def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) 
     # counted anew: rows that are too long or held out have left their sources
     mixture = training.mixture_of([sample.sample_id for sample in samples])
     notes = data_notes(data, tokenizer, training.rendered, rendered, unused=training.loaded.unused)
+    notes += weight_notes(training.rendered)
     return SftData(training, samples, left_out, held_out, num_steps, mixture, notes)
 
 
@@ -192,25 +211,59 @@ def _updater(
     """Make the optimizer steps of the likelihood objective."""
     chosen, machine = settings.training, started.machine
     return Updater(
-        PolicyLoss(
-            parallel.model,
-            TokenLikelihood(),
-            balanced=balanced_forward(settings.model, parallel.model, machine),
-            fused=fused_policy(parallel),
-        ),
+        _loss(settings, parallel, machine),
         parallel.optimizer,
         parallel.data,
         micro_batching=micro_batching(
             chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples
         ),
         learning_rate=counting(
-            parallel.model, learning_rate_schedule(settings.optimizer, chosen.learning_rate, num_steps)
+            parallel.model,
+            with_noise(
+                parallel.model,
+                learning_rate_schedule(settings.optimizer, chosen.learning_rate, num_steps),
+                alpha=chosen.neftune_noise_alpha,
+                seed=settings.run.seed,
+            ),
         ),
         guard=guard,
         trace=make_tracer(parallel, machine),
         device=machine.device,
         pin_memory=settings.data.dataloader_pin_memory,
         collective_forward=parallel.collective_forward,
+    )
+
+
+def with_noise(
+    policy: CausalPolicy, schedule: Callable[[int], float], *, alpha: float, seed: int
+) -> Callable[[int], float]:
+    """Put noise on the policy's embeddings; return the learning rate of each step, whose call begins the step's noise.
+
+    Without an `alpha` the schedule is returned as it is.
+    """
+    if not alpha:
+        return schedule
+    noise = EmbeddingNoise(alpha, derive_key(seed, "neftune"))
+    policy.backbone.noise = noise
+
+    def rate(update: int) -> float:
+        noise.update = update
+        return schedule(update)
+
+    return rate
+
+
+def _loss(settings: SftSettings, parallel: ParallelModel[CausalPolicy], machine: Machine) -> MicroBatchLoss:
+    """Make the loss of a micro-batch: the fused or split likelihood, or the one with terms over the vocabulary."""
+    chosen = settings.training
+    if chosen.label_smoothing or chosen.z_loss_coef:
+        record = Sft(label_smoothing=chosen.label_smoothing, z_loss_coef=chosen.z_loss_coef)
+        return SupervisedLoss(parallel.model, record)
+    return PolicyLoss(
+        parallel.model,
+        TokenLikelihood(),
+        balanced=balanced_forward(settings.model, parallel.model, machine),
+        fused=fused_policy(parallel),
     )
 
 
