@@ -21,7 +21,7 @@ ARGUMENTS = {"pretrain", "prompt_data", "reward"}
 OWN_ARGUMENTS = {
     "rl": {"eval_data"},
     "sft": {"eval_data"},
-    "eval": {"eval_data"},
+    "eval": {"eval_data", "compare"},
     "generate": {"prompt"},
     "serve-reward": set(),
 }

@@ -86,7 +86,7 @@ def load_prompts(
     for spec in specs:
         files.extend(map(str, spec.files) if spec.files else files_of(spec.path, split=split))
         rows = rows_of_source(spec, split=split, skips=skips)
-        read = as_read(rows, Keys(input_key, label_key, output_key), skips)
+        read = as_read(rows, Keys(input_key, label_key, output_key), skips, images=images.key if images else "")
         notes += [f"{spec.name}: {read.note}"] if read.note else []
         note = "" if read.note or whole_rows else _unused(read, images)
         unused += [f"{spec.name}: {note}"] if note else []

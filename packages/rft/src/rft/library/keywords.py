@@ -266,6 +266,7 @@ class RlKeywords(TrainingKeywords, total=False):
     async_deterministic: bool
     actor_learning_rate: float
     eval_n: int
+    eval_k: str
     eval_temperature: float
     keep_best: bool
     save_trajectories: bool
@@ -347,6 +348,7 @@ class EvalKeywords(TypedDict, total=False):
     max_len: int | None
     constraint: str
     eval_n: int
+    eval_k: str
     engine_type: Literal["auto", "native", "hf", "vllm", "sglang"]
     engine_tp_size: int
     engine_mem_util: float | None
@@ -356,6 +358,7 @@ class EvalKeywords(TypedDict, total=False):
     seed: int
     debug: bool
     output: str
+    eval_by: str
 
 
 class GenerateKeywords(TypedDict, total=False):

@@ -174,7 +174,7 @@ def build_rl(
         machine,
         data,
         longest_response,
-        settings.evaluation,
+        settings,
         rollouts.conversations,
     )
     objective = PolicyObjective(record, credit.coefficients)
