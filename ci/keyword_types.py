@@ -23,7 +23,7 @@ OWN_ARGUMENTS = {
     "rl": {"eval_data"},
     "sft": {"eval_data"},
     "rm": {"eval_data"},
-    "eval": {"eval_data"},
+    "eval": {"eval_data", "compare"},
     "generate": {"prompt"},
     "serve-reward": set(),
 }

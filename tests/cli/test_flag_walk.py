@@ -184,6 +184,7 @@ RL = SHARED | {
     "label_key": Row("--label_key more", "example"),
     "eval_label_key": Row("--eval_label_key absent", "refused:data.missing_field"),
     "eval_n": Row("--eval_n 2", "evals", "--eval_temperature 1"),
+    "eval_k": Row("--eval_k 2", "evals", "--eval_n 4 --eval_temperature 1"),
     "keep_best": Row("--keep_best", "evals"),
     "eval_temperature": Row("--eval_temperature 1", "evals"),
     "eval_metrics": Row("--eval_metrics none", "refused:task.unknown"),

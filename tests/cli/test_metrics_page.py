@@ -64,7 +64,7 @@ def general(name: str) -> str:
             return name.replace(head, "<head>")
     if name.startswith("reward/status_"):
         return "reward/status_<status>"
-    if name.startswith(("eval/pass@", "eval/best@")):
+    if name.startswith(("eval/pass@", "eval/maj@", "eval/best@")):
         return f"{name.partition('@')[0]}@K"
     phase = name.removeprefix("time/share_")
     return "time/share_<phase>" if name != phase and phase in {*Phase, "other"} else name

@@ -195,3 +195,14 @@ def test_a_curve_takes_probabilities_of_its_range_alone() -> None:
         calibration_curve([0.4, 0.5], [True])
     with pytest.raises(InputError):
         calibration_error([])
+
+
+def test_the_interval_of_shares_is_wilsons_of_right_and_wrong_and_students_else():
+    assert statistics.share_interval([1.0, 0.0, 1.0]) == wilson_interval(2, 3)
+    assert statistics.share_interval([1.0] * 5).low < 1.0
+    shares = [0.5, 0.25, 0.75, 0.5]
+    assert statistics.share_interval(shares) == mean_interval(shares)
+    wide = statistics.share_interval([0.5, 1.0])
+    assert (wide.low, wide.high, wide.num) == (0.0, 1.0, 2)
+    with pytest.raises(InputError):
+        statistics.share_interval([1.5])

@@ -1,8 +1,8 @@
 """95 % intervals for what an evaluation reports. Torch-free.
 
 A mean of n scores uses Student's t with n - 1 degrees of freedom, a share of successes uses
-Wilson's interval, and "after against before" on the same prompts uses the paired differences,
-whose interval is much narrower than the two separate ones.
+Wilson's interval, a mean of shares either of them, and "after against before" on the same
+prompts uses the paired differences, whose interval is much narrower than the two separate ones.
 """
 
 from __future__ import annotations
@@ -164,6 +164,26 @@ def calibration_error(bins: Sequence[CalibrationBin]) -> float:
     if not total:
         refuse("a calibration error needs at least one prediction")
     return math.fsum(one.num * abs(one.predicted - one.observed) for one in bins) / total
+
+
+def share_interval(values: Sequence[float], *, level: float = 0.95) -> Interval:
+    """Interval of the mean of n values in [0, 1], one an independent item: shares, chances, right or wrong.
+
+    Wilson's where all are 0 or 1 (so that no spread is not taken for certainty), else `mean_interval` cut to [0, 1].
+
+    Args:
+        values: n >= 1 values (a plain sequence, no tensors).
+        level: coverage, in (0, 1).
+
+    Returns:
+        The interval, inside [0, 1].
+    """
+    if not all(0.0 <= value <= 1.0 for value in values):
+        refuse("a share lies in [0, 1]")
+    if values and all(value in (0.0, 1.0) for value in values):
+        return wilson_interval(int(sum(values)), len(values), level=level)
+    found = mean_interval(values, level=level)
+    return Interval(found.estimate, max(0.0, found.low), min(1.0, found.high), found.num)
 
 
 def pass_at_k_estimate(num_correct: int, num: int, *, k: int) -> float:

@@ -16,6 +16,7 @@ from rft_core.errors import OptionsError, ServiceError
 from rft_dist.collectives import SingleProcess
 from rft_dist.launch.environment import ranks_from_environment
 from rft_models.tiny_models.text import build_character_model
+from rft_trainer.evaluation import partial_rows
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +34,8 @@ def answers(model: Path, *words: str) -> list[str]:
     resolved: Any = resolve("eval", [*argv, "--reward", "exact", *words])
     machine = Machine("cpu", ranks_from_environment({}), SingleProcess())
     evaluation = evaluate(resolved.settings, machine)
-    assert len(evaluation.result.rewards) == len(evaluation.rollouts) == len(evaluation.prompts) == 4
-    return [rollout.response_text for group in evaluation.rollouts for rollout in group]
+    assert len(evaluation.result.rewards) == len(evaluation.rows) == len(evaluation.prompts) == 4
+    return [row["response"] for row in evaluation.flat_rows()]
 
 
 def test_sampled_answers_follow_from_the_seed(model: Path) -> None:
@@ -82,3 +83,70 @@ def test_several_samples_at_temperature_0_are_refused(command: str, flag: str) -
     (problem,) = caught.value.problems
     assert (problem.code, problem.do) == ("eval.equal_samples", f"--{flag} 1")
     resolve(command, [*words, *problem.do.split()])
+
+
+@pytest.mark.parametrize(
+    ("eval_k", "remedy"), [("8", "--eval_n 8"), ("0,2", "--eval_k 4"), ("two", "--eval_k 4"), ("1,16,2", "--eval_n 16")]
+)
+@pytest.mark.parametrize("command", ["eval", "rl"])
+def test_more_draws_than_samples_are_refused_with_what_allows_them(command: str, eval_k: str, remedy: str) -> None:
+    words = ["--pretrain", "m", "--eval_data", "e", "--eval_n", "4", "--eval_temperature", "1"]
+    with pytest.raises(SettingsError) as caught:
+        resolve(command, [*words, "--eval_k", eval_k])
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.do) == ("eval.draws", remedy)
+    resolve(command, [*words, "--eval_k", eval_k, *problem.do.split()])
+
+
+def test_a_killed_evaluation_goes_on_where_it_was_and_its_file_is_that_of_one_that_was_not(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("reward.py").write_text(
+        "import pathlib\n"
+        "def some(responses, labels):\n"
+        "    asked = pathlib.Path('asked')\n"
+        "    seen = int(asked.read_text()) if asked.exists() else 0\n"
+        "    asked.write_text(str(seen + len(responses)))\n"
+        "    return [float(len(set(r)) % 2) for r in responses]\n"
+    )
+    monkeypatch.setattr(partial_rows, "_RESPONSES_AT_ONCE", 2)
+    words = ("--reward", "reward.py:some", "--reward_workers", "1", "--temperature", "1")
+    answers(model, *words, "--output", "whole.jsonl")
+    keep, turns = partial_rows.PartialRows.keep, list[int]()
+
+    def killed(self: Any, rows: Any) -> None:
+        keep(self, rows)
+        turns.append(len(rows))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(partial_rows.PartialRows, "keep", killed)
+    with pytest.raises(KeyboardInterrupt):
+        answers(model, *words, "--output", "out.jsonl")
+    assert turns == [2]
+    assert Path("out.jsonl.partial").exists()
+    assert not Path("out.jsonl").exists()
+    monkeypatch.setattr(partial_rows.PartialRows, "keep", keep)
+    with pytest.raises(OptionsError) as caught:
+        answers(model, *words, "--seed", "5", "--output", "out.jsonl")
+    assert caught.value.problem.code == "eval.other_partial"
+    Path("asked").unlink()
+    answers(model, *words, "--output", "out.jsonl")
+    assert Path("asked").read_text() == "2", "the first two have their rewards"
+    assert Path("out.jsonl").read_text() == Path("whole.jsonl").read_text()
+    assert not Path("out.jsonl.partial").exists()
+
+
+def test_two_models_answer_the_same_rows_and_saved_rows_say_the_same(model: Path) -> None:
+    Path("reward.py").write_text("def size(responses, labels):\n    return [len(set(r)) / 8 for r in responses]\n")
+    other = build_character_model(Path("other"), hidden=16, layers=1, heads=2, kv_heads=1, ffn=24, seed=1)
+    words = ("--reward", "reward.py:size", "--reward_workers", "1", "--temperature", "1")
+    answers(other, *words, "--output", "other.json")
+    for number, compared in enumerate((other, "other.json")):
+        answers(model, *words, "--output", f"{number}.json", "--compare", str(compared))
+    found = [json.loads(Path(f"{number}.json").read_text())["compare"] for number in range(2)]
+    assert found[0].pop("with") != found[1].pop("with")
+    assert found[0] == found[1]
+    rewards = [[row["reward"] for row in json.loads(Path(f).read_text())["rows"]] for f in ("other.json", "0.json")]
+    assert found[0]["reward"]["after"] - found[0]["reward"]["before"] == pytest.approx(
+        sum(rewards[1]) / 4 - sum(rewards[0]) / 4
+    )

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rft_algos.statistics import wilson_interval
 from rft_cli.commands import eval as eval_command
 from rft_core.errors import OptionsError
+from rft_trainer.evaluation.comparison import compare_rows
 
-ROWS = [{"prompt": "1+1=", "reward": 1.0}, {"prompt": "2+2=", "reward": 0.0}]
 RECORD = {"eval/accuracy": 0.5}
 Run = Callable[..., list[Any]]
 
@@ -38,13 +38,15 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
             mean_tokens=3.5,
             num_truncated=1,
             as_record=lambda: RECORD,
+            intervals=lambda: dict.fromkeys(more.get("at_k", {}), SimpleNamespace(low=0.6, high=0.8)),
         )
         evaluation = SimpleNamespace(
             result=result,
             num_right=2,
             accuracy_interval=SimpleNamespace(low=0.1, high=0.9),
             reward_interval=SimpleNamespace(low=0.2, high=0.3),
-            rows=lambda collectives: asked.append(collectives) or ROWS,
+            accuracy_by=more.get("accuracy_by", {}),
+            comparison=more.get("comparison"),
         )
 
         @contextmanager
@@ -84,18 +86,29 @@ def test_several_samples_show_what_they_are_the_mean_of_and_the_best_of_k(
     run(num_samples=4, at_k={"pass@4": 0.75})
     lines = capsys.readouterr().out.splitlines()
     assert "mean@4; all samples right: 2 of 4" in lines[2]
-    assert ["pass@4", "0.7500"] in [line.split() for line in lines]
+    assert "pass@4    0.7500  (95 %: 0.6000 to 0.8000)" in lines
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-def test_rows_are_gathered_on_every_rank_and_written_by_the_first(
-    is_first: bool, run: Run, capsys: pytest.CaptureFixture[str]
+def test_only_the_first_rank_prints(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--output", "rows.jsonl", is_first=False) == ["cpu", ("m", True)]
+    assert not capsys.readouterr().out
+    run("--output", "rows.jsonl")
+    assert "rows      rows.jsonl" in capsys.readouterr().out.splitlines()
+
+
+def test_the_values_of_a_column_and_a_comparison_have_lines_of_their_own(
+    run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("--output", "rows.jsonl", is_first=is_first) == ["cpu", ("m", True), "collectives"]
-    assert bool(capsys.readouterr().out) is is_first
-    assert Path("rows.jsonl").exists() is is_first
-    if is_first:
-        assert [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()] == ROWS
+    rows = [[{"prompt_id": str(n), "label": "", "reward": float(n < right)} for n in range(6)] for right in (1, 5)]
+    comparison = compare_rows(rows[0], rows[1], seed=0, where="")
+    run("--eval_by", "level", "--compare", "base", accuracy_by={"3": wilson_interval(1, 2)}, comparison=comparison)
+    lines = capsys.readouterr().out.splitlines()
+    (group,) = [line for line in lines if line.startswith("level 3")]
+    assert group.split()[2:5] == ["0.5000", "(2", "problems;"]
+    at = lines.index("against   base, 6 prompts in pairs")
+    assert lines[at + 1].startswith("  accuracy  0.1667 -> 0.8333  +0.6667  (95 %: ")
+    assert "p = 0.125, McNemar's exact test)" in lines[at + 1]
+    assert lines[at + 3] == "  prompts   4 with more right answers, 0 with fewer"
 
 
 def test_a_directory_in_place_of_a_file_is_refused_before_anything_is_answered(run: Run, tmp_path: Path) -> None:

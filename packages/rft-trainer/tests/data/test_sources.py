@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rft_core.errors import DataError, OptionsError
+from rft_trainer.data.images import ImageColumn
 from rft_trainer.data.readers.rows import SkipLog
 from rft_trainer.data.sources import SourceSpec, load_prompts, parse_sources, source_sizes
+from rft_trainer.tasks.drawn_images import drawings
 
 
 def write(path: Path, *rows: object) -> str:
@@ -117,3 +121,21 @@ def test_columns_that_nothing_reads_are_named_once(
     file.write_text(json.dumps(row) + "\n" + json.dumps(row) + "\n")
     loaded = load_prompts(parse_sources(str(file)), input_key="input", whole_rows=whole, **keys)
     assert (loaded.unused, loaded.notes) == (note, ())
+
+
+def test_rows_of_geometry3k_have_their_images_as_bytes_and_their_columns_as_published(tmp_path: Path) -> None:
+    pictures = [drawing.png for drawing in drawings(0, "test", 3)]
+    table = pa.table(
+        {
+            "images": [[{"bytes": picture, "path": None}] for picture in pictures],
+            "problem": [f"<image>Find x, number {number}." for number in range(3)],
+            "answer": ["3", "4 \\sqrt { 2 }", "60"],
+        }
+    )
+    pq.write_table(table, tmp_path / "test.parquet")
+    (spec,) = parse_sources(str(tmp_path / "test.parquet"))
+    loaded = load_prompts([spec], input_key="input", label_key="label", images=ImageColumn("images"))
+    assert [prompt.label for prompt in loaded.prompts] == ["3", "4 \\sqrt { 2 }", "60"]
+    assert [prompt.text for prompt in loaded.prompts] == table["problem"].to_pylist()
+    assert [image.read() for prompt in loaded.prompts for image in prompt.images] == pictures
+    assert loaded.notes == ("test: problem is the prompt, answer is the label",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor
 
 from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_algos.statistics import wilson_interval
 from rft_core.errors import NumericsError, OutageError
 from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
-from rft_trainer.records.rollouts import Prompt
+from rft_trainer.records.rollouts import Prompt, Rollout
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
 from rft_trainer.testing.bigram import BigramEngine, BigramPolicy, DigitDecoder, OneRank
 
@@ -62,6 +64,10 @@ class Metrics:
         return {"characters": float(sum(map(len, responses)))}
 
 
+def readable(prompt: Prompt, rollout: Rollout) -> dict[str, Any]:
+    return {"prompt_id": prompt.prompt_id, "response": rollout.response_text}
+
+
 def evaluator(engine: BigramEngine, ranks: OneRank | None = None, seed: int = 0, metrics: Any = None) -> Evaluator:
     return Evaluator(
         engine,
@@ -77,8 +83,8 @@ def evaluator(engine: BigramEngine, ranks: OneRank | None = None, seed: int = 0,
 
 def test_metrics_of_tasks_are_of_all_answers_in_the_order_of_the_prompts() -> None:
     metrics = Metrics()
-    result, rollouts = evaluator(RecordingEngine(), metrics=metrics).with_rollouts()
-    texts = [rollout.response_text for (rollout,) in rollouts]
+    result, rows = evaluator(RecordingEngine(), metrics=metrics).with_rows(readable)
+    texts = [row["response"] for (row,) in rows]
     assert metrics.given == (texts, [prompt.label for prompt in PROMPTS], list(result.rewards))
     assert result.as_record()["eval/characters"] == len("".join(texts)) > 0
     assert "eval/characters" not in evaluator(RecordingEngine())().as_record()
@@ -205,8 +211,9 @@ def test_several_samples_give_the_mean_of_each_prompt_and_the_unbiased_best_of_k
     engine, metrics = RecordingEngine(), Metrics()
     single = evaluator(engine)
     several = replace(single, num_samples=4, reward=of_sample, metrics=metrics)
-    result, rollouts = several.with_rollouts()
-    assert [len(group) for group in rollouts] == [4] * 6
+    result, rows = several.with_rows(readable)
+    assert [len(group) for group in rows] == [4] * 6
+    assert [row["correct"] for row in rows[0]] == [False, False, True, False]
     single()
     drawn, alone = engine.keys
     assert len(set(drawn)) == 24
@@ -217,6 +224,8 @@ def test_several_samples_give_the_mean_of_each_prompt_and_the_unbiased_best_of_k
     assert record["eval/accuracy"] == pytest.approx(0.25 / 6)
     # one of four right: two of them hold it in half of the draws; the prompt with three scores says nothing of four
     assert (record["eval/pass@2"], record["eval/pass@4"]) == pytest.approx((0.5 / 6, 1 / 5))
+    assert record["eval/pass@1"] == record["eval/accuracy"]
+    assert "eval/best@1" not in record, "the mean reward"
     assert (record["eval/best@2"], record["eval/best@4"]) == pytest.approx((0.5 / 6, 1 / 5))
     assert [len(given) for given in metrics.given] == [24] * 3
     assert "eval/samples" not in single().as_record()
@@ -237,3 +246,51 @@ def test_several_samples_are_the_same_on_any_number_of_ranks(world_size: int) ->
             return parts
 
     assert replace(evaluator(RecordingEngine(), All(0, world_size)), num_samples=3)() == whole
+
+
+def test_several_samples_vote_by_their_answers_and_only_the_ks_that_are_asked_for_are_there() -> None:
+    several = replace(evaluator(RecordingEngine()), num_samples=4, reward=of_sample, ks=(3,))
+    assert {name for name in several().at_k} == {"pass@3", "maj@3", "best@3"}
+    # all say the same: the answer is right as often as the samples that say it
+    alike = replace(several, answer_of=lambda text: "one")()
+    assert alike.by_prompt["maj@3"][0] == pytest.approx(0.25)
+    # nobody says anything
+    assert replace(several, answer_of=lambda text: None)().at_k["maj@3"] == 0.0
+
+
+def test_intervals_are_over_the_prompts() -> None:
+    found = replace(evaluator(RecordingEngine()), num_samples=4, reward=of_sample)().intervals()
+    assert {"accuracy", "reward", "pass@4", "maj@2", "best@2"} <= {*found}
+    assert (found["accuracy"].num, found["pass@4"].num) == (6, 5), "one prompt has three scores"
+    assert found["pass@4"] == wilson_interval(1, 5)
+    single = evaluator(RecordingEngine())().intervals()
+    assert single["accuracy"] == wilson_interval(1, 4)
+
+
+class Kept:
+    """A journal that keeps its rows here."""
+
+    def __init__(self, prompts_at_once: int) -> None:
+        self.prompts_at_once, self.rows = prompts_at_once, dict[int, Any]()
+        self.turns: list[list[int]] = []
+
+    def done(self) -> dict[int, Any]:
+        return dict(self.rows)
+
+    def keep(self, rows: Any) -> None:
+        self.turns.append(list(rows))
+        self.rows |= json.loads(json.dumps({str(index): group for index, group in rows.items()}))
+        self.rows = {int(index): group for index, group in self.rows.items()}
+
+
+def test_what_a_journal_has_is_not_answered_again_and_changes_nothing() -> None:
+    whole = evaluator(RecordingEngine()).with_rows(readable)
+    kept = Kept(2)
+    assert evaluator(RecordingEngine()).with_rows(readable, kept) == whole
+    assert kept.turns == [[0, 1], [2, 3], [4, 5]]
+    # a kill after the first turn and a half
+    kept.rows = {index: kept.rows[index] for index in (0, 1, 3)}
+    engine = RecordingEngine()
+    again = evaluator(engine)
+    assert again.with_rows(readable, kept) == whole
+    assert engine.keys == [[key for (key,) in (again.keys[2], again.keys[4])], [again.keys[5][0]]]

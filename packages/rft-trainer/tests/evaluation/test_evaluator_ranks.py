@@ -94,12 +94,16 @@ class Sender(RankOf):
         raise SentError
 
 
+def name_of(prompt: Prompt, rollout: Rollout) -> dict[str, str]:
+    return {"prompt_id": rollout.prompt_id}
+
+
 def rows_of_all(world_size: int) -> list[bytes]:
     """What every rank of several sends: the rows of its share."""
     sent: list[bytes] = []
     for rank in range(world_size if world_size > 1 else 0):
         with pytest.raises(SentError):
-            evaluator(Sender(rank, world_size, sent))()
+            evaluator(Sender(rank, world_size, sent)).with_rows(name_of)
     return sent
 
 
@@ -109,9 +113,10 @@ def test_results_are_in_the_order_of_the_prompts_on_any_number_of_ranks(
 ) -> None:
     sent = rows_of_all(world_size)
     for rank in range(world_size):
-        result, rollouts = evaluator(RankOf(rank, world_size, sent)).with_rollouts()
+        result, rows = evaluator(RankOf(rank, world_size, sent)).with_rows(name_of)
         assert result == EXPECTED
-        assert [one.prompt_id for (one,) in rollouts] == [f"p:{number}" for number in range(rank, 5, world_size)]
+        assert [row["prompt_id"] for (row,) in rows] == [f"p:{number}" for number in range(5)]
+        assert [row["correct"] for (row,) in rows] == list(EXPECTED.correct)
     assert len(caplog.records) == 1, "the first rank says so, for all"
 
 
@@ -159,10 +164,10 @@ class Talks:
 
 def test_conversations_are_scored_by_their_environment_and_their_turns_are_counted() -> None:
     talks: Any = Talks()
-    result, rollouts = evaluator(OneRank(), conversations=talks).with_rollouts()
+    result, rows = evaluator(OneRank(), conversations=talks).with_rows(name_of)
     assert result.rewards == (1.0,) * 5
     assert result.turns == TurnCounts(conversations=5, turns=10, calling=5, calls=5, malformed=5)
     assert result.mean_tokens == 2.0, "of what was sampled"
     record = result.as_record()
     assert (record["eval/turns_mean"], record["eval/call_share"], record["eval/well_formed_share"]) == (2.0, 0.5, 0.5)
-    assert [one.prompt_id for (one,) in rollouts] == [prompt.prompt_id for prompt in PROMPTS]
+    assert [row["prompt_id"] for (row,) in rows] == [prompt.prompt_id for prompt in PROMPTS]

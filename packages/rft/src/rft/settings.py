@@ -153,6 +153,23 @@ class EvalSamplingSettings(SamplingSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvalOutputSettings(OutputSettings):
+    """The files of an evaluation, and the other one that it is compared with."""
+
+    output: str = ""
+    """File for all responses with their rewards: FILE.json with all figures, or FILE.jsonl with a line a response and
+    the figures in FILE.manifest.json; empty = only the summary is printed. An evaluation that was killed goes on from
+    FILE.partial when it is started again."""
+
+    eval_by: str = ""
+    """Column of the rows by whose values the accuracy is divided, such as level or subject; empty = none."""
+
+    compare: str = ""
+    """Run, checkpoint or model that answers the same rows under the same keys, or the `output` of an earlier
+    evaluation of them, with which this one is compared in pairs; empty = none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 @with_reward_groups
 class EvalSettings:
     """Score a model on held-out data. Greedy unless a temperature is given."""
@@ -167,7 +184,7 @@ class EvalSettings:
     sampling: EvalSamplingSettings = field(default_factory=EvalSamplingSettings)
     evaluation: EvaluationSampleSettings = field(default_factory=EvaluationSampleSettings)
     engine: DecodingEngineSettings = field(default_factory=DecodingEngineSettings)
-    output: OutputSettings = field(default_factory=OutputSettings)
+    output: EvalOutputSettings = field(default_factory=EvalOutputSettings)
 
 
 @dataclass(frozen=True, kw_only=True)

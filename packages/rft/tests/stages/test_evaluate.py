@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 
 from rft.stages import evaluate
-from rft_algos.statistics import mean_interval, paired_difference_interval, wilson_interval
+from rft_algos.statistics import mean_interval, paired_difference_interval, share_interval, wilson_interval
 from rft_core.errors import OptionsError, ServiceError
+from rft_trainer.evaluation.comparison import compare_rows
+from rft_trainer.evaluation.evaluator import EvaluationResult
 
 
 def prompts(*lengths: int) -> list[Any]:
@@ -35,9 +38,7 @@ class Run:
         self.environment = environment
         self.result = SimpleNamespace(num_scored=num_scored, why_unscored="broken")
         policy = calls.double("policy")
-        evaluator = calls.double(
-            "evaluator", with_rollouts=calls.double("with_rollouts", returns=(self.result, [["rollout"]]))
-        )
+        evaluator = calls.double("evaluator", with_rows=calls.double("with_rows", returns=(self.result, [["row"]])))
         metrics = SimpleNamespace(of=lambda names: f"metrics of {names}")
         calls.replace(
             evaluate, TaskMetrics=metrics, constraint_of=lambda *given: None, within=lambda engine, trie: engine
@@ -46,7 +47,9 @@ class Run:
         calls.replace(evaluate, with_model_directories=lambda settings: settings)
         calls.put(
             evaluate,
-            "make_engine row_images read_held_out sampling_options has_user_function columns_of",
+            "make_engine row_images read_held_out sampling_options columns_of",
+            has_user_function=False,
+            function_name="exact",
             tokenizer_with_images=calls.double("tokenizer"),
             enter_environment=environment,
             as_prompts=self.prompts,
@@ -56,8 +59,13 @@ class Run:
             Evaluator=evaluator,
             ExitStack=calls.double("stack"),
         )
+        calls.replace(evaluate, answer_reader=lambda name: f"answers of {name}", rollout_row="row of a rollout")
         self.settings = calls.double(
-            "settings", data=calls.double("data", eval_data="e.jsonl"), model=calls.double("model", bf16=bf16)
+            "settings",
+            data=calls.double("data", eval_data="e.jsonl"),
+            model=calls.double("model", bf16=bf16),
+            output=SimpleNamespace(output="", compare="", eval_by="", seed=3),
+            evaluation=SimpleNamespace(eval_n=4, eval_k="2,3"),
         )
         self.machine = calls.double("machine", ranks=SimpleNamespace(rank=rank, world_size=ranks))
 
@@ -74,11 +82,11 @@ def test_an_evaluation_gives_its_settings_to_the_parts_that_they_belong_to(calls
         "stack begins",
         "tokenizer_with_images(model, settings.images)",
         "enter_environment(settings.conversation, tokenizer, stack)",
-        "row_images(settings.images, settings.output.seed)",
+        "row_images(settings.images, 3)",
         "has_user_function(settings)",
         "read_held_out('e.jsonl', data.eval_split, data.max_eval_samples, data, tokenizer, images=row_images(), "
         "label_key=data.label_key, output_key=None, prompt_max_len=settings.sampling.prompt_max_len, "
-        "whole_rows=has_user_function())",
+        "whole_rows=False)",
         "as_prompts(read_held_out())",
         f"load_policy(model.pretrain, device=machine.device, dtype=torch.{'bfloat16' if bf16 else 'float32'})",
         "eval()",
@@ -87,18 +95,17 @@ def test_an_evaluation_gives_its_settings_to_the_parts_that_they_belong_to(calls
         f"columns_of({run.prompts!r})",
         "build_reward(settings, machine, columns=columns_of(), function=None)",
         "sampling_options(settings.sampling, 20, tokenizer.eos_ids)",
-        f"Evaluator(make_engine(), tokenizer, reward, machine.collectives, {run.prompts!r}, conversations=None, "
-        "metrics='metrics of data.eval_metrics', num_samples=settings.evaluation.eval_n, "
-        "sampling=sampling_options(), seed=settings.output.seed)",
-        "with_rollouts()",
+        "function_name(settings)",
+        f"Evaluator(make_engine(), tokenizer, reward, machine.collectives, {run.prompts!r}, "
+        "answer_of='answers of exact', conversations=None, ks=(2, 3), metrics='metrics of data.eval_metrics', "
+        "num_samples=4, sampling=sampling_options(), seed=3)",
+        "with_rows('row of a rollout', None)",
         "reward.close()",
         "stack ends",
     ]
     assert found.result is run.result
-    assert found.rollouts == [["rollout"]]
-    # every rank has the prompts that it answered
-    assert found.prompts == [run.prompts[1]]
-    assert Run(calls, rank=0).evaluate().prompts[0].token_ids == (0,) * 3
+    assert found.rows == [["row"]]
+    assert found.prompts == run.prompts
 
 
 def test_conversations_have_prompts_and_room_of_their_environment(calls: Any) -> None:
@@ -107,13 +114,13 @@ def test_conversations_have_prompts_and_room_of_their_environment(calls: Any) ->
         "environment", room=calls.double("room", returns=99), opened=calls.double("opened", returns=opened)
     )
     run = Run(calls, environment=environment)
-    assert run.evaluate().prompts == [opened[1]]
+    assert run.evaluate().prompts == opened
     made = calls.taken()
     assert "response_limits(settings, 4)" in made
     assert "room(model.pretrain, 27, 20)" in made
     assert "make_engine(settings.engine, machine, policy, model.pretrain, 99)" in made
     assert "environment.conversations(make_engine(), 99)" in made
-    assert any(f"{opened!r}, conversations=environment.conversations()" in call for call in made)
+    assert any(f"{opened!r}, " in call and "conversations=environment.conversations()" in call for call in made)
 
 
 def test_a_reward_is_closed_after_an_error_and_no_score_at_all_is_one(calls: Any) -> None:
@@ -141,25 +148,35 @@ def test_without_rows_nothing_is_loaded(calls: Any) -> None:
     assert calls.taken() == []
 
 
-def test_intervals_are_of_the_answers_that_were_scored(calls: Any) -> None:
-    calls.put(evaluate, "gather_rows")
-    calls.replace(evaluate, rollout_row=lambda prompt, rollout: (prompt, rollout))
-    result: Any = SimpleNamespace(
-        correct=[True, None, False, True], num_scored=3, rewards=[1.0, None, 0.0, 0.5], num_samples=1
-    )
-    found = evaluate.Evaluation(result, ["p", "q"], [["r"], ["s", "t"]])  # type: ignore[list-item]
+def scored(*correct: float | None, rewards: tuple[float | None, ...] = ()) -> evaluate.Evaluation:
+    result = EvaluationResult(rewards or correct, correct, 0, 1.0)
+    return evaluate.Evaluation(result, [], [[{"n": 0}, {"n": 1}], [{"n": 2}]])
+
+
+def test_intervals_are_of_the_answers_that_were_scored() -> None:
+    found = scored(True, None, False, True, rewards=(1.0, None, 0.0, 0.5))
     assert found.num_right == 2
     assert found.accuracy_interval == wilson_interval(2, 3)
     assert found.reward_interval == mean_interval([1.0, 0.0, 0.5])
-    assert found.rows(calls.double("ranks")) == "gather_rows()"
-    assert calls.taken() == ["gather_rows(ranks, [[('p', 'r')], [('q', 's'), ('q', 't')]])"]
+    assert [row["n"] for row in found.flat_rows()] == [0, 1, 2]
 
 
 def test_several_samples_have_the_interval_of_the_shares_of_their_prompts() -> None:
-    result: Any = SimpleNamespace(correct=[0.5, None, 1.0, 0.0], num_scored=3, num_samples=4)
-    found = evaluate.Evaluation(result, [], [])
+    found = scored(0.5, None, 1.0, 0.0)
     assert found.num_right == 1
-    assert found.accuracy_interval == mean_interval([0.5, 1.0, 0.0])
+    assert found.accuracy_interval == share_interval([0.5, 1.0, 0.0])
+
+
+def test_figures_hold_metrics_intervals_groups_and_the_comparison() -> None:
+    found = replace(scored(True, False), accuracy_by={"1": wilson_interval(1, 1)})
+    figures = found.figures()
+    assert figures["metrics"]["eval/accuracy"] == 0.5
+    assert figures["intervals"]["accuracy"] == [found.accuracy_interval.low, found.accuracy_interval.high]
+    assert figures["accuracy_by"]["1"]["num"] == 1
+    assert "compare" not in figures
+    rows = [{"prompt_id": "a", "reward": 1.0, "label": "1"}, {"prompt_id": "b", "reward": 0.0, "label": "1"}]
+    compared = replace(found, comparison=compare_rows(rows, rows, seed=0, where=""))
+    assert compared.figures("base")["compare"]["with"] == "base"
 
 
 @pytest.mark.parametrize(

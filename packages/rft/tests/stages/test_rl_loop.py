@@ -168,7 +168,7 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "make_saver(directory, settings.checkpoint, started.metadata(), checkpoint_parts(), parallel.optimizer, "
         "{'progress': progress, 'ledger': ledger, 'credit': credit, 'ahead': 'queue'}, machine, None, "
         "resume_command=started.resume_command, tensor_parts=None)",
-        "make_evaluator(rollout_source, tokenizer, reward, machine, data, 20, evaluation, rollouts.conversations)",
+        "make_evaluator(rollout_source, tokenizer, reward, machine, data, 20, settings, rollouts.conversations)",
         "PolicyObjective(record, credit.coefficients)",
         "old_policy(settings, record, machine, policy, parallel)",
         "balanced_forward(settings.model, model, machine)",

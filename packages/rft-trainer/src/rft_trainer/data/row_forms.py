@@ -1,9 +1,9 @@
 """Forms of rows in which published data sets come: which of their columns are prompt, label and response.
 
 A form is taken where the rows lack the column that the settings name by default; a column that is named is taken as it
-is. GSM8K has question and answer, MATH problem and solution, Alpaca instruction, input and output, ShareGPT
-conversations of from and value, chats messages of role and content, preference sets prompt, chosen and rejected, rows
-written by hand prompt and answer or response.
+is. GSM8K has question and answer, MATH problem and solution, AIME Problem and Answer, GPQA, MMLU and ARC questions with
+choices (`choices`), Alpaca instruction, input and output, ShareGPT conversations of from and value, chats messages of
+role and content, preference sets prompt, chosen and rejected, rows written by hand prompt and answer or response.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from rft_core.errors import DataError
+from rft_trainer.data.choices import LETTER, QUESTION, keyed_choices, lettered_choices, listed_choices
 from rft_trainer.data.readers.rows import Row, SkipLog, shown, wrong_type
 from rft_trainer.settings.data import DataSettings, SftDataSettings
 
@@ -64,10 +65,18 @@ class ReadRows:
     """Whether the rows are whole conversations, some turns of which are learned."""
 
 
-def as_read(rows: Sequence[Row], keys: Keys, skips: SkipLog | None = None, *, conversations: bool = False) -> ReadRows:
+def as_read(
+    rows: Sequence[Row],
+    keys: Keys,
+    skips: SkipLog | None = None,
+    *,
+    conversations: bool = False,
+    images: str = "",
+) -> ReadRows:
     """Return the rows as the columns of their form say; as they are where they have the columns that are asked for.
 
-    With `conversations` chats without a column of responses stay whole: their turns are learned.
+    With `conversations` chats without a column of responses stay whole: their turns are learned. `images` is the column
+    of images that is read beside them.
 
     Raises:
         DataError: a row lacks a turn or a text that its form needs.
@@ -88,7 +97,7 @@ def as_read(rows: Sequence[Row], keys: Keys, skips: SkipLog | None = None, *, co
         _chosen(keys.label, _DEFAULT.label, present, form.label),
         _chosen(keys.output, _DEFAULT.output, present, form.output),
     )
-    return ReadRows(_converted(rows, form, skips or SkipLog()), found, _note(form, found, keys, present))
+    return ReadRows(_converted(rows, form, skips or SkipLog()), found, _note(form, found, keys, present, images))
 
 
 def _whole(rows: Sequence[Row], turns: tuple[str, str, str], present: Sequence[str], skips: SkipLog) -> ReadRows:
@@ -147,11 +156,11 @@ def _converted(rows: Sequence[Row], form: Form, skips: SkipLog) -> Sequence[Row]
     return converted
 
 
-def _note(form: Form, found: Keys, asked: Keys, present: Sequence[str]) -> str:
+def _note(form: Form, found: Keys, asked: Keys, present: Sequence[str], images: str) -> str:
     parts = [("the prompt", found.input)]
     parts += [("the label", found.label)] if asked.label is not None and found.label else []
     parts += [("the response", found.output)] if asked.output is not None and found.output else []
-    used = {column for _, column in parts} | ({*form.used} if form.convert else set())
+    used = {images, *(column for _, column in parts)} | ({*form.used} if form.convert else set())
     unused = [column for column in present if column not in used]
     text = ", ".join(f"{_words(column, form)} is {part}" for part, column in parts)
     text += "; none is the label, for rewards that need none" if asked.label is not None and not found.label else ""
@@ -161,6 +170,8 @@ def _note(form: Form, found: Keys, asked: Keys, present: Sequence[str]) -> str:
 def _words(column: str, form: Form) -> str:
     if form is _ALPACA and column == form.input:
         return "instruction with input"
+    if column in (QUESTION, LETTER):
+        return "question with choices" if column == QUESTION else "the letter of the right one"
     if form.convert is None or column not in (form.input, form.output):
         return column
     divided = column.rpartition(" (")[0]
@@ -237,6 +248,10 @@ def _chat(column: str, speaker: str, said: str) -> Form:
     return Form((column,), _PROMPT.format(column), reply, reply, (column,), divided, (column, speaker, said))
 
 
+def _choices(convert: Callable[[Row], dict[str, Any]], *columns: str) -> Form:
+    return Form(columns, QUESTION, LETTER, LETTER, columns, convert)
+
+
 _ALPACA = Form(
     ("instruction", "output"),
     _PROMPT.format("instruction"),
@@ -258,10 +273,18 @@ _FORMS = (
         ("prompt", "chosen"),
         _preference,
     ),
+    _choices(keyed_choices, "Question", "Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3))),
+    _choices(lettered_choices, "question", "choices", "answerKey"),
+    _choices(listed_choices("choices", "answer"), "question", "choices", "answer"),
+    _choices(listed_choices("options", "answer_index"), "question", "options", "answer_index"),
+    _choices(listed_choices("options", "answer"), "question", "options", "answer"),
     Form(("question", "answer"), "question", "answer", "answer", ("question", "answer")),
     Form(("problem", "solution", "answer"), "problem", "answer", "solution", ("problem", "solution", "answer")),
     Form(("problem", "solution"), "problem", "solution", "solution", ("problem", "solution")),
     Form(("problem", "answer"), "problem", "answer", "answer", ("problem", "answer")),
+    Form(("Problem", "Solution", "Answer"), "Problem", "Answer", "Solution", ("Problem", "Solution", "Answer")),
+    Form(("Problem", "Answer"), "Problem", "Answer", "Answer", ("Problem", "Answer")),
+    Form(("Question", "Answer"), "Question", "Answer", "Answer", ("Question", "Answer")),
     Form(("prompt", "answer"), "prompt", "answer", "answer", ("prompt", "answer")),
     Form(("prompt", "response"), "prompt", "response", "response", ("prompt", "response")),
 )

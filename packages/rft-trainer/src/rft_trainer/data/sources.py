@@ -91,7 +91,8 @@ def load_prompts(
     for spec in specs:
         files.extend(map(str, spec.files) if spec.files else files_of(spec.path, split=split))
         rows = rows_of_source(spec, split=split, skips=skips)
-        read = as_read(rows, Keys(input_key, label_key, output_key), skips, conversations=conversations)
+        keys = Keys(input_key, label_key, output_key)
+        read = as_read(rows, keys, skips, conversations=conversations, images=images.key if images else "")
         notes += [f"{spec.name}: {read.note}"] if read.note else []
         note = "" if read.note or whole_rows else _unused(read, images, weight_key)
         unused += [f"{spec.name}: {note}"] if note else []

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, astuple, dataclass, field, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 from rft_algos.decoding.sampling_options import SamplingOptions
-from rft_algos.statistics import best_of_k_estimate, pass_at_k_estimate
+from rft_algos.statistics import Interval, mean_interval, share_interval
 from rft_core.errors import OutageError
 from rft_core.keyed_random import derive_key
+from rft_trainer.evaluation.sampled_metrics import ScoredSample, by_prompt, default_ks
 from rft_trainer.evaluation.task_metrics import TaskMetrics
 from rft_trainer.protocols import Collectives, Engine, ResponseDecoder
 from rft_trainer.records.rollouts import Prompt, Rollout
@@ -49,8 +50,13 @@ class EvaluationResult:
     """Responses to each prompt."""
     num_unscored: int = 0
     """Responses without a reward."""
-    at_k: Mapping[str, float] = field(default_factory=dict[str, float])
-    """pass@k and best@k of several samples, by name."""
+    by_prompt: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict[str, tuple[float | None, ...]])
+    """pass@k, maj@k and best@k of several samples by name, a number a prompt; None where too few have a reward."""
+
+    @property
+    def at_k(self) -> dict[str, float]:
+        """Means of pass@k, maj@k and best@k over the prompts that have them."""
+        return {name: fmean(known) for name, values in self.by_prompt.items() if (known := _known(values))}
 
     @property
     def num_scored(self) -> int:
@@ -69,6 +75,19 @@ class EvaluationResult:
         scored = [correct for correct in self.correct if correct is not None]
         return sum(scored) / len(scored) if scored else float("nan")
 
+    def intervals(self) -> dict[str, Interval]:
+        """Return the 95 % intervals of accuracy, reward, pass@k, maj@k and best@k, over the prompts.
+
+        Samples of one prompt are alike: the prompts are what was drawn independently.
+        """
+        values: dict[str, Sequence[float | None]] = {"accuracy": self.correct, "reward": self.rewards, **self.by_prompt}
+        found: dict[str, Interval] = {}
+        for name, numbers in values.items():
+            if known := _known(numbers):
+                is_reward = name == "reward" or name.startswith("best@")
+                found[name] = mean_interval(known) if is_reward else share_interval(known)
+        return found
+
     def as_record(self) -> dict[str, object]:
         """Return the metrics as a row of `evals.jsonl`."""
         several = {"eval/samples": self.num_samples} if self.num_samples > 1 else {}
@@ -84,6 +103,31 @@ class EvaluationResult:
             **{f"eval/{name}": value for name, value in self.turns.shares().items()},
             **{f"eval/{name}": value for name, value in self.task_metrics.items()},
         }
+
+
+Rows = list[list[Any]]
+"""What is kept of each response to a prompt, in the order of the samples."""
+
+
+Readable = Callable[[Prompt, Rollout], Mapping[str, Any]]
+"""Returns a response as a row of JSON for people."""
+
+
+class Journal(Protocol):
+    """Keeper of what was answered already, so that an evaluation that was killed goes on from there."""
+
+    @property
+    def prompts_at_once(self) -> int:
+        """Prompts that a rank answers before all of them are kept."""
+        ...
+
+    def done(self) -> Mapping[int, Rows]:
+        """Return the rows of prompts that were answered, by the number of the prompt; called on the first rank."""
+        ...
+
+    def keep(self, rows: Mapping[int, Rows]) -> None:
+        """Keep the rows of more prompts; called on the first rank."""
+        ...
 
 
 @dataclass(slots=True)
@@ -104,6 +148,10 @@ class Evaluator:
     """What installed tasks compute of the answers."""
     num_samples: int = 1
     """Responses sampled for each prompt."""
+    ks: tuple[int, ...] | None = None
+    """Values of k of pass@k, maj@k and best@k; None = 1, 2, 4, ... and `num_samples`."""
+    answer_of: Callable[[str], str | None] = str.strip
+    """Reads the answer of a response, the vote of maj@k; None where it has none."""
     keys: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -111,47 +159,104 @@ class Evaluator:
         self.keys = [_keys(self.seed, index, self.num_samples) for index in range(len(self.prompts))]
 
     def __call__(self) -> EvaluationResult:
-        """Evaluate all prompts and return the result."""
-        return self.with_rollouts()[0]
-
-    def with_rollouts(self) -> tuple[EvaluationResult, list[list[Rollout]]]:
-        """Evaluate all prompts; return the result, and the rollouts that this rank produced, a list for each prompt.
+        """Evaluate all prompts and return the result.
 
         Raises:
             OutageError: the reward server of a rank is away, on all ranks.
             DataError: the metrics of a task are none.
         """
+        return self._result(self._rows({}, None, None))
+
+    def with_rows(
+        self, readable: Readable, journal: Journal | None = None
+    ) -> tuple[EvaluationResult, list[list[dict[str, Any]]]]:
+        """Evaluate all prompts; return the result, and `readable` rows of the responses to each prompt, on every rank.
+
+        `journal` keeps what is answered, and what it has is not answered again.
+        """
+        done = {} if journal is None else self._shared(journal)
+        rows = self._rows(done, journal, readable)
+        return self._result(rows), [[row[_READABLE] for row in group] for group in rows]
+
+    def _shared(self, journal: Journal) -> dict[int, Rows]:
+        """Return what the first rank has kept, on every rank."""
+        done = journal.done() if self.collectives.rank == 0 else {}
+        if self.collectives.world_size > 1:
+            done = json.loads(self.collectives.gather_bytes(json.dumps(done).encode())[0])
+        return {int(index): rows for index, rows in done.items()}
+
+    def _rows(self, done: Mapping[int, Rows], journal: Journal | None, readable: Readable | None) -> list[Rows]:
+        """Answer the prompts that are left, each rank its share; return the rows of all prompts in their order."""
         rank, world_size = self.collectives.rank, self.collectives.world_size
+        left = [index for index in range(len(self.prompts)) if index not in done]
+        found = dict(done)
+        at_once = (journal.prompts_at_once if journal else max(1, len(left))) * world_size
+        # at least once, also without prompts: every rank takes part in the exchanges of every turn
+        for start in range(0, max(1, len(left)), at_once):
+            now = left[start : start + at_once]
+            rows = self._answered(now[rank::world_size], readable)
+            if world_size > 1:
+                parts = [json.loads(part) for part in self.collectives.gather_bytes(json.dumps(rows).encode())]
+                for part in parts:
+                    if isinstance(part, dict):
+                        raise OutageError(**part)
+                # back to the order of the prompts, which were dealt out in turn
+                rows = [parts[i % world_size][i // world_size] for i in range(len(now))]
+            fresh = dict(zip(now, rows, strict=True))
+            if journal is not None and rank == 0:
+                journal.keep(fresh)
+            found |= fresh
+        return [found[index] for index in range(len(self.prompts))]
+
+    def _answered(self, indices: Sequence[int], readable: Readable | None) -> list[Rows]:
+        """Answer prompts of this rank and score the responses."""
         # keys go with the prompts: which rank answers one changes none of its tokens
-        mine = self.prompts[rank::world_size]
-        sampled = self._draw(mine, self.keys[rank::world_size])
+        prompts = [self.prompts[index] for index in indices]
+        sampled = self._draw(prompts, [self.keys[index] for index in indices])
         # before the rewards: a model with NaN in its weights still answers, and would look like a poor one
         back = "go back to an earlier checkpoint of the run"
         refuse_non_finite_shares(sampled, self.collectives, during="evaluation", do=back)
         try:
-            scored = sampled if self.conversations is not None else score_rollouts(self.reward, mine, sampled)
+            scored = sampled if self.conversations is not None else score_rollouts(self.reward, prompts, sampled)
         except OutageError as outage:
-            if world_size > 1:  # the other ranks wait in the exchange of the rows
+            if self.collectives.world_size > 1:  # the other ranks wait in the exchange of the rows
                 self.collectives.gather_bytes(json.dumps(asdict(outage.problem)).encode())
             raise
-        rows = [[_row(rollout) for rollout in group] for group in scored]
-        if world_size > 1:
-            parts = [json.loads(part) for part in self.collectives.gather_bytes(json.dumps(rows).encode())]
-            for part in parts:
-                if isinstance(part, dict):
-                    raise OutageError(**part)
-            # back to the order of the prompts, which were dealt out in turn
-            rows = [parts[i % world_size][i // world_size] for i in range(len(self.prompts))]
-        result = _result(rows, self.num_samples)
+        pairs = zip(prompts, scored, strict=True)
+        return [[_row(prompt, rollout, readable) for rollout in group] for prompt, group in pairs]
+
+    def _result(self, rows: Sequence[Rows]) -> EvaluationResult:
+        result = self._summed_up(rows)
         if self.metrics is not None:
             flat = [(row, prompt.label) for group, prompt in zip(rows, self.prompts, strict=True) for row in group]
             found = self.metrics([row[6] for row, _ in flat], [label for _, label in flat], [row[0] for row, _ in flat])
             result = replace(result, task_metrics=found)
         # all ranks have the same result: one of them says so
-        if result.why_unscored and rank == 0:
+        if result.why_unscored and self.collectives.rank == 0:
             num, why = len(rows) * self.num_samples, result.why_unscored
             _LOG.warning("%d of %d held-out answers have no reward; first: %s", result.num_unscored, num, why)
-        return result, [list(group) for group in scored]
+        return result
+
+    def _summed_up(self, rows: Sequence[Rows]) -> EvaluationResult:
+        """Sum up the rows of all responses, a list for each prompt."""
+        flat = [row for group in rows for row in group]
+        scored = [[row for row in group if row[0] is not None] for group in rows]
+        ks = default_ks(self.num_samples) if self.ks is None else self.ks
+        samples = [
+            [ScoredSample(float(row[0]), bool(row[1]), self.answer_of(row[6]) if ks else None) for row in group]
+            for group in scored
+        ]
+        return EvaluationResult(
+            rewards=tuple(fmean(one.reward for one in group) if group else None for group in samples),
+            correct=tuple(_share([one.is_correct for one in group]) if group else None for group in samples),
+            num_truncated=sum(bool(row[2]) for row in flat),
+            mean_tokens=sum(int(row[3]) for row in flat) / len(flat) if flat else float("nan"),
+            turns=total(TurnCounts(*row[4]) for row in flat),
+            why_unscored=next((str(row[5]) for row in flat if row[0] is None), ""),
+            num_samples=self.num_samples,
+            num_unscored=sum(row[0] is None for row in flat),
+            by_prompt=by_prompt(samples, ks),
+        )
 
     def _draw(self, prompts: Sequence[Prompt], keys: Sequence[Sequence[int]]) -> list[list[Rollout]]:
         if self.conversations is not None:
@@ -164,7 +269,12 @@ def _keys(seed: int, index: int, num_samples: int) -> list[int]:
     return [derive_key(seed, "evaluation", index, *([sample] if sample else [])) for sample in range(num_samples)]
 
 
-def _row(rollout: Rollout) -> list[Any]:
+_READABLE = 7
+"""Place of the readable row, where there is one."""
+
+
+def _row(prompt: Prompt, rollout: Rollout, readable: Readable | None) -> list[Any]:
+    """Return what is kept of a response, with a row for people where one is asked for."""
     reward = rollout.reward
     correct = None if reward is None else is_correct(rollout)
     counts = astuple(turn_counts(rollout.turns))
@@ -177,41 +287,13 @@ def _row(rollout: Rollout) -> list[Any]:
         counts,
         reason,
         rollout.response_text,
+        *([{**readable(prompt, rollout), "correct": correct}] if readable else []),
     ]
-
-
-def _result(rows: Sequence[Sequence[Sequence[Any]]], num_samples: int) -> EvaluationResult:
-    """Sum up the rows of all responses, a list for each prompt."""
-    flat = [row for group in rows for row in group]
-    rewards = [[float(row[0]) for row in group if row[0] is not None] for group in rows]
-    correct = [[bool(row[1]) for row in group if row[1] is not None] for group in rows]
-    return EvaluationResult(
-        rewards=tuple(fmean(scores) if scores else None for scores in rewards),
-        correct=tuple(_share(group) if group else None for group in correct),
-        num_truncated=sum(bool(row[2]) for row in flat),
-        mean_tokens=sum(int(row[3]) for row in flat) / len(flat) if flat else float("nan"),
-        turns=total(TurnCounts(*row[4]) for row in flat),
-        why_unscored=next((str(row[5]) for row in flat if row[0] is None), ""),
-        num_samples=num_samples,
-        num_unscored=sum(row[0] is None for row in flat),
-        at_k=_at_k(rewards, correct, num_samples),
-    )
 
 
 def _share(correct: Sequence[bool]) -> float:
     return correct[0] if len(correct) == 1 else fmean(correct)
 
 
-def _at_k(rewards: Sequence[Sequence[float]], correct: Sequence[Sequence[bool]], num_samples: int) -> dict[str, float]:
-    """Return pass@k and best@k for the powers of two up to the number of samples, and that number.
-
-    A prompt with fewer than k scored samples says nothing of k, and is not in their mean.
-    """
-    powers = [1 << power for power in range(1, num_samples.bit_length()) if 1 << power < num_samples]
-    found: dict[str, float] = {}
-    for k in [*powers, num_samples] if num_samples > 1 else []:
-        passed = [pass_at_k_estimate(sum(group), len(group), k=k) for group in correct if len(group) >= k]
-        best = [best_of_k_estimate(group, k=k) for group in rewards if len(group) >= k]
-        found |= {f"pass@{k}": fmean(passed)} if passed else {}
-        found |= {f"best@{k}": fmean(best)} if best else {}
-    return found
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [float(value) for value in values if value is not None]

@@ -21,8 +21,12 @@ class EvaluationSampleSettings:
     """The number of responses to each held-out prompt."""
 
     eval_n: int = field(default=1, metadata={"minimum": 1, "aliases": ("eval_n_samples_per_prompt",)})
-    """Responses sampled for each held-out prompt; from 2 on accuracy and reward are means over them, and pass@k and
-    best@k are reported too. --eval_n_samples_per_prompt is the same flag."""
+    """Responses sampled for each held-out prompt; from 2 on accuracy and reward are means over them, and pass@k, maj@k
+    and best@k are reported too. --eval_n_samples_per_prompt is the same flag."""
+
+    eval_k: str = ""
+    """Values of k of pass@k, maj@k and best@k, joined by commas, each at most `eval_n`; empty = 1, 2, 4, ... and
+    `eval_n`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,34 @@ class RlEvaluationSettings(EvaluationSampleSettings, EvaluationSettings):
     keep_best: bool = False
     """Save at every evaluation with a higher held-out reward than all before, and keep that checkpoint beyond
     `max_ckpt_num` and `max_ckpt_mem` until there is a better one."""
+
+
+def parse_ks(eval_k: str, eval_n: int) -> tuple[int, ...] | None:
+    """Return the values of k that `eval_k` names, in ascending order; None where it is empty.
+
+    Raises:
+        ValueError: something else than whole numbers from 1 to `eval_n`.
+    """
+    if not eval_k.strip():
+        return None
+    try:
+        ks = sorted({int(part) for part in eval_k.split(",")})
+    except ValueError:
+        raise ValueError("they are whole numbers, joined by commas") from None
+    if ks[0] < 1 or ks[-1] > eval_n:
+        raise ValueError(f"a draw of k holds at least one of the {eval_n} responses (eval_n) and at most all")
+    return tuple(ks)
+
+
+def draws_refusal(eval_n: int, eval_k: str) -> SettingsRefusal | None:
+    """Return the refusal of values of k that are none, or more than there are responses."""
+    try:
+        parse_ks(eval_k, eval_n)
+    except ValueError as error:
+        ks = [int(part) for part in eval_k.split(",") if part.strip().isdigit() and int(part) > 0]
+        do = f"--eval_n {max(ks)}" if ks and max(ks) > eval_n else f"--eval_k {eval_n}"
+        return SettingsRefusal(code="eval.draws", names=("eval_k", "eval_n"), why=str(error), do=do)
+    return None
 
 
 def equal_samples_refusal(eval_n: int, temperature: float, *, flag: str) -> SettingsRefusal | None:

@@ -11,6 +11,8 @@ from rft.checkpoints.parts import CheckpointParts
 from rft.checkpoints.writer import ResumePoint, make_writer, save_schedule
 from rft.parallel.parallelize import ParallelModel
 from rft.process.machine import Machine
+from rft.reward_names import function_name
+from rft.settings import RlSettings
 from rft_algos.decoding.sampling_options import SamplingOptions as SamplingOptions
 from rft_algos.schedules import learning_rate
 from rft_dist.settings import AdamSettings, CheckpointSettings
@@ -24,10 +26,11 @@ from rft_trainer.data.mixture import Mixture
 from rft_trainer.evaluation.evaluator import Evaluator
 from rft_trainer.protocols import Engine, Optimizer
 from rft_trainer.records.scores import Reward
+from rft_trainer.rewards.voted_answers import answer_reader
 from rft_trainer.rollouts.multi_turn import Conversations
 from rft_trainer.runs.checkpointing import Saver, Stateful, StatefulTensors
 from rft_trainer.runs.directory import RunDirectory
-from rft_trainer.settings.evaluation import RlEvaluationSettings
+from rft_trainer.settings.evaluation import parse_ks
 from rft_trainer.update.fault_trace import FaultTracer
 from rft_trainer.update.moe_aux_loss import MoeAuxLoss
 
@@ -110,12 +113,13 @@ def make_evaluator(
     machine: Machine,
     data: RlData,
     longest_response: int,
-    settings: RlEvaluationSettings,
+    settings: RlSettings,
     conversations: Conversations | None = None,
 ) -> Evaluator | None:
     """Make the evaluator of the held-out prompts, where there are any; greedy unless settings say otherwise."""
     if not data.held_out:
         return None
+    asked = settings.evaluation
     return Evaluator(
         engine,
         tokenizer,
@@ -123,11 +127,13 @@ def make_evaluator(
         machine.collectives,
         data.held_out,
         sampling=SamplingOptions(
-            temperature=settings.eval_temperature, max_new_tokens=longest_response, stop_token_ids=tokenizer.eos_ids
+            temperature=asked.eval_temperature, max_new_tokens=longest_response, stop_token_ids=tokenizer.eos_ids
         ),
         conversations=conversations,
         metrics=data.metrics,
-        num_samples=settings.eval_n,
+        num_samples=asked.eval_n,
+        ks=parse_ks(asked.eval_k, asked.eval_n),
+        answer_of=answer_reader(function_name(settings)),
     )
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from rft.library.keywords import EvalKeywords, GenerateKeywords
+    from rft_algos.statistics import Interval
+    from rft_trainer.evaluation.comparison import PairedComparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +35,19 @@ class EvaluationScores:
     reward: float
     """Mean reward of the scored rows."""
     accuracy_interval: tuple[float, float]
-    """The 95 % interval of the accuracy (Wilson)."""
+    """The 95 % interval of the accuracy (Wilson of single answers, Student over the prompts of several)."""
     reward_interval: tuple[float, float]
     """The 95 % interval of the mean reward."""
     metrics: dict[str, object]
     """What a row of evals.jsonl has, by name: `eval/accuracy`, `eval/n`, `eval/unscored`, ..."""
     rows: list[dict[str, Any]] = field(repr=False)
-    """Prompt, response, label and reward of every row."""
+    """Prompt, response, label and reward of every response."""
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
+    """The 95 % intervals by name: accuracy, reward, and of several responses pass@K, maj@K and best@K."""
+    accuracy_by: dict[str, Interval] = field(default_factory=dict[str, Any])
+    """Accuracy of the rows with each value of the column `eval_by`."""
+    comparison: PairedComparison | None = None
+    """This model (`after`) against `compare` (`before`), in pairs: differences, intervals, p-values, what changed."""
 
 
 @evaluation_arguments
@@ -49,6 +57,7 @@ def evaluate(
     data: Rows,
     reward: GivenReward | None = None,
     *,
+    compare: Model | None = None,
     tokenizer: object | None = None,
     config: Config = (),
     **settings: Unpack[EvalKeywords],
@@ -59,6 +68,8 @@ def evaluate(
         model: a directory, a name on the Hub, a `Run`, or a model of transformers.
         data: held-out rows, as objects, a path or a name on the Hub.
         reward: as `rft.rl` takes it.
+        compare: another model, which answers the same rows under the same keys, or the file that an earlier
+            evaluation of them wrote (`output`).
         tokenizer: of a model of transformers that was loaded from no directory.
         config: files of settings; keywords win over them.
         **settings: those of `rft-train eval` (docs/reference/eval.md).
@@ -70,26 +81,24 @@ def evaluate(
     chosen = chosen_reward(reward)
     own = [_given("pretrain", model_place(model, tokenizer)), _given("eval_data", rows_file(data, "data"))]
     own += [_given("reward", chosen.setting)] if chosen.setting else []
+    own += [_given("compare", model_place(compare))] if compare is not None else []
     prepared = resolved(EVAL.name, settings, config, own)
     from rft.process.machine import open_machine
-    from rft.stages.answer_file import refuse_unwritable, write_answers
     from rft.stages.evaluate import evaluate as scored
 
-    output = prepared.settings.output.output
-    refuse_unwritable(output)
     with open_machine(prepared.settings.model.device) as machine:
         found = scored(prepared.settings, machine, reward=chosen.function)
         accuracy, mean = found.accuracy_interval, found.reward_interval
-        rows = found.rows(machine.collectives)
-        if output and machine.is_first:
-            write_answers(output, rows)
         return EvaluationScores(
             accuracy=found.result.accuracy,
             reward=found.result.mean_reward,
             accuracy_interval=(accuracy.low, accuracy.high),
             reward_interval=(mean.low, mean.high),
             metrics=found.result.as_record(),
-            rows=rows,
+            rows=found.flat_rows(),
+            intervals={name: (one.low, one.high) for name, one in found.result.intervals().items()},
+            accuracy_by=dict(found.accuracy_by),
+            comparison=found.comparison,
         )
 
 

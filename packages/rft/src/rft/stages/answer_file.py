@@ -19,7 +19,7 @@ def refuse_unwritable(output: str) -> None:
     """
     if not output:
         return
-    path = Path(output)
+    path = Path(output).expanduser()
     folder = path.absolute().parent
     if path.is_dir():
         inside = path / "answers.jsonl"
@@ -42,8 +42,8 @@ def write_answers(output: str, rows: Sequence[Mapping[str, object]]) -> None:
     Raises:
         StorageError: the system refuses.
     """
-    with storage_errors("write", Path(output)):
-        Path(output).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with storage_errors("write", Path(output).expanduser()):
+        Path(output).expanduser().write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _refused(output: str, why: str, do: str) -> OptionsError:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rft.build.constraint import constraint_of, within
 from rft.build.engines import make_engine
@@ -20,30 +21,42 @@ from rft.build.shared_parts import sampling_options
 from rft.hub.run_settings import with_model_directories
 from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine
-from rft.reward_names import has_user_function
+from rft.resolved import with_values
+from rft.reward_names import function_name, has_user_function
 from rft.settings import EvalSettings
-from rft_algos.statistics import Interval, mean_interval, paired_difference_interval, wilson_interval
+from rft.stages.evaluation_compare import ComparedWith, compared_with
+from rft.stages.evaluation_output import checked_output, manifest_of, partial_rows, write_output
+from rft_algos.statistics import Interval as Interval
+from rft_algos.statistics import paired_difference_interval
 from rft_core.errors import OptionsError, ServiceError
 from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_models.policy.load import load_policy
 from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_trainer.evaluation.breakdown import accuracy_by, require_column
+from rft_trainer.evaluation.comparison import PairedChange as PairedChange
+from rft_trainer.evaluation.comparison import PairedComparison as PairedComparison
+from rft_trainer.evaluation.comparison import compare_rows
 from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
 from rft_trainer.evaluation.task_metrics import TaskMetrics
-from rft_trainer.protocols import Collectives
-from rft_trainer.records.rollouts import Prompt, Rollout
+from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import Reward
-from rft_trainer.runs.step_report import gather_rows, rollout_row
+from rft_trainer.rewards.voted_answers import answer_reader
+from rft_trainer.runs.step_report import rollout_row
+from rft_trainer.settings.evaluation import parse_ks
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Scores of all prompts, and the rollouts of this rank: all of them on one process."""
+    """Scores of all prompts with the rows of all responses, the same on every rank."""
 
     result: EvaluationResult
     prompts: list[Prompt]
-    """Of this rank, as are the rollouts."""
-    rollouts: list[list[Rollout]]
-    """Those of each prompt."""
+    rows: list[list[dict[str, Any]]]
+    """Prompt, response and reward of each response, those of each prompt."""
+    comparison: PairedComparison | None = None
+    """This evaluation against the one of `--compare`."""
+    accuracy_by: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
+    """Accuracy of the rows with each value of the column of `--eval_by`."""
 
     @property
     def num_right(self) -> int:
@@ -53,20 +66,28 @@ class Evaluation:
     @property
     def accuracy_interval(self) -> Interval:
         """The 95 % interval of the share of right answers, among those that were scored."""
-        if self.result.num_samples == 1:
-            return wilson_interval(self.num_right, self.result.num_scored)
-        # samples of one prompt are alike: the prompts are what was drawn independently
-        return mean_interval([float(correct) for correct in self.result.correct if correct is not None])
+        return self.result.intervals()["accuracy"]
 
     @property
     def reward_interval(self) -> Interval:
         """The 95 % interval of the mean reward, of the answers that were scored."""
-        return mean_interval([reward for reward in self.result.rewards if reward is not None])
+        return self.result.intervals()["reward"]
 
-    def rows(self, collectives: Collectives) -> list[dict[str, object]]:
-        """Return prompt, response and reward of each rollout, those of all ranks; every rank calls it."""
-        pairs = zip(self.prompts, self.rollouts, strict=True)
-        return gather_rows(collectives, [[rollout_row(prompt, one) for one in group] for prompt, group in pairs])
+    def flat_rows(self) -> list[dict[str, Any]]:
+        """Return the rows of all responses, in the order of the data."""
+        return [row for group in self.rows for row in group]
+
+    def figures(self, compared_with: str = "") -> dict[str, Any]:
+        """Return metrics, intervals, the accuracy by a column, and the comparison, as JSON."""
+        found: dict[str, Any] = {
+            "metrics": self.result.as_record(),
+            "intervals": {name: [one.low, one.high] for name, one in self.result.intervals().items()},
+        }
+        if self.accuracy_by:
+            found["accuracy_by"] = {value: asdict(one) for value, one in self.accuracy_by.items()}
+        if self.comparison is not None:
+            found["compare"] = self.comparison.as_record(compared_with)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +111,11 @@ def trained_model(path: Path, *, asked_by: str) -> TrainedModel:
 def evaluate(settings: EvalSettings, machine: Machine, *, reward: Reward | None = None) -> Evaluation:
     """Score all prompts; every rank answers its share of them. `reward` takes the place of the named function.
 
+    Where the settings name an output the first rank writes it; rows that a killed evaluation left are used again.
+
     Raises:
         OptionsError: no data to evaluate on, or settings that the engine, the reward or the model refuse.
+        DataError: rows to compare with, or of an earlier start, that cannot be used.
         ServiceError: no answer has a reward.
     """
     if not settings.data.eval_data:
@@ -102,17 +126,70 @@ def evaluate(settings: EvalSettings, machine: Machine, *, reward: Reward | None 
             why="there is nothing to score the model on",
             do="--eval_data test.jsonl",
         )
+    output, other = checked_output(settings.output.output), compared_with(settings.output.compare)
     settings = with_model_directories(settings)
+    scored = _scored(settings, machine, reward, output, ".partial")
+    found = scored.evaluation
+    if other is not None:
+        found = replace(found, comparison=_compared(settings, machine, reward, output, other, found))
+    if output is not None and machine.is_first:
+        write_output(output, scored.manifest, found.figures(other.name if other else ""), found.flat_rows())
+        # only now: until the whole is on the disk they are what there is of it
+        for suffix in (".partial", _OTHER_PARTIAL):
+            partial_rows(output, scored.manifest, found.prompts, suffix).remove()
+    return found
+
+
+_OTHER_PARTIAL = ".compared.partial"
+
+
+def _compared(
+    settings: EvalSettings,
+    machine: Machine,
+    reward: Reward | None,
+    output: Path | None,
+    other: ComparedWith,
+    ours: Evaluation,
+) -> PairedComparison:
+    """Compare with saved rows, or with those of a model that answers the same prompts under the same keys."""
+    rows: Sequence[Mapping[str, Any]] = other.rows
+    if other.model:
+        theirs = with_values(settings, {"pretrain": other.model})
+        rows = _scored(theirs, machine, reward, output, _OTHER_PARTIAL).evaluation.flat_rows()
+    return compare_rows(rows, ours.flat_rows(), seed=settings.output.seed, where=f"--compare {other.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """An evaluation with the manifest of its output; empty without an output."""
+
+    evaluation: Evaluation
+    manifest: dict[str, Any]
+
+
+def _scored(
+    settings: EvalSettings, machine: Machine, function: Reward | None, output: Path | None, suffix: str
+) -> _Scored:
     with ExitStack() as opened:
-        return _evaluate(settings, machine, opened, reward)
+        return _answered(settings, machine, opened, function, output, suffix)
 
 
-def _evaluate(settings: EvalSettings, machine: Machine, opened: ExitStack, function: Reward | None) -> Evaluation:
+def _answered(
+    settings: EvalSettings,
+    machine: Machine,
+    opened: ExitStack,
+    function: Reward | None,
+    output: Path | None,
+    suffix: str,
+) -> _Scored:
     tokenizer = tokenizer_with_images(settings.model, settings.images)
     environment = enter_environment(settings.conversation, tokenizer, opened)
     trie, metrics = constraint_of(settings, tokenizer), TaskMetrics.of(settings.data.eval_metrics)
     prompts = _prompts(settings, tokenizer)
+    if settings.output.eval_by:
+        require_column(settings.output.eval_by, prompts)
     prompts = environment.opened(prompts) if environment else prompts
+    manifest = manifest_of(settings, prompts, function) if output is not None else {}
     policy = load_policy(
         settings.model.pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device
     ).eval()
@@ -132,21 +209,31 @@ def _evaluate(settings: EvalSettings, machine: Machine, opened: ExitStack, funct
             conversations=environment.conversations(engine, longest) if environment else None,
             metrics=metrics,
             num_samples=settings.evaluation.eval_n,
+            ks=parse_ks(settings.evaluation.eval_k, settings.evaluation.eval_n),
+            answer_of=answer_reader(function_name(settings)),
         )
-        result, rollouts = evaluator.with_rollouts()
+        journal = partial_rows(output, manifest, prompts, suffix) if output is not None else None
+        result, rows = evaluator.with_rows(rollout_row, journal)
     finally:
         reward.close()
     if result.num_scored == 0:
-        raise ServiceError(
-            code="eval.no_scores",
-            what=f"none of the {len(prompts)} answers has a reward",
-            where=f"reward function; first: {result.why_unscored}",
-            why="an accuracy is a share of the answers that were scored",
-            state="nothing was written",
-            do="repair the reward, then the same command",
-        )
-    # in the order in which the evaluator shares the prompts out
-    return Evaluation(result, prompts[machine.ranks.rank :: machine.ranks.world_size], rollouts)
+        raise _no_scores(result, len(prompts))
+    column = settings.output.eval_by
+    return _Scored(
+        Evaluation(result, prompts, rows, accuracy_by=accuracy_by(column, prompts, result.correct) if column else {}),
+        manifest,
+    )
+
+
+def _no_scores(result: EvaluationResult, num_prompts: int) -> ServiceError:
+    return ServiceError(
+        code="eval.no_scores",
+        what=f"none of the {num_prompts} answers has a reward",
+        where=f"reward function; first: {result.why_unscored}",
+        why="an accuracy is a share of the answers that were scored",
+        state="nothing was written",
+        do="repair the reward, then the same command",
+    )
 
 
 def _prompts(settings: EvalSettings, tokenizer: HfTokenizer) -> list[Prompt]:
@@ -160,7 +247,7 @@ def _prompts(settings: EvalSettings, tokenizer: HfTokenizer) -> list[Prompt]:
         output_key=None,
         prompt_max_len=settings.sampling.prompt_max_len,
         images=row_images(settings.images, settings.output.seed),
-        whole_rows=has_user_function(settings),
+        whole_rows=has_user_function(settings) or bool(settings.output.eval_by),
     )
     rendered, _ = with_label_column(lambda key: read(label_key=key), settings)
     return as_prompts(rendered)

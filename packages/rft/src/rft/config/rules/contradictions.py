@@ -18,7 +18,7 @@ from rft_dist.strategies.registry import STRATEGIES
 from rft_engine.registry import limits_met
 from rft_models.settings import freezing_refusal
 from rft_trainer.settings.data import system_prompt_refusal
-from rft_trainer.settings.evaluation import equal_samples_refusal
+from rft_trainer.settings.evaluation import draws_refusal, equal_samples_refusal
 
 Check = Callable[[Values, MakeProblem], Iterator[Problem]]
 
@@ -80,9 +80,12 @@ def _samples(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     if "eval_n" not in values:
         return
     flag = "eval_temperature" if "eval_temperature" in values else "temperature"
-    refusal = equal_samples_refusal(values["eval_n"], values[flag], flag=flag)
-    if refusal is not None:
-        yield make_problem(refusal.code, list(refusal.names), refusal.why, refusal.do)
+    for refusal in (
+        equal_samples_refusal(values["eval_n"], values[flag], flag=flag),
+        draws_refusal(values["eval_n"], values["eval_k"]),
+    ):
+        if refusal is not None:
+            yield make_problem(refusal.code, list(refusal.names), refusal.why, refusal.do)
 
 
 _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -92,7 +95,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **{
         name: ("eval_data", bool)
         for name in (
-            *("eval_metrics", "eval_n", "eval_temperature", "keep_best"),
+            *("eval_metrics", "eval_n", "eval_k", "eval_temperature", "keep_best"),
             *("eval_input_key", "eval_label_key", "eval_output_key"),
         )
     },

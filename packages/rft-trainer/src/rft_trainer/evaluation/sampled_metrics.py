@@ -1,0 +1,56 @@
+"""Measures of several responses to a prompt: pass@k, maj@k and best@k, a number a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rft_algos.evaluation.majority_vote import majority_at_k_estimate
+from rft_algos.statistics import best_of_k_estimate, pass_at_k_estimate
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSample:
+    """A response that has a reward."""
+
+    reward: float
+    is_correct: bool
+    answer: str | None
+    """Its vote; None where it has no answer."""
+
+
+def default_ks(num_samples: int) -> tuple[int, ...]:
+    """Return 1, 2, 4, ... below the number of samples, and that number; nothing for a single sample."""
+    if num_samples < 2:
+        return ()
+    powers = [1 << power for power in range(num_samples.bit_length()) if 1 << power < num_samples]
+    return (*powers, num_samples)
+
+
+def by_prompt(
+    samples_by_prompt: Sequence[Sequence[ScoredSample]], ks: Sequence[int]
+) -> Mapping[str, tuple[float | None, ...]]:
+    """Return pass@k for each k, and maj@k and best@k for each k above 1, where they are no mean of the samples.
+
+    A prompt with fewer than k scored samples says nothing of k: it has None.
+    """
+    measures = (("pass", _passes, 1), ("maj", _majority, 2), ("best", _best, 2))
+    return {
+        f"{name}@{k}": tuple(measure(samples, k) if len(samples) >= k else None for samples in samples_by_prompt)
+        for name, measure, least in measures
+        for k in ks
+        if k >= least
+    }
+
+
+def _passes(samples: Sequence[ScoredSample], k: int) -> float:
+    return pass_at_k_estimate(sum(sample.is_correct for sample in samples), len(samples), k=k)
+
+
+def _majority(samples: Sequence[ScoredSample], k: int) -> float:
+    votes = [sample.answer for sample in samples]
+    return majority_at_k_estimate(votes, [float(sample.is_correct) for sample in samples], k=k)
+
+
+def _best(samples: Sequence[ScoredSample], k: int) -> float:
+    return best_of_k_estimate([sample.reward for sample in samples], k=k)
