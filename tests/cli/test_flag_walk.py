@@ -192,6 +192,7 @@ RL = SHARED | {
     "reward_timeout": Row("--reward_timeout 0.01", "code", f"--reward {BENCH}/reward.py:slow"),
     "reward_memory": Row("--reward_memory 0.1", "code", f"--reward {BENCH}/reward.py:large"),
     "reward_variables": Row("--reward_variables A_*", "rollouts", f"--reward {BENCH}/reward.py:counts_secrets"),
+    "format_tags": Row("--format_tags plan", "plan", "--reward format"),
     "shuffle_rewards": Row("--shuffle_rewards", "weights"),
     "max_refused_steps": Row("--max_refused_steps 0", "code", "--init_kl_coef 1e39 --use_kl_loss"),
     "save_interval": Row("--save_interval 0", "files", "--max_steps 0 --num_episodes 2 --max_ckpt_num 9"),

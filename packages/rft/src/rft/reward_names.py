@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from rft.reward_kinds import REWARD_KINDS
 from rft_core.errors import OptionsError
 from rft_dist.planning.memory_estimate import GIB
 from rft_trainer.installed_tasks.discovery import task_names
+from rft_trainer.rewards.in_process import IN_PROCESS
+from rft_trainer.rewards.rules.table import find_rule
 from rft_trainer.rewards.servers.http_client import checked_url
 from rft_trainer.settings.rewards import RewardModelSettings, RewardSettings
 
@@ -31,16 +34,39 @@ class NamedPlace:
     location: str
 
 
-def function_name(settings: RlSettings | EvalSettings) -> str:
-    """Return the name of the reward function: the one set, else "exact", else (beside a model) none: ""."""
+def function_names(settings: RlSettings | EvalSettings) -> list[str]:
+    """Return the names of the reward functions: those set, else "exact", else (beside a model) none."""
     others = any(kind.values(settings) for kind in REWARD_KINDS)
-    return settings.reward.reward or ("" if others else "exact")
+    return split_names(settings.reward.reward) or ([] if others else ["exact"])
+
+
+def split_names(text: str) -> list[str]:
+    """Return the rewards in the value of `reward`.
+
+    Functions of a script are one, and so is a file with a comma in its name.
+    """
+    # os.path, to which a list of names that is too long for a path is just no file
+    if text.startswith(IN_PROCESS) or os.path.isfile(text.rpartition(":")[0]):
+        return [text]
+    return [name for name in map(str.strip, text.split(",")) if name]
+
+
+def part_of(name: str) -> str:
+    """Return the name that a function's part of the reward has: its own, without file or module."""
+    return name.rpartition(":")[2]
 
 
 def has_user_function(settings: RlSettings | EvalSettings) -> bool:
     """Return whether code of a user scores responses: a function of a file, module, script or package, or a server."""
-    name = function_name(settings)
-    return ":" in name or (bool(name) and name in task_names()) or bool(settings.reward_models.remote_rm_url)
+    tasks = task_names()
+    names = function_names(settings)
+    return any(":" in name or name in tasks for name in names) or bool(settings.reward_models.remote_rm_url)
+
+
+def needs_labels(settings: RlSettings | EvalSettings) -> bool:
+    """Return whether a reward function may compare with the label; rules that judge the form alone do not."""
+    rules = [find_rule(name) for name in function_names(settings)]
+    return any(rule is None or rule.reads_label for rule in rules)
 
 
 def model_names(settings: RlSettings | EvalSettings) -> list[str]:
@@ -130,19 +156,24 @@ def refuse_unknown_weights(settings: RlSettings | EvalSettings, weights: Mapping
         DataError: a directory that is no reward model.
     """
     from rft_trainer.rewards.combined import unknown_parts
-    from rft_trainer.rewards.registry import part_names, reward_names
 
-    name = function_name(settings)
-    if name and name not in reward_names():
+    names = function_names(settings)
+    rules = [find_rule(name) for name in names]
+    if len(names) == 1 and rules[0] is None:
         return
-    known = set(part_names(name)) if name else set[str]()
+    known = set(rules[0].parts) if len(names) == 1 and rules[0] is not None else set[str]()
+    if len(names) > 1:
+        known = {part_of(name) for name in names}
+        known |= {f"{rule.name}/{part}" for rule in rules if rule for part in rule.parts if part != rule.name}
     for kind in REWARD_KINDS:
         known |= set(kind.names(settings))
     for model in model_places(settings.reward_models):
         heads = heads_of(model, weights)
         if len(heads) > 1:
             known = known - {model.name} | {f"{model.name}/{head}" for head in heads}
-    below = tuple(f"{server}/" for server in server_names(settings))
+    # what servers and functions of one's own call the parts of theirs is known with their scores
+    own = [part_of(name) for name, rule in zip(names, rules, strict=True) if rule is None]
+    below = tuple(f"{name}/" for name in (*server_names(settings), *own))
     unknown = sorted(each for each in weights if each not in known and not each.startswith(below))
     if unknown:
         raise unknown_parts(weights, unknown, known, "nothing was started")

@@ -13,7 +13,7 @@ from rft.build import rewards
 from rft.reward_names import NamedPlace
 from rft_core.errors import OptionsError
 from rft_trainer.records.rollouts import Prompt
-from rft_trainer.records.scores import RewardItem
+from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rewards.combined import RewardComponent
 from rft_trainer.rewards.in_process import FunctionReward
 from rft_trainer.rewards.user_function import FileReward
@@ -25,6 +25,9 @@ class Part:
 
     def __init__(self, name: str, closed: list[str]) -> None:
         self.name, self._closed = name, closed
+
+    def __call__(self, items: list[RewardItem]) -> list[Score]:
+        return [Score(1.0) for _ in items]
 
     def close(self) -> None:
         self._closed.append(self.name)
@@ -45,7 +48,7 @@ class Setup:
             rewards,
             "require_image_rewards refuse_unknown_weights CombinedReward",
             weights_of=weights,
-            function_name=function,
+            function_names=[function] if function else [],
             build_order=kinds,
             reward_by_name=Part("function", self.closed),
             user_code_limits="limits",
@@ -60,7 +63,7 @@ def test_the_only_part_is_the_reward_itself(calls: Any) -> None:
     assert calls.taken() == [
         "require_image_rewards(settings)",
         "weights_of(settings.reward)",
-        "function_name(settings)",
+        "function_names(settings)",
         "build_order()",
         "kind0.build(settings, machine)",
     ]
@@ -81,7 +84,7 @@ def test_the_function_is_the_first_part_and_one_that_is_given_takes_its_place(ca
     made = calls.taken()
     assert (
         "reward_by_name('own.py:score', columns={'level': ''}, limits='limits', log=None, "
-        "num_workers=settings.reward.reward_workers, timeout=settings.reward.reward_timeout)"
+        "num_workers=settings.reward.reward_workers, options={}, timeout=settings.reward.reward_timeout)"
     ) in made
     assert "user_code_limits(settings.reward.reward_memory, settings.reward.reward_variables)" in made
     assert made[-1].startswith("CombinedReward([RewardComponent(name='score', ")
@@ -96,6 +99,16 @@ def test_the_function_is_the_first_part_and_one_that_is_given_takes_its_place(ca
         rewards.build_reward(setup.settings, setup.machine, function=given)
         assert f"name='{name}'" in calls.taken()[-1]
         assert not [call for call in calls.taken() if call.startswith("reward_by_name")]
+
+
+def test_several_functions_are_parts_under_their_names(calls: Any) -> None:
+    setup = Setup(calls)
+    calls.put(rewards, function_names=["math", "own.py:score"])
+    rewards.build_reward(setup.settings, setup.machine)
+    assert calls.taken()[-1].count("NamedReward object") == 2
+    trials = rewards.check_reward(setup.settings, [Prompt("p", (1,), "?", "5", "rows")])
+    assert [trial.written for trial in trials] == ["the rule math", "the rule score"]
+    assert setup.closed == ["function", "function"]
 
 
 def test_a_function_of_a_script_is_bound_to_the_columns_of_the_data(calls: Any) -> None:
@@ -127,7 +140,8 @@ def test_a_check_calls_the_users_function_with_the_label_and_a_made_up_response(
     setup, made = Setup(calls, function="own.py:score"), Trial()
     monkeypatch.setattr(rewards, "reward_by_name", lambda name, **options: made)
     prompt = Prompt("p:0", (1,), "?", {"x": 1}, "rows", columns={"level": 2})
-    items: Any = rewards.check_reward(setup.settings, [prompt])
+    items: Any
+    [items] = rewards.check_reward(setup.settings, [prompt])
     assert [(item.response_text, item.label, item.columns["level"]) for item in items] == [
         ('{"x": 1}', {"x": 1}, 2),
         ("a made-up response", {"x": 1}, 2),
@@ -148,7 +162,10 @@ def test_parts_that_were_built_are_closed_where_another_cannot_be(calls: Any) ->
 @pytest.mark.parametrize("function", ["", "math"])
 def test_a_check_makes_the_function_and_closes_it_and_tries_every_kind(calls: Any, function: str) -> None:
     setup = Setup(calls, "a", "b", function=function)
-    assert rewards.check_reward(setup.settings, [Prompt("p", (1,), "?", None, "rows")]) is None
+    trials = rewards.check_reward(setup.settings, [Prompt("p", (1,), "?", "5", "rows")])
+    assert [(trial.written, trial.responses, trial.arguments) for trial in trials] == (
+        [("the rule math", ("5", "a made-up response"), {"label": "5"})] if function else []
+    )
     made = calls.taken()
     assert made[0] == "require_image_rewards(settings)"
     assert made[-2:] == ["kind0.check(settings)", "kind1.check(settings)"]
@@ -286,7 +303,7 @@ def facts_of(calls: Any, *, device: str = "cpu", places: bool = True, **models: 
     calls.put(
         rewards,
         "require_image_rewards",
-        function_name="own.py:score",
+        function_names=["own.py:score"],
         build_order=kinds,
         choose_device=device,
         server_places=[NamedPlace("s", "http://s")],
@@ -306,7 +323,8 @@ def test_the_figures_of_a_reward_are_read_without_a_model(calls: Any) -> None:
         ("a", "dir_a", 100, {"score": 1.0}),
         ("b", "dir_b", 100, {"score": 1.0}),
     ]
-    assert (facts.function, facts.models_stay, facts.device) == ("own.py:score", True, "cpu")
+    assert facts.functions == (rewards.FunctionFacts("own.py:score", "processes", ""),)
+    assert (facts.models_stay, facts.device) == (True, "cpu")
     assert (facts.servers, facts.judge, facts.weights) == ((NamedPlace("s", "http://s"),), "judge", {"a": 2.0})
     assert facts.others == ("other: f = 1, g = 2",)
     assert facts.num_parts == 4
@@ -320,7 +338,7 @@ def test_where_there_is_no_model_none_is_said_to_leave(calls: Any) -> None:
 def test_two_parts_of_a_name_are_refused_before_anything_is_read(calls: Any) -> None:
     settings = calls.double("settings", reward=RewardSettings())
     kind = calls.double("kind", names=lambda given: ["score"])
-    calls.put(rewards, "require_image_rewards", function_name="own.py:score", build_order=[kind])
+    calls.put(rewards, "require_image_rewards", function_names=["own.py:score"], build_order=[kind])
     with pytest.raises(OptionsError) as caught:
         rewards.reward_facts(settings)
     assert caught.value.problem.code == "reward.two_of_a_name"

@@ -29,6 +29,8 @@ def item(response: str, label: str) -> RewardItem:
 def test_names_are_settings() -> None:
     assert chosen_reward(None) == chosen_reward("")
     assert (chosen_reward("math").setting, chosen_reward("math").function) == ("math", None)
+    several = chosen_reward(["math", "own.py:f"])
+    assert (several.setting, several.function) == ("math,own.py:f", None)
 
 
 @pytest.mark.parametrize("given", [right, [right], (right,)], ids=["function", "list", "tuple"])

@@ -86,12 +86,12 @@ def _check_training(training: Training, resolved: Resolved[Any], machine: Machin
     resolved = local_settings(resolved)
     checked = load(training.check)(resolved.settings, machine.ranks.world_size)
     run_plan.show(training, resolved, checked.data, machine)
-    trial = checked.check_reward()
-    if trial is not None:
+    trials = checked.check_reward()
+    for trial in trials:
         print(visible("\n".join([*trial.lines(), ""])))
     _check_save_path(resolved.settings.checkpoint.save_path)
     _show_example(checked.first_example())
-    if trial is not None:
+    for trial in trials:
         trial.require_score()
 
 

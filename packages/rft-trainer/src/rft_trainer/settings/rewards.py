@@ -85,8 +85,8 @@ class RewardSettings:
     """The reward function of a response."""
 
     reward: str = ""
-    """A reward's name, that of an installed task, or a function of your own as file.py:function; empty = exact, or none
-    beside a reward model or a judge."""
+    """Rewards joined by commas, added up: each the name of a rule or an installed task, or a function of your own as
+    file.py:function; empty = exact, or none beside a reward model or a judge."""
 
     reward_workers: int = field(default=1, metadata={"minimum": 1})
     """Processes that compute rewards."""
@@ -104,6 +104,9 @@ class RewardSettings:
 
     reward_weights: str = ""
     """Weights of a reward's parts, such as correctness=0.9,format=0.1; empty = the reward's own sum."""
+
+    format_tags: str = "think,answer"
+    """Tags of the rule format, joined by commas: each has to stand once, in this order."""
 
 
 @dataclass(frozen=True, kw_only=True)

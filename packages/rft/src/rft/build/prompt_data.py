@@ -15,7 +15,7 @@ from rft.build.images import ImageReading, given_images, row_images
 from rft.hub.download import ASIDE
 from rft.hub.hub_names import dataset_name
 from rft.hub.sources import located_sources
-from rft.reward_names import function_name
+from rft.reward_names import needs_labels
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import DataError, OptionsError, Problem
 from rft_core.keyed_random import derive_key, permutation
@@ -153,7 +153,7 @@ def with_label_column(read: Callable[[str], Rows], settings: RlSettings | EvalSe
     try:
         return read(label_key), label_key
     except MissingColumnError as error:
-        if function_name(settings) or error.flag != "--label_key" or not error.in_no_row:
+        if needs_labels(settings) or error.flag != "--label_key" or not error.in_no_row:
             raise
     return read(""), ""
 

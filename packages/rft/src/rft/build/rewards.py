@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import torch
 
@@ -19,9 +19,10 @@ from rft.process.machine import Machine, choose_device
 from rft.reward_kinds import REWARD_KINDS, build_order
 from rft.reward_names import (
     NamedPlace,
-    function_name,
+    function_names,
     heads_of,
     model_places,
+    part_of,
     refuse_unknown_weights,
     server_places,
     weights_of,
@@ -36,13 +37,15 @@ from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import Reward, RewardItem
 from rft_trainer.rewards.combined import CombinedReward, RewardComponent
 from rft_trainer.rewards.in_process import IN_PROCESS
+from rft_trainer.rewards.named import NamedReward
 from rft_trainer.rewards.registry import reward_by_name, reward_names
 from rft_trainer.rewards.reward_model import ModelReward
+from rft_trainer.rewards.rules.table import RuleRuns, find_rule
 from rft_trainer.rewards.servers.remote_reward_model import RemoteReward
 from rft_trainer.rewards.user_function import RewardTrial
+from rft_trainer.settings.rewards import RewardSettings
 from rft_trainer.workers.limits import user_code_limits
 
-FunctionRuns = Literal["here", "algebra in processes", "processes"]
 _SHARE_OF_GPU = 0.1
 _MADE_UP = "a made-up response"
 
@@ -81,9 +84,8 @@ def build_reward(
             built.callback(part.reward.close)
             parts.append(part)
 
-        name = function_name(settings)
-        if function is not None or name:
-            add(_function_part(settings, name, function, columns or {}, log))
+        for part in _functions(settings, function, columns or {}, log):
+            add(part)
         for kind in build_order():
             for part in kind.build(settings, machine):
                 add(part)
@@ -93,26 +95,39 @@ def build_reward(
     return parts[0].reward if len(parts) == 1 and weights is None else CombinedReward(parts, weights)
 
 
-def check_reward(settings: RlSettings, prompts: Sequence[Prompt]) -> RewardTrial | None:
-    """Check function and servers as the start would; no model's weights are loaded.
+def check_reward(settings: RlSettings, prompts: Sequence[Prompt]) -> list[RewardTrial]:
+    """Check functions and servers as the start would, and return a call of each function with the first prompt.
 
-    Returns:
-        A call of the user's function with the first prompt; None where there is no such function.
+    No model's weights are loaded.
     """
     require_image_rewards(settings)
-    name, trial = function_name(settings), None
-    if name:
-        # made and closed at once: a function that cannot be imported shows itself here
-        reward = _function_part(settings, name, None, columns_of(prompts)).reward
+    trials: list[RewardTrial] = []
+    # made and closed at once: a function that cannot be imported shows itself here
+    for part in _functions(settings, None, columns_of(prompts)):
         try:
-            # of a function that is no user's there is nothing to look at
-            call = getattr(reward, "trial", None)
-            trial = call(trial_items(prompts[0])) if call is not None else None
+            trials.append(_trial(part, trial_items(prompts[0])))
         finally:
-            reward.close()
+            part.reward.close()
     for kind in build_order():
         kind.check(settings)
-    return trial
+    return trials
+
+
+def _trial(part: RewardComponent, items: Sequence[RewardItem]) -> RewardTrial:
+    """Return a call of a reward: a function of a user says itself what it was given."""
+    reward = part.reward.reward if isinstance(part.reward, NamedReward) else part.reward
+    call = getattr(reward, "trial", None)
+    if call is not None:
+        return call(items)
+    return RewardTrial(
+        written=f"the rule {part.name}",
+        place="",
+        arguments={"label": items[0].label},
+        responses=tuple(item.response_text for item in items),
+        scores=tuple(reward(items)),
+        traceback="",
+        printed="",
+    )
 
 
 def trial_items(prompt: Prompt) -> list[RewardItem]:
@@ -144,15 +159,23 @@ class RewardModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class FunctionFacts:
+    """A reward function."""
+
+    name: str
+    runs: RuleRuns
+    """Where it runs: in this process, there but for hard comparisons, or in processes that can be killed."""
+    package: str
+    """The package that has it, where it is the reward of an installed task; else empty."""
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Of a rule, by name."""
+
+
+@dataclass(frozen=True, slots=True)
 class RewardFacts:
     """The parts of a run's reward, before anything is loaded."""
 
-    function: str
-    """Name of the function; empty without one."""
-    function_runs: FunctionRuns
-    """Where it runs: in this process, there but for hard comparisons, or in processes that can be killed."""
-    package: str
-    """The package that has the function, where that is the reward of an installed task; else empty."""
+    functions: tuple[FunctionFacts, ...]
     models: tuple[RewardModelFacts, ...]
     models_stay: bool
     """On the device between their phases."""
@@ -185,11 +208,8 @@ def reward_facts(settings: RlSettings) -> RewardFacts:
         RewardModelFacts(named.name, named.location, _num_bytes(settings, named), heads_of(named, weights))
         for named in directories
     )
-    name = function_name(settings)
     return RewardFacts(
-        function=name.removeprefix(IN_PROCESS),
-        function_runs=_where_it_runs(name),
-        package=package_of(name) if name in task_names() else "",
+        functions=tuple(_function_facts(settings.reward, name) for name in function_names(settings)),
         models=models,
         models_stay=not directories or _models_stay(settings, directories, device),
         device=device,
@@ -205,32 +225,45 @@ def reward_facts(settings: RlSettings) -> RewardFacts:
     )
 
 
-def _where_it_runs(function: str) -> FunctionRuns:
-    if function == "exact" or function.startswith(IN_PROCESS):
-        return "here"
-    return "algebra in processes" if function in reward_names() else "processes"
+def _function_facts(chosen: RewardSettings, name: str) -> FunctionFacts:
+    rule = find_rule(name)
+    runs: RuleRuns = rule.runs if rule else "here" if name.startswith(IN_PROCESS) else "processes"
+    package = package_of(name) if name in task_names() else ""
+    return FunctionFacts(name.removeprefix(IN_PROCESS), runs, package, _rule_options(chosen, name))
+
+
+def _rule_options(chosen: RewardSettings, name: str) -> dict[str, Any]:
+    """Return the settings that a rule reads, by name; none of another function."""
+    rule = find_rule(name)
+    return {setting: getattr(chosen, setting) for setting in rule.settings} if rule else {}
 
 
 def _names(settings: RlSettings) -> list[str]:
     """Return the names of the parts, as `build_reward` calls them."""
-    names = [function_name(settings).rpartition(":")[2]] if function_name(settings) else []
+    names = [part_of(name) for name in function_names(settings)]
     return [*names, *(name for kind in build_order() for name in kind.names(settings))]
 
 
-def _function_part(
-    settings: RlSettings | EvalSettings,
-    name: str,
-    function: Reward | None,
-    columns: Mapping[str, str],
-    log: Path | None = None,
-) -> RewardComponent:
+def _functions(
+    settings: RlSettings | EvalSettings, function: Reward | None, columns: Mapping[str, str], log: Path | None = None
+) -> Generator[RewardComponent]:
+    """Make one component a reward function, under its name where there are several."""
     if function is not None:
         # of the rewards that a script may give, the one that calls a function of its own
         bind_columns = getattr(function, "bind_columns", None)
         if bind_columns is not None:
             bind_columns(columns)
-        return RewardComponent(str(getattr(function, "name", "reward_fn")), function)
-    chosen = settings.reward
+        yield RewardComponent(str(getattr(function, "name", "reward_fn")), function)
+        return
+    names = function_names(settings)
+    for name in names:
+        part = _function_part(settings.reward, name, columns, log)
+        yield RewardComponent(part.name, NamedReward(part.name, part.reward)) if len(names) > 1 else part
+
+
+def _function_part(
+    chosen: RewardSettings, name: str, columns: Mapping[str, str], log: Path | None = None
+) -> RewardComponent:
     # a name that is written down; the built-in default means nothing else, whatever is installed
     if chosen.reward:
         refuse_built_in(name, reward_names(), flag="--reward")
@@ -242,8 +275,9 @@ def _function_part(
         limits=limits,
         columns=columns,
         log=log,
+        options=_rule_options(chosen, name),
     )
-    return RewardComponent(name.rpartition(":")[2], reward)
+    return RewardComponent(part_of(name), reward)
 
 
 def server_components(commands: RlSettings | EvalSettings, machine: Machine | None = None) -> list[RewardComponent]:
@@ -327,5 +361,5 @@ def _refuse_equal_names(names: Sequence[str]) -> None:
             what=f"two rewards are called {twice!r}",
             where="--reward, --reward_pretrain, --remote_rm_url",
             why="metrics and weights are looked up by these names",
-            do=f"NAME=DIR or NAME=URL with another name than {twice}",
+            do=f"another name than {twice} for one of them: that of its function, NAME=DIR or NAME=URL",
         )

@@ -16,8 +16,9 @@ DECIDES = _names("""
     async_deterministic aux_loss_coef bf16 ckpt_partial ckpt_weights_only constraint critic_learning_rate dual_clip
     dynamic_sampling dynamic_sampling_rounds ema_decay enable_ema engine_fp8 engine_type entropy_coef
     entropy_target eps_clip eps_clip_high eval_input_key eval_label_key eval_n eval_output_key
-    eval_split eval_steps eval_temperature filter_groups first_token_temperature fp16
-    freeze_prefix freezing_actor_steps gamma generate_max_len held_out_rows high_entropy_token_ratio images_key
+    eval_split eval_steps eval_temperature filter_groups first_token_temperature
+    format_tags fp16 freeze_prefix freezing_actor_steps gamma generate_max_len held_out_rows high_entropy_token_ratio
+    images_key
     init_kl_coef input_key input_template judge_max_new_tokens judge_model judge_pattern judge_range judge_url
     kl_estimator kl_horizon kl_target l2 l2_factors label_key lambd lambd_value learning_rate length_alpha
     length_penalty limit_mm_image_per_prompt

@@ -13,7 +13,7 @@ from rft_trainer.rewards.in_process import IN_PROCESS, FunctionReward
 
 RewardFunction: TypeAlias = Callable[..., object]
 """A function of responses, labels, any columns of the rows: `docs/rewards.md`."""
-GivenReward: TypeAlias = str | RewardFunction | Sequence[RewardFunction]
+GivenReward: TypeAlias = str | RewardFunction | Sequence[str] | Sequence[RewardFunction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,13 @@ def chosen_reward(reward: GivenReward | None) -> ChosenReward:
         one = FunctionReward(reward)
         return ChosenReward(f"{IN_PROCESS}{one.name}", one)
     functions: list[object] = list(cast("Sequence[object]", reward)) if isinstance(reward, list | tuple) else [reward]
+    if functions and all(isinstance(name, str) for name in functions):
+        return ChosenReward(",".join(map(str, functions)))
     for function in functions:
         if not callable(function):
             raise _refused(
                 f"holds {function!r}" if len(functions) > 1 else f"is {function!r}",
-                "it is a name such as 'math' or 'file.py:function', a function, or a list of functions",
+                "it is a name such as 'math' or 'file.py:function', a function, or a list of either",
                 "reward=FUNCTION",
             )
     if not functions:

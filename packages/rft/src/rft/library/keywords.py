@@ -127,6 +127,7 @@ class RlKeywords(TrainingKeywords, total=False):
     reward_memory: float
     reward_variables: str
     reward_weights: str
+    format_tags: str
     shuffle_rewards: bool
     reward_pretrain: str
     reward_offload: Literal["auto", "held", "phase"]
@@ -311,6 +312,7 @@ class EvalKeywords(TypedDict, total=False):
     reward_memory: float
     reward_variables: str
     reward_weights: str
+    format_tags: str
     reward_pretrain: str
     reward_offload: Literal["auto", "held", "phase"]
     reward_batch_tokens: int
@@ -415,6 +417,7 @@ class ServeRewardKeywords(TypedDict, total=False):
     reward_memory: float
     reward_variables: str
     reward_weights: str
+    format_tags: str
     reward_pretrain: str
     reward_offload: Literal["auto", "held", "phase"]
     reward_batch_tokens: int

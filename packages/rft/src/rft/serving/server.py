@@ -18,7 +18,7 @@ from rft.build.rewards import build_reward
 from rft.hub.run_settings import with_model_directories
 from rft.process.machine import open_machine
 from rft.reward_kinds import build_order
-from rft.reward_names import function_name
+from rft.reward_names import function_names
 from rft.serving.addresses import is_loopback
 from rft.serving.scoring_queue import Counters, ScoringQueue
 from rft.settings import EvalSettings, ServeRewardSettings, ServingSettings
@@ -215,8 +215,7 @@ def _as_evaluation(settings: ServeRewardSettings) -> EvalSettings:
 
 
 def _part_names(settings: EvalSettings, reward: Reward | None) -> list[str]:
-    function = function_name(settings)
-    named = [str(getattr(reward, "name", "reward"))] if reward is not None else [function] if function else []
+    named = [str(getattr(reward, "name", "reward"))] if reward is not None else function_names(settings)
     return [*named, *(name for kind in build_order() for name in kind.names(settings))]
 
 
