@@ -16,6 +16,7 @@ from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rewards.combined import RewardComponent
 from rft_trainer.rewards.in_process import FunctionReward
+from rft_trainer.rewards.routed import Routes
 from rft_trainer.rewards.user_function import FileReward
 from rft_trainer.settings.rewards import RewardModelSettings, RewardSettings
 
@@ -49,6 +50,8 @@ class Setup:
             "require_image_rewards refuse_unknown_weights CombinedReward",
             weights_of=weights,
             function_names=[function] if function else [],
+            are_named=False,
+            routes_of=None,
             build_order=kinds,
             reward_by_name=Part("function", self.closed),
             user_code_limits="limits",
@@ -64,6 +67,7 @@ def test_the_only_part_is_the_reward_itself(calls: Any) -> None:
         "require_image_rewards(settings)",
         "weights_of(settings.reward)",
         "function_names(settings)",
+        "routes_of(settings.reward)",
         "build_order()",
         "kind0.build(settings, machine)",
     ]
@@ -103,12 +107,26 @@ def test_the_function_is_the_first_part_and_one_that_is_given_takes_its_place(ca
 
 def test_several_functions_are_parts_under_their_names(calls: Any) -> None:
     setup = Setup(calls)
-    calls.put(rewards, function_names=["math", "own.py:score"])
+    calls.put(rewards, function_names=["math", "own.py:score"], are_named=True)
     rewards.build_reward(setup.settings, setup.machine)
     assert calls.taken()[-1].count("NamedReward object") == 2
     trials = rewards.check_reward(setup.settings, [Prompt("p", (1,), "?", "5", "rows")])
-    assert [trial.written for trial in trials] == ["the rule math", "the rule score"]
+    assert [trial.written for trial in trials] == ["the rule math, on p", "the rule score, on p"]
     assert setup.closed == ["function", "function"]
+
+
+def test_routes_are_one_part_whose_rewards_are_those_of_the_routes(calls: Any) -> None:
+    setup = Setup(calls)
+    routes = Routes({"a": ("math",), "*": ("exact", "math")})
+    calls.put(rewards, routes_of=routes, are_named=True)
+    made: Any = rewards.build_reward(setup.settings, setup.machine)
+    assert made.part_names == ("math", "exact")
+    calls.put(rewards, weights_of={"math": 1.0})
+    rewards.build_reward(setup.settings, setup.machine)
+    assert calls.taken()[-1].endswith("{'math': 1.0}, absent=['math', 'exact'])")
+    prompts = [Prompt("a:0", (1,), "?", "5", "a"), Prompt("b:0", (1,), "?", "6", "b")]
+    trials = rewards.check_reward(setup.settings, prompts)
+    assert [trial.written for trial in trials] == ["the rule math, on a:0", "the rule exact, on b:0"]
 
 
 def test_a_function_of_a_script_is_bound_to_the_columns_of_the_data(calls: Any) -> None:
@@ -164,7 +182,7 @@ def test_a_check_makes_the_function_and_closes_it_and_tries_every_kind(calls: An
     setup = Setup(calls, "a", "b", function=function)
     trials = rewards.check_reward(setup.settings, [Prompt("p", (1,), "?", "5", "rows")])
     assert [(trial.written, trial.responses, trial.arguments) for trial in trials] == (
-        [("the rule math", ("5", "a made-up response"), {"label": "5"})] if function else []
+        [("the rule math, on p", ("5", "a made-up response"), {"label": "5"})] if function else []
     )
     made = calls.taken()
     assert made[0] == "require_image_rewards(settings)"
@@ -304,6 +322,8 @@ def facts_of(calls: Any, *, device: str = "cpu", places: bool = True, **models: 
         rewards,
         "require_image_rewards",
         function_names=["own.py:score"],
+        all_functions=["own.py:score"],
+        routes_of=None,
         build_order=kinds,
         choose_device=device,
         server_places=[NamedPlace("s", "http://s")],
@@ -313,6 +333,7 @@ def facts_of(calls: Any, *, device: str = "cpu", places: bool = True, **models: 
         calls.put(rewards, model_places=[])
     calls.replace(rewards, REWARD_KINDS=kinds)
     settings.model.device = "wanted"
+    settings.reward = RewardSettings(reward="own.py:score")
     return rewards.reward_facts(settings)
 
 
@@ -338,7 +359,7 @@ def test_where_there_is_no_model_none_is_said_to_leave(calls: Any) -> None:
 def test_two_parts_of_a_name_are_refused_before_anything_is_read(calls: Any) -> None:
     settings = calls.double("settings", reward=RewardSettings())
     kind = calls.double("kind", names=lambda given: ["score"])
-    calls.put(rewards, "require_image_rewards", function_names=["own.py:score"], build_order=[kind])
+    calls.put(rewards, "require_image_rewards", all_functions=["own.py:score"], build_order=[kind])
     with pytest.raises(OptionsError) as caught:
         rewards.reward_facts(settings)
     assert caught.value.problem.code == "reward.two_of_a_name"

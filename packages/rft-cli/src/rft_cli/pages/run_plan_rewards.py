@@ -29,7 +29,8 @@ def reward_lines(settings: RlSettings) -> list[str]:
     lines: list[str] = []
     for function in facts.functions:
         more = f" (a task of {function.package})" if function.package else _settings(function.settings)
-        lines.append(f"{function.name}{more}, {_where_called(function, chosen)}")
+        rows = f", for rows of {', '.join(function.sources)}" if function.sources else ""
+        lines.append(f"{function.name}{more}{rows}, {_where_called(function, chosen)}")
     lines += _model_lines(facts, models.reward_offload)
     lines += [
         f"{server.name}: {server.location}, {models.remote_rm_batch_size} responses a request, "

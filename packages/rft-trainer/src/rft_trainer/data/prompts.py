@@ -57,6 +57,8 @@ class PromptRow:
     """Images in the order of their placeholders in the text or the messages."""
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """All columns of the row as JSON, where code of the user scores; else empty."""
+    place: str = field(default="", compare=False)
+    """file:line of the row, for messages."""
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.messages is None):
@@ -97,7 +99,8 @@ def prompts_from_rows(
             skips.take(error)
             continue
         name = f"{source}:{index}"
-        prompts.append(PromptRow(name, text, messages, label, output, source, index, pictures, own_columns))
+        where = row.where()
+        prompts.append(PromptRow(name, text, messages, label, output, source, index, pictures, own_columns, where))
     return prompts
 
 

@@ -19,6 +19,9 @@ from rft.process.machine import Machine, choose_device
 from rft.reward_kinds import REWARD_KINDS, build_order
 from rft.reward_names import (
     NamedPlace,
+    all_functions,
+    among_others,
+    are_named,
     function_names,
     heads_of,
     model_places,
@@ -27,6 +30,7 @@ from rft.reward_names import (
     server_places,
     weights_of,
 )
+from rft.reward_routes import routes_of
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import OptionsError
 from rft_models.reward_model.loading import load_reward_model
@@ -40,6 +44,7 @@ from rft_trainer.rewards.in_process import IN_PROCESS
 from rft_trainer.rewards.named import NamedReward
 from rft_trainer.rewards.registry import reward_by_name, reward_names
 from rft_trainer.rewards.reward_model import ModelReward
+from rft_trainer.rewards.routed import RoutedReward
 from rft_trainer.rewards.rules.table import RuleRuns, find_rule
 from rft_trainer.rewards.servers.remote_reward_model import RemoteReward
 from rft_trainer.rewards.user_function import RewardTrial
@@ -89,10 +94,14 @@ def build_reward(
         for kind in build_order():
             for part in kind.build(settings, machine):
                 add(part)
-        _refuse_equal_names([part.name for part in parts])
+        names = [part.reward.part_names if isinstance(part.reward, RoutedReward) else [part.name] for part in parts]
+        _refuse_equal_names([name for own in names for name in own])
         # all parts were built: from here the reward closes them
         built.pop_all()
-    return parts[0].reward if len(parts) == 1 and weights is None else CombinedReward(parts, weights)
+    if len(parts) == 1 and weights is None:
+        return parts[0].reward
+    absent = [name for part in parts if isinstance(part.reward, RoutedReward) for name in part.reward.part_names]
+    return CombinedReward(parts, weights, absent=absent) if absent else CombinedReward(parts, weights)
 
 
 def check_reward(settings: RlSettings, prompts: Sequence[Prompt]) -> list[RewardTrial]:
@@ -101,33 +110,38 @@ def check_reward(settings: RlSettings, prompts: Sequence[Prompt]) -> list[Reward
     No model's weights are loaded.
     """
     require_image_rewards(settings)
-    trials: list[RewardTrial] = []
-    # made and closed at once: a function that cannot be imported shows itself here
-    for part in _functions(settings, None, columns_of(prompts)):
-        try:
-            trials.append(_trial(part, trial_items(prompts[0])))
-        finally:
-            part.reward.close()
+    columns, routes = columns_of(prompts), routes_of(settings.reward)
+    trials = [_trial(settings, name, prompts[0], columns) for name in function_names(settings)]
+    for name in routes.names if routes else ():
+        # a row of its own; where there is none, the reward is made all the same, and judges the first row
+        sources = [routes.of(routes.source_of(prompt.columns, prompt.source)) for prompt in prompts]
+        own = (prompt for prompt, names in zip(prompts, sources, strict=True) if name in (names or ()))
+        trials.append(_trial(settings, name, next(own, prompts[0]), columns))
     for kind in build_order():
         kind.check(settings)
     return trials
 
 
-def _trial(part: RewardComponent, items: Sequence[RewardItem]) -> RewardTrial:
+def _trial(settings: RlSettings, name: str, prompt: Prompt, columns: Mapping[str, str]) -> RewardTrial:
     """Return a call of a reward: a function of a user says itself what it was given."""
+    # made and closed at once: a function that cannot be imported shows itself here
+    part, items = _function_part(settings, name, columns), trial_items(prompt)
     reward = part.reward.reward if isinstance(part.reward, NamedReward) else part.reward
-    call = getattr(reward, "trial", None)
-    if call is not None:
-        return call(items)
-    return RewardTrial(
-        written=f"the rule {part.name}",
-        place="",
-        arguments={"label": items[0].label},
-        responses=tuple(item.response_text for item in items),
-        scores=tuple(reward(items)),
-        traceback="",
-        printed="",
-    )
+    try:
+        call = getattr(reward, "trial", None)
+        if call is not None:
+            return call(items)
+        return RewardTrial(
+            written=f"the rule {part.name}, on {prompt.prompt_id}",
+            place="",
+            arguments={"label": prompt.label},
+            responses=tuple(item.response_text for item in items),
+            scores=tuple(reward(items)),
+            traceback="",
+            printed="",
+        )
+    finally:
+        reward.close()
 
 
 def trial_items(prompt: Prompt) -> list[RewardItem]:
@@ -169,6 +183,8 @@ class FunctionFacts:
     """The package that has it, where it is the reward of an installed task; else empty."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Of a rule, by name."""
+    sources: tuple[str, ...] = ()
+    """Whose rows it judges, where it has a route; empty: every row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +225,7 @@ def reward_facts(settings: RlSettings) -> RewardFacts:
         for named in directories
     )
     return RewardFacts(
-        functions=tuple(_function_facts(settings.reward, name) for name in function_names(settings)),
+        functions=_function_facts(settings),
         models=models,
         models_stay=not directories or _models_stay(settings, directories, device),
         device=device,
@@ -225,11 +241,29 @@ def reward_facts(settings: RlSettings) -> RewardFacts:
     )
 
 
-def _function_facts(chosen: RewardSettings, name: str) -> FunctionFacts:
+def _function_facts(settings: RlSettings) -> tuple[FunctionFacts, ...]:
+    routes = routes_of(settings.reward)
+    sources: dict[str, list[str]] = {name: [] for name in function_names(settings)}
+    for source, names in (routes.by_source if routes else {}).items():
+        for name in names:
+            sources.setdefault(name, []).append(source)
+    return tuple(
+        FunctionFacts(
+            name=name.removeprefix(IN_PROCESS),
+            runs=_where_it_runs(name),
+            package=package_of(name) if name in task_names() else "",
+            settings=_rule_options(settings.reward, name),
+            sources=tuple(own),
+        )
+        for name, own in sources.items()
+    )
+
+
+def _where_it_runs(name: str) -> RuleRuns:
     rule = find_rule(name)
-    runs: RuleRuns = rule.runs if rule else "here" if name.startswith(IN_PROCESS) else "processes"
-    package = package_of(name) if name in task_names() else ""
-    return FunctionFacts(name.removeprefix(IN_PROCESS), runs, package, _rule_options(chosen, name))
+    if rule is not None:
+        return rule.runs
+    return "here" if name.startswith(IN_PROCESS) else "processes"
 
 
 def _rule_options(chosen: RewardSettings, name: str) -> dict[str, Any]:
@@ -240,44 +274,61 @@ def _rule_options(chosen: RewardSettings, name: str) -> dict[str, Any]:
 
 def _names(settings: RlSettings) -> list[str]:
     """Return the names of the parts, as `build_reward` calls them."""
-    names = [part_of(name) for name in function_names(settings)]
+    names = [part_of(name) for name in all_functions(settings)]
     return [*names, *(name for kind in build_order() for name in kind.names(settings))]
 
 
 def _functions(
     settings: RlSettings | EvalSettings, function: Reward | None, columns: Mapping[str, str], log: Path | None = None
 ) -> Generator[RewardComponent]:
-    """Make one component a reward function, under its name where there are several."""
+    """Make one component a reward function, and one of all that have routes."""
     if function is not None:
         # of the rewards that a script may give, the one that calls a function of its own
         bind_columns = getattr(function, "bind_columns", None)
         if bind_columns is not None:
             bind_columns(columns)
-        yield RewardComponent(str(getattr(function, "name", "reward_fn")), function)
-        return
-    names = function_names(settings)
-    for name in names:
-        part = _function_part(settings.reward, name, columns, log)
-        yield RewardComponent(part.name, NamedReward(part.name, part.reward)) if len(names) > 1 else part
+        named = RewardComponent(str(getattr(function, "name", "reward_fn")), function)
+        yield _under_its_name(named) if are_named(settings) else named
+    for name in function_names(settings) if function is None else ():
+        yield _function_part(settings, name, columns, log)
+    routes = routes_of(settings.reward)
+    if routes is not None:
+        with ExitStack() as built:
+            parts: dict[str, RewardComponent] = {}
+            for name in routes.names:
+                parts[name] = _function_part(settings, name, columns, log)
+                built.callback(parts[name].reward.close)
+            built.pop_all()
+        yield RewardComponent("routes", RoutedReward(routes, parts))
+
+
+def _under_its_name(part: RewardComponent) -> RewardComponent:
+    return replace(part, reward=NamedReward(part.name, part.reward))
 
 
 def _function_part(
-    chosen: RewardSettings, name: str, columns: Mapping[str, str], log: Path | None = None
+    settings: RlSettings | EvalSettings, name: str, columns: Mapping[str, str], log: Path | None = None
 ) -> RewardComponent:
+    """Make the component of one name, whose parts stand under it beside others."""
+    chosen = settings.reward
     # a name that is written down; the built-in default means nothing else, whatever is installed
-    if chosen.reward:
+    if chosen.reward or chosen.reward_routes:
         refuse_built_in(name, reward_names(), flag="--reward")
     limits = user_code_limits(chosen.reward_memory, chosen.reward_variables)
-    reward = reward_by_name(
-        name,
-        num_workers=chosen.reward_workers,
-        timeout=chosen.reward_timeout,
-        limits=limits,
-        columns=columns,
-        log=log,
-        options=_rule_options(chosen, name),
-    )
-    return RewardComponent(part_of(name), reward)
+    try:
+        reward = reward_by_name(
+            name,
+            num_workers=chosen.reward_workers,
+            timeout=chosen.reward_timeout,
+            limits=limits,
+            columns=columns,
+            log=log,
+            options=_rule_options(chosen, name),
+        )
+    except OptionsError as error:
+        raise among_others(error, name, chosen) from error
+    part = RewardComponent(part_of(name), reward)
+    return _under_its_name(part) if are_named(settings) else part
 
 
 def server_components(commands: RlSettings | EvalSettings, machine: Machine | None = None) -> list[RewardComponent]:

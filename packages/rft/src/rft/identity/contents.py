@@ -14,7 +14,7 @@ from rft.identity.record import Content
 from rft.identity.user_files import code_content, folder_content, function_content
 from rft.resolved import Resolved
 from rft.reward_kinds import given_directories
-from rft.reward_names import function_names, named_models
+from rft.reward_names import all_functions, named_models
 from rft_dist.checkpoint_format.layout import MANIFEST
 
 SETTING_OF = {"model": "pretrain", "tokenizer": "pretrain", "weights": "pretrain"}
@@ -43,12 +43,13 @@ def run_contents(
     for name in _CODE:
         if values.get(name):
             contents[name] = code_content(str(values[name]))
-    if "reward" in values and (rewards := function_names(resolved.settings)):
+    if "reward" in values and (rewards := all_functions(resolved.settings)):
         contents["reward"] = _functions(rewards)
     if values.get("model_code"):
         contents["model_code"] = folder_content(str(values["model_code"]))
-    if values.get("judge_template"):
-        contents["judge_template"] = file_content(str(values["judge_template"]))
+    for name in ("judge_template", "json_schema"):
+        if values.get(name):
+            contents[name] = file_content(str(values[name]))
     if values.get("critic_pretrain"):
         contents["critic_pretrain"] = directory_content(str(values["critic_pretrain"]))
     if values.get("ckpt_weights_only") or values.get("ckpt_partial"):

@@ -127,7 +127,38 @@ class RlKeywords(TrainingKeywords, total=False):
     reward_memory: float
     reward_variables: str
     reward_weights: str
+    reward_routes: str
+    reward_source_key: str
+    number_tolerance: float
+    number_relative_tolerance: float
+    fuzzy_measure: Literal["f1", "ratio"]
+    choice_options_key: str
     format_tags: str
+    response_pattern: str
+    response_pattern_match: Literal["search", "full"]
+    length_range: tuple[int, int]
+    length_slack: int
+    length_unit: Literal["tokens", "characters"]
+    response_language: Literal[
+        "",
+        "en",
+        "de",
+        "fr",
+        "es",
+        "it",
+        "pt",
+        "nl",
+        "zh",
+        "ja",
+        "ko",
+        "ru",
+        "el",
+        "ar",
+        "he",
+        "hi",
+        "th",
+    ]
+    json_schema: str
     shuffle_rewards: bool
     reward_pretrain: str
     reward_offload: Literal["auto", "held", "phase"]
@@ -312,7 +343,38 @@ class EvalKeywords(TypedDict, total=False):
     reward_memory: float
     reward_variables: str
     reward_weights: str
+    reward_routes: str
+    reward_source_key: str
+    number_tolerance: float
+    number_relative_tolerance: float
+    fuzzy_measure: Literal["f1", "ratio"]
+    choice_options_key: str
     format_tags: str
+    response_pattern: str
+    response_pattern_match: Literal["search", "full"]
+    length_range: tuple[int, int]
+    length_slack: int
+    length_unit: Literal["tokens", "characters"]
+    response_language: Literal[
+        "",
+        "en",
+        "de",
+        "fr",
+        "es",
+        "it",
+        "pt",
+        "nl",
+        "zh",
+        "ja",
+        "ko",
+        "ru",
+        "el",
+        "ar",
+        "he",
+        "hi",
+        "th",
+    ]
+    json_schema: str
     reward_pretrain: str
     reward_offload: Literal["auto", "held", "phase"]
     reward_batch_tokens: int
@@ -417,7 +479,38 @@ class ServeRewardKeywords(TypedDict, total=False):
     reward_memory: float
     reward_variables: str
     reward_weights: str
+    reward_routes: str
+    reward_source_key: str
+    number_tolerance: float
+    number_relative_tolerance: float
+    fuzzy_measure: Literal["f1", "ratio"]
+    choice_options_key: str
     format_tags: str
+    response_pattern: str
+    response_pattern_match: Literal["search", "full"]
+    length_range: tuple[int, int]
+    length_slack: int
+    length_unit: Literal["tokens", "characters"]
+    response_language: Literal[
+        "",
+        "en",
+        "de",
+        "fr",
+        "es",
+        "it",
+        "pt",
+        "nl",
+        "zh",
+        "ja",
+        "ko",
+        "ru",
+        "el",
+        "ar",
+        "he",
+        "hi",
+        "th",
+    ]
+    json_schema: str
     reward_pretrain: str
     reward_offload: Literal["auto", "held", "phase"]
     reward_batch_tokens: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -157,7 +158,8 @@ def files_of(values: Mapping[str, Any]) -> dict[str, str]:
         for number, path in enumerate(filter(None, str(values.get(name) or "").split(","))):
             files[f"{name} {number + 1}"] = path.strip()
     code = {"model_code": str(values.get("model_code") or "")}
-    for number, name in enumerate(split_names(str(values.get("reward") or ""))):
+    routed = re.split(r"[=+,]", str(values.get("reward_routes") or ""))
+    for number, name in enumerate([*split_names(str(values.get("reward") or "")), *map(str.strip, routed)]):
         code[f"reward {number + 1}" if number else "reward"] = name
     files |= {name: path for name, text in code.items() if (path := text.partition(":")[0]).endswith(".py")}
     return files
