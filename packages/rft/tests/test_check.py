@@ -20,7 +20,8 @@ def test_the_tools_of_an_environment_are_there_before_prompts_are_rendered(calls
     tokenizer = calls.double("tokenizer", decode=lambda ids: f"<{ids}>")
     calls.put(
         check,
-        "model_facts enter_environment check_reward",
+        "model_facts enter_environment",
+        check_reward=["a trial"],
         constraint_of=None,
         tokenizer_with_images=tokenizer,
         rl_data=data,
@@ -42,9 +43,8 @@ def test_the_tools_of_an_environment_are_there_before_prompts_are_rendered(calls
     example = found.first_example()
     assert example.title == "prompt p as the model sees it (2 tokens; label '7'):"
     assert (example.pieces, example.learned) == (["<[4]>", "<[5]>", "<response>"], [False, False, True])
-    tried = found.check_reward()
-    assert tried is not None
-    assert tried.trial == "check_reward()"
+    [tried] = found.check_reward()
+    assert tried.trial == "a trial"
     assert calls.taken() == [f"check_reward(settings, {[*prompts, 'held out']!r})"]
     # a judge that is not there would be found at the start alone
     settings.judge.judge_pretrain = "nowhere"
@@ -67,7 +67,7 @@ def test_the_first_demonstration_is_shown_with_what_is_learned_of_it(calls: Any)
     example = found.first_example()
     assert example.title == "demonstration s:0 as the model sees it (4 tokens):"
     assert (example.pieces, example.learned) == (["<[4]>", "<[5]>", "<[6]>", "<[7]>"], [False, False, True, True])
-    found.check_reward()
+    assert found.check_reward() == []
     assert calls.taken() == []
 
 
@@ -76,8 +76,8 @@ FAILED = Score(None, RewardStatus.FAILED, detail="KeyError: 3 (own.py:7)", failu
 
 def tried(*scores: Score, **more: Any) -> check.TriedReward:
     values: dict[str, Any] = {"traceback": "", "printed": "", "arguments": {"response": "dcba", "level": 2}}
-    values |= {"responses": ("dcba", "other"), "scores": scores} | more
-    return check.TriedReward(RewardTrial("def f(response, level)", "own.py:5", **values))
+    values |= {"responses": ("dcba", "other"), "scores": scores, "place": "own.py:5"} | more
+    return check.TriedReward(RewardTrial("def f(response, level)", **values))
 
 
 def test_a_tried_reward_shows_arguments_values_and_output() -> None:
@@ -91,10 +91,13 @@ def test_a_tried_reward_shows_arguments_values_and_output() -> None:
         "hello",
     ]
     assert tried(FAILED, FAILED, traceback="Traceback: own").lines()[-1] == "Traceback: own"
+    assert tried(Score(1.0), Score(0.0), place="").lines()[0] == "reward called on one row: def f(response, level)"
 
 
 def test_a_function_that_gave_no_score_at_all_is_refused() -> None:
     tried(FAILED, Score(0.0)).require_score()
+    # a rule, whose label this row may lack
+    tried(FAILED, FAILED, place="").require_score()
     with pytest.raises(ServiceError) as caught:
         tried(FAILED, FAILED).require_score()
     assert (caught.value.problem.code, caught.value.problem.where) == ("reward.trial", "own.py:5")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +37,46 @@ def settings(reward: str = "", judge: str = "", **models: str) -> Any:
     ],
 )
 def test_there_is_an_exact_reward_where_no_other_is_named(given: dict[str, str], name: str) -> None:
-    assert reward_names.function_name(settings(**given)) == name
+    assert reward_names.function_names(settings(**given)) == ([name] if name else [])
+
+
+def test_several_functions_are_joined_by_commas_and_a_file_may_have_one_in_its_name(tmp_path: Path) -> None:
+    assert reward_names.function_names(settings(reward=" math, own.py:f ,m.n:g")) == ["math", "own.py:f", "m.n:g"]
+    assert reward_names.function_names(settings(reward="in-process:a,b")) == ["in-process:a,b"]
+    file = tmp_path / "a,b.py"
+    file.touch()
+    assert reward_names.function_names(settings(reward=f"{file}:f")) == [f"{file}:f"]
+    assert reward_names.function_names(settings(reward="," + ",".join(["own.py:f"] * 50))) == ["own.py:f"] * 50
+    assert [reward_names.part_of(name) for name in ("math", "own.py:f", "m.n:g")] == ["math", "f", "g"]
+
+
+def test_labels_are_needed_where_a_function_compares_with_them() -> None:
+    assert reward_names.needs_labels(settings())
+    assert reward_names.needs_labels(settings(reward="format,own.py:f"))
+    assert reward_names.needs_labels(settings(reward="format,math"))
+    assert not reward_names.needs_labels(settings(reward="format"))
+    assert not reward_names.needs_labels(settings(judge="m"))
+
+
+@pytest.mark.parametrize(
+    ("reward", "weights", "unknown"),
+    [
+        ("math", {"math": 1.0}, "math"),
+        ("gsm8k,format", {"gsm8k": 1.0, "format": 0.1, "gsm8k/correctness": 1.0, "gsm8k/format": 0.0}, ""),
+        ("gsm8k,format", {"gsm8k": 1.0, "correctness": 0.1}, "correctness"),
+        ("math,own.py:f", {"math": 1.0, "f": 0.1, "f/any": 1.0}, ""),
+        ("math,own.py:f", {"g": 0.1}, "g"),
+    ],
+)
+def test_weights_name_parts_under_the_names_of_several_rewards(
+    reward: str, weights: dict[str, float], unknown: str
+) -> None:
+    if not unknown:
+        reward_names.refuse_unknown_weights(settings(reward=reward), weights)
+        return
+    with pytest.raises(OptionsError) as caught:
+        reward_names.refuse_unknown_weights(settings(reward=reward), weights)
+    assert caught.value.problem.what.startswith(f"reward_weights names {unknown};")
 
 
 def test_places_have_the_name_that_is_given_or_their_own() -> None:

@@ -40,7 +40,7 @@ class Looked:
         self.calls.append(("rl", settings.model.pretrain, world_size))
         return SimpleNamespace(
             data="prompts",
-            check_reward=lambda: self.calls.append(("reward",)),
+            check_reward=lambda: self.calls.append(("reward",)) or [],
             first_example=lambda: TokenizedExample("prompt p:0", ["1+", "1=", "<response>"], [False, False, True]),
         )
 
@@ -48,7 +48,7 @@ class Looked:
         self.calls.append(("sft", settings.model.pretrain, world_size))
         return SimpleNamespace(
             data="rows",
-            check_reward=lambda: None,
+            check_reward=lambda: [],
             first_example=lambda: TokenizedExample("demonstration s:0", ["1", "=", "1"], [False, True, False]),
         )
 

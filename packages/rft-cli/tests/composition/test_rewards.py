@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rft.build import rewards
-from rft.reward_names import NamedPlace, function_name, memory_notes, model_places, server_places, weights_of
+from rft.reward_names import NamedPlace, function_names, memory_notes, model_places, server_places, weights_of
 from rft_cli.config.resolve import resolve
 from rft_cli.main import main
 from rft_core.errors import OptionsError
@@ -44,7 +44,7 @@ def names(**given: str) -> Any:
     ids=str,
 )
 def test_beside_a_model_there_is_no_function_unless_one_is_named(given: dict[str, str], function: str) -> None:
-    assert function_name(names(**given)) == function
+    assert function_names(names(**given)) == ([function] if function else [])
 
 
 def test_places_are_named_by_themselves_or_by_the_person() -> None:

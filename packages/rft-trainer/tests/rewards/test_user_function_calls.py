@@ -10,7 +10,7 @@ import pytest
 
 from rft_core.errors import OptionsError
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
-from rft_trainer.rewards import registry, user_function
+from rft_trainer.rewards import math, user_function
 from rft_trainer.rewards.registry import reward_by_name
 from rft_trainer.rewards.user_function import FileReward
 from rft_trainer.workers.limits import ProcessLimits
@@ -131,7 +131,7 @@ def test_a_file_has_one_process_and_ten_seconds_where_nothing_is_said(pools: lis
 def test_processes_and_seconds_reach_the_rewards_that_use_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     for kind in ("MathReward", "Gsm8kReward"):
-        monkeypatch.setattr(registry, kind, lambda kind=kind, **options: made.append((kind, options)))
+        monkeypatch.setattr(math, kind, lambda kind=kind, **options: made.append((kind, options)))
     reward_by_name(name)
     reward_by_name(name, num_workers=3, timeout=4.0)
     kind = {"math": "MathReward", "gsm8k": "Gsm8kReward"}[name]

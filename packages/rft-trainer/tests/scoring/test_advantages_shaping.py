@@ -326,6 +326,8 @@ def test_tokens_are_drawn_by_seed_and_step() -> None:
         (None, {}, False),
         (0.0, {"correctness": 1.0}, True),
         (1.0, {"correctness": 0.5, "format": 1.0}, False),
+        (0.9, {"math": 1.0, "math/correctness": 1.0, "format": 0.0}, True),
+        (1.1, {"math": 0.0, "math/correctness": 0.0, "format": 1.1, "format/correctness": 1.0}, False),
     ],
 )
 def test_a_response_is_correct_by_its_part_or_its_reward(

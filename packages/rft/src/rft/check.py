@@ -39,7 +39,7 @@ class TokenizedExample:
 
 @dataclass(frozen=True, slots=True)
 class TriedReward:
-    """A reward function that was called on one row."""
+    """A reward function or a rule that was called on one row."""
 
     trial: RewardTrial
 
@@ -47,7 +47,7 @@ class TriedReward:
         """Return what it was given, returned and printed, for people."""
         trial = self.trial
         width = max(map(len, trial.arguments), default=0)
-        lines = [f"reward called on one row: {trial.written}  ({trial.place})"]
+        lines = [f"reward called on one row: {trial.written}" + (f"  ({trial.place})" if trial.place else "")]
         lines += [f"  {name:<{width}} = {_shown(value)}" for name, value in trial.arguments.items()]
         pairs = zip(trial.responses, trial.scores, strict=True)
         lines += [f"  {_shown(response)} -> {_score_text(score)}" for response, score in pairs]
@@ -55,13 +55,13 @@ class TriedReward:
         return [*lines, "printed, which in a run is in logs/reward-0.log:", trial.printed] if trial.printed else lines
 
     def require_score(self) -> None:
-        """Refuse a function that gave no score for any response.
+        """Refuse a function of the user that gave no score for any response; a rule may lack this row's label.
 
         Raises:
             ServiceError: it gave none.
         """
         trial = self.trial
-        if any(score.value is not None for score in trial.scores):
+        if not trial.place or any(score.value is not None for score in trial.scores):
             return
         raise ServiceError(
             code="reward.trial",
@@ -92,8 +92,8 @@ class Checked(Protocol):
         """Rows and numbers for the plan page of the command."""
         ...
 
-    def check_reward(self) -> TriedReward | None:
-        """Try what scores responses, where something does, as the start would; return a call of the user's function."""
+    def check_reward(self) -> list[TriedReward]:
+        """Try what scores responses, where something does, as the start would; return a call of each function."""
         ...
 
     def first_example(self) -> TokenizedExample:
@@ -109,12 +109,11 @@ class RlCheck:
     tokenizer: HfTokenizer
     data: RlData
 
-    def check_reward(self) -> TriedReward | None:
+    def check_reward(self) -> list[TriedReward]:
         """Try function and servers as the start would; no reward model's weights are loaded."""
         if self.settings.judge.judge_pretrain:
             existing_directory(self.settings.judge.judge_pretrain)
-        trial = check_reward(self.settings, [*self.data.prompts, *self.data.held_out])
-        return None if trial is None else TriedReward(trial)
+        return [TriedReward(trial) for trial in check_reward(self.settings, [*self.data.prompts, *self.data.held_out])]
 
     def first_example(self) -> TokenizedExample:
         """Return the first prompt token by token; what is learned comes after it."""
@@ -131,8 +130,9 @@ class SftCheck:
     tokenizer: HfTokenizer
     data: SftData
 
-    def check_reward(self) -> None:
-        """Return at once: nothing scores demonstrations."""
+    def check_reward(self) -> list[TriedReward]:
+        """Return nothing at once: nothing scores demonstrations."""
+        return []
 
     def first_example(self) -> TokenizedExample:
         """Return the first demonstration token by token, and which of its tokens are learned."""

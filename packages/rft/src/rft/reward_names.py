@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rft.decoder_sizes import model_sizes
 from rft.reward_kinds import REWARD_KINDS
+from rft.reward_routes import routes_of
 from rft_core.errors import OptionsError
 from rft_dist.planning.memory_estimate import GIB
 from rft_trainer.installed_tasks.discovery import task_names
+from rft_trainer.rewards.in_process import IN_PROCESS
+from rft_trainer.rewards.rules.table import find_rule
 from rft_trainer.rewards.servers.http_client import checked_url
 from rft_trainer.settings.rewards import RewardModelSettings, RewardSettings
 
@@ -31,16 +36,83 @@ class NamedPlace:
     location: str
 
 
-def function_name(settings: RlSettings | EvalSettings) -> str:
-    """Return the name of the reward function: the one set, else "exact", else (beside a model) none: ""."""
-    others = any(kind.values(settings) for kind in REWARD_KINDS)
-    return settings.reward.reward or ("" if others else "exact")
+def function_names(settings: RlSettings | EvalSettings) -> list[str]:
+    """Return the rewards of every row: those set, else "exact", else (beside a model or routes) none."""
+    others = any(kind.values(settings) for kind in REWARD_KINDS) or bool(settings.reward.reward_routes)
+    return split_names(settings.reward.reward) or ([] if others else ["exact"])
+
+
+def routed_names(settings: RlSettings | EvalSettings) -> list[str]:
+    """Return the rewards of the rows of some sources, each once.
+
+    Raises:
+        OptionsError: routes that cannot be read.
+    """
+    routes = routes_of(settings.reward)
+    return list(routes.names) if routes else []
+
+
+def all_functions(settings: RlSettings | EvalSettings) -> list[str]:
+    """Return the rewards of every row and those of some sources."""
+    return [*function_names(settings), *routed_names(settings)]
+
+
+def are_named(settings: RlSettings | EvalSettings) -> bool:
+    """Return whether the parts of functions stand under their names: those of several, and where there are routes."""
+    return len(function_names(settings)) > 1 or bool(settings.reward.reward_routes)
+
+
+def split_names(text: str) -> list[str]:
+    """Return the rewards in the value of `reward`.
+
+    Functions of a script are one, and so is a file with a comma in its name.
+    """
+    # os.path, to which a list of names that is too long for a path is just no file
+    if text.startswith(IN_PROCESS) or os.path.isfile(text.rpartition(":")[0]):
+        return [text]
+    return [name for name in map(str.strip, text.split(",")) if name]
+
+
+def part_of(name: str) -> str:
+    """Return the name that a function's part of the reward has: its own, without file or module."""
+    return name.rpartition(":")[2]
+
+
+def among_others(error: OptionsError, name: str, chosen: RewardSettings) -> OptionsError:
+    """Return the error of one reward with a remedy that keeps those beside it."""
+    flag, _, meant = error.problem.do.partition(" ")
+    if flag != "--reward" or chosen.reward == name:
+        return error
+    names = split_names(chosen.reward)
+    if name in names:
+        do = "--reward " + ",".join(meant if one == name else one for one in names)
+        return OptionsError.of(replace(error.problem, do=do))
+    do = f"--reward_routes {quote(chosen.reward_routes.replace(name, meant))}"
+    return OptionsError.of(replace(error.problem, where="--reward_routes", do=do))
 
 
 def has_user_function(settings: RlSettings | EvalSettings) -> bool:
     """Return whether code of a user scores responses: a function of a file, module, script or package, or a server."""
-    name = function_name(settings)
-    return ":" in name or (bool(name) and name in task_names()) or bool(settings.reward_models.remote_rm_url)
+    tasks = task_names()
+    names = all_functions(settings)
+    return any(":" in name or name in tasks for name in names) or bool(settings.reward_models.remote_rm_url)
+
+
+def reads_columns(settings: RlSettings | EvalSettings) -> bool:
+    """Return whether something may read any column of the rows: code of a user, routes, or a rule that names one."""
+    return has_user_function(settings) or bool(settings.reward.reward_routes) or bool(rule_columns(settings))
+
+
+def rule_columns(settings: RlSettings | EvalSettings) -> list[str]:
+    """Return the columns that rules read."""
+    rules = [rule for name in all_functions(settings) if (rule := find_rule(name)) is not None]
+    return [column for rule in rules for name in rule.columns if (column := getattr(settings.reward, name))]
+
+
+def needs_labels(settings: RlSettings | EvalSettings) -> bool:
+    """Return whether a reward function may compare with the label; rules that judge the form alone do not."""
+    rules = [find_rule(name) for name in all_functions(settings)]
+    return any(rule is None or rule.reads_label for rule in rules)
 
 
 def model_names(settings: RlSettings | EvalSettings) -> list[str]:
@@ -130,19 +202,23 @@ def refuse_unknown_weights(settings: RlSettings | EvalSettings, weights: Mapping
         DataError: a directory that is no reward model.
     """
     from rft_trainer.rewards.combined import unknown_parts
-    from rft_trainer.rewards.registry import part_names, reward_names
 
-    name = function_name(settings)
-    if name and name not in reward_names():
+    names, named = all_functions(settings), are_named(settings)
+    rules = [find_rule(name) for name in names]
+    if not named and None in rules:
         return
-    known = set(part_names(name)) if name else set[str]()
+    known = {part_of(name) for name in names} if named else set[str]()
+    for rule in filter(None, rules):
+        known |= {f"{rule.name}/{part}" for part in rule.parts if part != rule.name} if named else set(rule.parts)
     for kind in REWARD_KINDS:
         known |= set(kind.names(settings))
     for model in model_places(settings.reward_models):
         heads = heads_of(model, weights)
         if len(heads) > 1:
             known = known - {model.name} | {f"{model.name}/{head}" for head in heads}
-    below = tuple(f"{server}/" for server in server_names(settings))
+    # what servers and functions of one's own call the parts of theirs is known with their scores
+    own = [part_of(name) for name, rule in zip(names, rules, strict=True) if rule is None]
+    below = tuple(f"{name}/" for name in (*server_names(settings), *own))
     unknown = sorted(each for each in weights if each not in known and not each.startswith(below))
     if unknown:
         raise unknown_parts(weights, unknown, known, "nothing was started")

@@ -14,9 +14,10 @@ from rft.library.given_rewards import FunctionRewards
 from rft.reward_names import NamedPlace
 from rft_core.errors import OptionsError
 from rft_trainer.records.rollouts import Prompt
-from rft_trainer.records.scores import RewardItem
+from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rewards.combined import RewardComponent
 from rft_trainer.rewards.in_process import FunctionReward
+from rft_trainer.rewards.routed import Routes
 from rft_trainer.rewards.user_function import FileReward
 from rft_trainer.settings.rewards import RewardModelSettings, RewardSettings
 
@@ -26,6 +27,9 @@ class Part:
 
     def __init__(self, name: str, closed: list[str]) -> None:
         self.name, self._closed = name, closed
+
+    def __call__(self, items: list[RewardItem]) -> list[Score]:
+        return [Score(1.0) for _ in items]
 
     def close(self) -> None:
         self._closed.append(self.name)
@@ -46,7 +50,9 @@ class Setup:
             rewards,
             "require_image_rewards refuse_unknown_weights CombinedReward",
             weights_of=weights,
-            function_name=function,
+            function_names=[function] if function else [],
+            are_named=False,
+            routes_of=None,
             build_order=kinds,
             reward_by_name=Part("function", self.closed),
             user_code_limits="limits",
@@ -61,7 +67,8 @@ def test_the_only_part_is_the_reward_itself(calls: Any) -> None:
     assert calls.taken() == [
         "require_image_rewards(settings)",
         "weights_of(settings.reward)",
-        "function_name(settings)",
+        "function_names(settings)",
+        "routes_of(settings.reward)",
         "build_order()",
         "kind0.build(settings, machine)",
     ]
@@ -82,7 +89,7 @@ def test_the_function_is_the_first_part_and_one_that_is_given_takes_its_place(ca
     made = calls.taken()
     assert (
         "reward_by_name('own.py:score', columns={'level': ''}, limits='limits', log=None, "
-        "num_workers=settings.reward.reward_workers, timeout=settings.reward.reward_timeout)"
+        "num_workers=settings.reward.reward_workers, options={}, timeout=settings.reward.reward_timeout)"
     ) in made
     assert "user_code_limits(settings.reward.reward_memory, settings.reward.reward_variables)" in made
     assert made[-1].startswith("CombinedReward([RewardComponent(name='score', ")
@@ -97,6 +104,30 @@ def test_the_function_is_the_first_part_and_one_that_is_given_takes_its_place(ca
         rewards.build_reward(setup.settings, setup.machine, function=given)
         assert f"name='{name}'" in calls.taken()[-1]
         assert not [call for call in calls.taken() if call.startswith("reward_by_name")]
+
+
+def test_several_functions_are_parts_under_their_names(calls: Any) -> None:
+    setup = Setup(calls)
+    calls.put(rewards, function_names=["math", "own.py:score"], are_named=True)
+    rewards.build_reward(setup.settings, setup.machine)
+    assert calls.taken()[-1].count("NamedReward object") == 2
+    trials = rewards.check_reward(setup.settings, [Prompt("p", (1,), "?", "5", "rows")])
+    assert [trial.written for trial in trials] == ["the rule math, on p", "the rule score, on p"]
+    assert setup.closed == ["function", "function"]
+
+
+def test_routes_are_one_part_whose_rewards_are_those_of_the_routes(calls: Any) -> None:
+    setup = Setup(calls)
+    routes = Routes({"a": ("math",), "*": ("exact", "math")})
+    calls.put(rewards, routes_of=routes, are_named=True)
+    made: Any = rewards.build_reward(setup.settings, setup.machine)
+    assert made.part_names == ("math", "exact")
+    calls.put(rewards, weights_of={"math": 1.0})
+    rewards.build_reward(setup.settings, setup.machine)
+    assert calls.taken()[-1].endswith("{'math': 1.0}, absent=['math', 'exact'])")
+    prompts = [Prompt("a:0", (1,), "?", "5", "a"), Prompt("b:0", (1,), "?", "6", "b")]
+    trials = rewards.check_reward(setup.settings, prompts)
+    assert [trial.written for trial in trials] == ["the rule math, on a:0", "the rule exact, on b:0"]
 
 
 def test_a_function_of_a_script_is_bound_to_the_columns_of_the_data(calls: Any) -> None:
@@ -141,7 +172,8 @@ def test_a_check_calls_the_users_function_with_the_label_and_a_made_up_response(
     setup, made = Setup(calls, function="own.py:score"), Trial()
     monkeypatch.setattr(rewards, "reward_by_name", lambda name, **options: made)
     prompt = Prompt("p:0", (1,), "?", {"x": 1}, "rows", columns={"level": 2})
-    items: Any = rewards.check_reward(setup.settings, [prompt])
+    items: Any
+    [items] = rewards.check_reward(setup.settings, [prompt])
     assert [(item.response_text, item.label, item.columns["level"]) for item in items] == [
         ('{"x": 1}', {"x": 1}, 2),
         ("a made-up response", {"x": 1}, 2),
@@ -162,7 +194,10 @@ def test_parts_that_were_built_are_closed_where_another_cannot_be(calls: Any) ->
 @pytest.mark.parametrize("function", ["", "math"])
 def test_a_check_makes_the_function_and_closes_it_and_tries_every_kind(calls: Any, function: str) -> None:
     setup = Setup(calls, "a", "b", function=function)
-    assert rewards.check_reward(setup.settings, [Prompt("p", (1,), "?", None, "rows")]) is None
+    trials = rewards.check_reward(setup.settings, [Prompt("p", (1,), "?", "5", "rows")])
+    assert [(trial.written, trial.responses, trial.arguments) for trial in trials] == (
+        [("the rule math, on p", ("5", "a made-up response"), {"label": "5"})] if function else []
+    )
     made = calls.taken()
     assert made[0] == "require_image_rewards(settings)"
     assert made[-2:] == ["kind0.check(settings)", "kind1.check(settings)"]
@@ -300,7 +335,9 @@ def facts_of(calls: Any, *, device: str = "cpu", places: bool = True, **models: 
     calls.put(
         rewards,
         "require_image_rewards",
-        function_name="own.py:score",
+        function_names=["own.py:score"],
+        all_functions=["own.py:score"],
+        routes_of=None,
         build_order=kinds,
         choose_device=device,
         server_places=[NamedPlace("s", "http://s")],
@@ -310,6 +347,7 @@ def facts_of(calls: Any, *, device: str = "cpu", places: bool = True, **models: 
         calls.put(rewards, model_places=[])
     calls.replace(rewards, REWARD_KINDS=kinds)
     settings.model.device = "wanted"
+    settings.reward = RewardSettings(reward="own.py:score")
     return rewards.reward_facts(settings)
 
 
@@ -320,7 +358,8 @@ def test_the_figures_of_a_reward_are_read_without_a_model(calls: Any) -> None:
         ("a", "dir_a", 100, {"score": 1.0}),
         ("b", "dir_b", 100, {"score": 1.0}),
     ]
-    assert (facts.function, facts.models_stay, facts.device) == ("own.py:score", True, "cpu")
+    assert facts.functions == (rewards.FunctionFacts("own.py:score", "processes", ""),)
+    assert (facts.models_stay, facts.device) == (True, "cpu")
     assert (facts.servers, facts.judge, facts.weights) == ((NamedPlace("s", "http://s"),), "judge", {"a": 2.0})
     assert facts.others == ("other: f = 1, g = 2",)
     assert facts.num_parts == 4
@@ -334,7 +373,7 @@ def test_where_there_is_no_model_none_is_said_to_leave(calls: Any) -> None:
 def test_two_parts_of_a_name_are_refused_before_anything_is_read(calls: Any) -> None:
     settings = calls.double("settings", reward=RewardSettings())
     kind = calls.double("kind", names=lambda given: ["score"])
-    calls.put(rewards, "require_image_rewards", function_name="own.py:score", build_order=[kind])
+    calls.put(rewards, "require_image_rewards", all_functions=["own.py:score"], build_order=[kind])
     with pytest.raises(OptionsError) as caught:
         rewards.reward_facts(settings)
     assert caught.value.problem.code == "reward.two_of_a_name"

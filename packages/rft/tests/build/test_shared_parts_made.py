@@ -54,7 +54,7 @@ def test_held_out_prompts_are_answered_as_evaluations_are_where_there_are_any(ca
     tokenizer, conversations = calls.double("tokenizer", eos_ids=(3,)), calls.double("conversations")
     data = calls.double("data", held_out=prompts, metrics=calls.double("metrics"))
     settings = calls.double("settings", evaluation=SimpleNamespace(eval_n=4, eval_k="2", eval_temperature=0.5))
-    named = {"answer_reader": lambda name: f"answers of {name}", "function_name": lambda settings: "math"}
+    named = {"answer_reader": lambda name: f"answers of {name}", "function_names": lambda settings: ["math"]}
     calls.replace(shared_parts, **named)
     found = shared_parts.make_evaluator(engine, tokenizer, reward, machine, data, 20, settings, conversations)
     assert (found is not None) is bool(prompts)

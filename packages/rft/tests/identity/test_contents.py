@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rft.identity.contents import SETTING_OF, records_content, rows_content, run_contents
+from rft_trainer.settings.rewards import RewardSettings
 
 ROWS = rows_content("ab", 1200, "train.jsonl")
 NOTHING = {"environment": "", "advantage_estimator": "", "model_code": "", "judge_template": "", "critic_pretrain": ""}
@@ -27,7 +28,7 @@ def resolved(reward: str = "", **values: Any) -> Any:
     """Settings of `rl`, or of `sft` without `reward`."""
     groups = SimpleNamespace(reward_pretrain=values.get("reward_pretrain", ""), remote_rm_url="")
     judge = SimpleNamespace(judge_pretrain=values.get("judge_pretrain", ""), judge_url="")
-    settings = SimpleNamespace(reward=SimpleNamespace(reward=reward), reward_models=groups, judge=judge)
+    settings = SimpleNamespace(reward=RewardSettings(reward=reward), reward_models=groups, judge=judge)
     return SimpleNamespace(values={**NOTHING, **values}, settings=settings)
 
 
@@ -46,6 +47,7 @@ def test_everything_that_is_named_is_in_it(files: dict[str, str]) -> None:
         advantage_estimator="rloo",
         model_code=files["code.py"],
         judge_template=files["judge.txt"],
+        json_schema=files["judge.txt"],
         critic_pretrain=files["c"],
         judge_pretrain=files["c"],
         reward_pretrain=f"a={files['c']},b={files['m']}",
@@ -53,7 +55,7 @@ def test_everything_that_is_named_is_in_it(files: dict[str, str]) -> None:
     given.values["reward"] = own
     contents = run_contents(given, ROWS, records_content([[1]], "held"), {"compute_advantages": len})
     names = "prompt_data eval_data model tokenizer weights reward environment advantage_estimator model_code"
-    names += " judge_template critic_pretrain judge_pretrain reward_pretrain compute_advantages"
+    names += " judge_template json_schema critic_pretrain judge_pretrain reward_pretrain compute_advantages"
     assert set(contents) == set(names.split())
     assert {name for name, content in contents.items() if content.digest == "absent"} == {"tokenizer", "weights"}
 
@@ -62,6 +64,16 @@ def test_a_reward_that_nobody_names_is_the_built_in_one(files: dict[str, str]) -
     given = resolved(pretrain=files["m"])
     given.values["reward"] = ""
     assert run_contents(given, ROWS, None)["reward"].covers == "exact (built in)"
+
+
+def test_several_rewards_are_one_content_in_their_order(files: dict[str, str]) -> None:
+    found = {}
+    for name in ("math,exact", "exact,math", f"math,{files['code.py']}:f"):
+        given = resolved(reward=name, pretrain=files["m"])
+        given.values["reward"] = name
+        found[name] = run_contents(given, ROWS, None)["reward"]
+    assert len({content.digest for content in found.values()}) == 3
+    assert found["math,exact"].covers == "math (built in); exact (built in)"
 
 
 def test_models_of_a_reward_count_with_their_names(files: dict[str, str]) -> None:

@@ -40,6 +40,8 @@ class ClosedReward(ExactReward):
 def test_names_are_settings() -> None:
     assert chosen_reward(None) == chosen_reward("")
     assert (chosen_reward("math").setting, chosen_reward("math").function) == ("math", None)
+    several = chosen_reward(["math", "own.py:f"])
+    assert (several.setting, several.function) == ("math,own.py:f", None)
 
 
 @pytest.mark.parametrize("given", [right, [right], (right,)], ids=["function", "list", "tuple"])

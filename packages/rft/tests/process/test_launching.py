@@ -180,4 +180,6 @@ def test_files_are_data_and_code_of_a_persons_own() -> None:
         "reward": "my.py",
         "model_code": "code.py",
     }
+    several = {"reward": "math,a.py:f", "reward_routes": "x=b.py:g+math,*=exact"}
+    assert sorted(launching.files_of(several).values()) == ["a.py", "b.py"]
     assert launching.files_of({"reward": "exact", "prompt_data": None, "eval_data": ""}) == {}

@@ -74,3 +74,24 @@ def test_the_port_is_free_after_the_end_and_what_functions_print_is_in_the_log(t
     assert "asked about a" in (tmp_path / "log.txt").read_text()
     with socket.create_server(("127.0.0.1", port)):
         pass
+
+
+def test_routes_choose_by_a_column_that_requests_bring() -> None:
+    chosen = RewardSettings(reward_routes="arc=choice,*=exact", choice_options_key="options")
+    given = ServeRewardSettings(serving=ServingSettings(port=0), reward=chosen)
+    with start_server(given) as running:
+        remote = RemoteReward("far", Endpoint(running.url, 20.0, 0), batch_size=8)
+        # by a made-up prompt, which has no columns
+        remote.start()
+        arc = {"data_source": "arc", "options": ["1", "2"]}
+        items = [
+            RewardItem("p", "q", text, label, "stop", 1, columns=columns)
+            for text, label, columns in (("(B)", "2", arc), ("(B)", "2", arc | {"data_source": "gsm8k"}))
+        ]
+        right, wrong = remote(items)
+        assert (right.value, right.breakdown["far/choice"]) == (1.0, 1.0)
+        assert (wrong.value, "far/choice" in wrong.breakdown) == (0.0, False)
+        [refused] = remote([RewardItem("p", "q", "(B)", "2", "stop", 1, columns={"options": ["1", "2"]})])
+        assert refused.status is RewardStatus.FAILED
+        assert "data_source" in refused.detail
+    assert running.names == ["choice", "exact"]

@@ -47,9 +47,8 @@ class Run:
         calls.replace(evaluate, with_model_directories=lambda settings: settings)
         calls.put(
             evaluate,
-            "make_engine row_images read_held_out sampling_options columns_of",
-            has_user_function=False,
-            function_name="exact",
+            "make_engine row_images read_held_out sampling_options reads_columns row_check columns_of",
+            function_names=["exact"],
             tokenizer_with_images=calls.double("tokenizer"),
             enter_environment=environment,
             as_prompts=self.prompts,
@@ -59,7 +58,7 @@ class Run:
             Evaluator=evaluator,
             ExitStack=calls.double("stack"),
         )
-        calls.replace(evaluate, answer_reader=lambda name: f"answers of {name}", rollout_row="row of a rollout")
+        calls.replace(evaluate, answer_reader=lambda *names: f"answers of {names[0]}", rollout_row="row of a rollout")
         self.settings = calls.double(
             "settings",
             data=calls.double("data", eval_data="e.jsonl"),
@@ -83,10 +82,11 @@ def test_an_evaluation_gives_its_settings_to_the_parts_that_they_belong_to(calls
         "tokenizer_with_images(model, settings.images)",
         "enter_environment(settings.conversation, tokenizer, stack)",
         "row_images(settings.images, 3)",
-        "has_user_function(settings)",
+        "reads_columns(settings)",
+        "row_check(settings.reward)",
         "read_held_out('e.jsonl', data.eval_split, data.max_eval_samples, data, tokenizer, images=row_images(), "
         "label_key=data.label_key, output_key=None, prompt_max_len=settings.sampling.prompt_max_len, "
-        "whole_rows=False)",
+        "row_check=row_check(), whole_rows=reads_columns())",
         "as_prompts(read_held_out())",
         f"load_policy(model.pretrain, device=machine.device, dtype=torch.{'bfloat16' if bf16 else 'float32'})",
         "eval()",

@@ -90,4 +90,4 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_computed(t
     for place in (tmp_path, tmp_path / "absent" / "a.json"):
         with pytest.raises(OptionsError) as caught:
             checked_output(str(place))
-        assert caught.value.problem.code == "eval.output"
+        assert caught.value.problem.code == "output.not_writable"

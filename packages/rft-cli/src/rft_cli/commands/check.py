@@ -87,14 +87,14 @@ def _check_training(training: Training, resolved: Resolved[Any], machine: Machin
         resolved = local
         checked = load(training.check)(resolved.settings, machine.ranks.world_size)
         run_plan.show(training, resolved, checked.data, machine)
-        trial = checked.check_reward()
+        trials = checked.check_reward()
     for weights in listed:
         print(visible(f"note: {weights}\n"))
-    if trial is not None:
+    for trial in trials:
         print(visible("\n".join([*trial.lines(), ""])))
     _check_save_path(resolved.settings.checkpoint.save_path)
     _show_example(checked.first_example())
-    if trial is not None:
+    for trial in trials:
         trial.require_score()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rft.build.environment import runs_in_processes
 from rft.build.judge import JudgeFacts
-from rft.build.rewards import FunctionRuns, RewardFacts, reward_facts
+from rft.build.rewards import FunctionFacts, RewardFacts, reward_facts
+from rft.config.values import as_text
 from rft.settings import RlSettings
 from rft_trainer.settings.environment import EvalEnvironmentSettings
 from rft_trainer.settings.rewards import RewardSettings
@@ -25,9 +27,10 @@ def reward_lines(settings: RlSettings) -> list[str]:
         return [_environment_line(settings.conversation)]
     facts, chosen, models = reward_facts(settings), settings.reward, settings.reward_models
     lines: list[str] = []
-    if facts.function:
-        package = f" (a task of {facts.package})" if facts.package else ""
-        lines.append(f"{facts.function}{package}, {_where_called(facts.function_runs, chosen)}")
+    for function in facts.functions:
+        more = f" (a task of {function.package})" if function.package else _settings(function.settings)
+        rows = f", for rows of {', '.join(function.sources)}" if function.sources else ""
+        lines.append(f"{function.name}{more}{rows}, {_where_called(function, chosen)}")
     lines += _model_lines(facts, models.reward_offload)
     lines += [
         f"{server.name}: {server.location}, {models.remote_rm_batch_size} responses a request, "
@@ -45,12 +48,18 @@ def reward_lines(settings: RlSettings) -> list[str]:
     return lines
 
 
-def _where_called(runs: FunctionRuns, chosen: RewardSettings) -> str:
+def _settings(settings: Mapping[str, Any]) -> str:
+    """Return the settings of a rule; those that are empty are left out."""
+    known = [f"{name} = {as_text(value)}" for name, value in settings.items() if as_text(value)]
+    return f" ({', '.join(known)})" if known else ""
+
+
+def _where_called(function: FunctionFacts, chosen: RewardSettings) -> str:
     """Return where a function runs, and for how long it may."""
     processes = f"{chosen.reward_workers} process{'es' if chosen.reward_workers > 1 else ''}"
-    if runs == "here":
+    if function.runs == "here":
         return "called in this process, without a limit of time"
-    if runs == "algebra in processes":
+    if function.runs == "algebra in processes":
         return f"called in this process, algebra in {processes}, {chosen.reward_timeout:g} s a comparison"
     return f"{processes}, {chosen.reward_timeout:g} s a response"
 

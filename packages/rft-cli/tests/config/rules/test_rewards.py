@@ -21,7 +21,15 @@ FUNCTION = ["reward_workers", "reward_timeout", "reward_memory", "reward_variabl
 
 
 def idle(**given: Any) -> list[str]:
-    names = {*reward_flags(), "reward", "reward_pretrain", "remote_rm_url", "judge_url", "judge_pretrain"}
+    names = {
+        *reward_flags(),
+        "reward",
+        "reward_routes",
+        "reward_pretrain",
+        "remote_rm_url",
+        "judge_url",
+        "judge_pretrain",
+    }
     values: Mapping[str, Any] = dict.fromkeys(names, "") | given
     return [name for name, _ in idle_reward_settings(values)]
 
@@ -65,6 +73,33 @@ def test_one_judge_answers_and_a_server_is_told_which(words: str, codes: list[st
     except SettingsError as error:
         found = [problem.code for problem in error.problems]
     assert found == codes
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "do"),
+    [
+        ("--reward regex", "reward.rule_needs", "--response_pattern boxed"),
+        ("--reward_routes a=length", "reward.rule_needs", "--length_range 10 200"),
+        ("--reward math,language", "reward.rule_needs", "--response_language en"),
+        ("--number_tolerance 1", "reward.no_rule", "--reward numeric"),
+        ("--reward math --format_tags a", "reward.no_rule", "--reward math,format"),
+        ("--reward_source_key kind", "reward.no_rule", "leave reward_source_key out"),
+        ("--reward math,exact,math", "reward.twice", "--reward math,exact"),
+        ("--reward math,exact --reward_routes a=math", "reward.twice", "--reward exact"),
+        ("--reward regex --response_pattern a --length_slack 0", "", ""),
+        ("--reward format --reward_routes a=numeric+regex,*=math --number_tolerance 1 --response_pattern a", "", ""),
+    ],
+)
+@pytest.mark.parametrize("command", ["rl", "eval"])
+def test_a_rule_has_what_it_needs_and_no_setting_is_without_its_rule(
+    words: str, code: str, do: str, command: str
+) -> None:
+    found: list[tuple[str, str]] = []
+    try:
+        resolve(command, ["--pretrain", "m", *words.split()])
+    except SettingsError as error:
+        found = [(problem.code, problem.do) for problem in error.problems]
+    assert found == ([(code, do)] if code else [])
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,8 @@ class PromptRow:
     """Whether `messages` are a whole conversation, some turns of which are learned, and no prompt to answer."""
     weight: float = 1.0
     """Weight of the row in the loss of demonstrations."""
+    place: str = field(default="", compare=False)
+    """file:line of the row, for messages."""
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.messages is None):
@@ -119,7 +121,20 @@ def prompts_from_rows(
             continue
         name = f"{source}:{index}"
         prompts.append(
-            PromptRow(name, text, messages, label, output, source, index, pictures, own_columns, conversations, weight)
+            PromptRow(
+                name,
+                text,
+                messages,
+                label,
+                output,
+                source,
+                index,
+                pictures,
+                own_columns,
+                is_conversation=conversations,
+                weight=weight,
+                place=row.where(),
+            )
         )
     return prompts
 

@@ -27,16 +27,24 @@ class CombinedReward:
     A response has a reward only where every part has one: a sum without a part is the sum of another task.
     """
 
-    def __init__(self, parts: Sequence[RewardComponent], weights: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        parts: Sequence[RewardComponent],
+        weights: Mapping[str, float] | None = None,
+        *,
+        absent: Collection[str] = (),
+    ) -> None:
         """Store the parts and their weights.
 
         Args:
             parts: with different names.
             weights: by names of breakdowns; a part that it does not name counts nothing. None: each part once.
+            absent: parts that no response of a call may have, because another source of rows has them.
         """
         assert len({part.name for part in parts}) == len(parts), [part.name for part in parts]
         self._parts = tuple(parts)
         self._weights = weights
+        self._absent = tuple(absent)
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
         """Score the items; raise `OptionsError` where a weight names something that no breakdown has."""
@@ -89,10 +97,13 @@ class CombinedReward:
 
     def _check_weights(self, breakdowns: Sequence[Mapping[str, float]]) -> None:
         known = {name for breakdown in breakdowns for name in breakdown}
-        unknown = sorted(set(self._weights or {}) - known)
+        unknown = sorted(name for name in set(self._weights or {}) - known if not self._may_be_absent(name))
         # only where every response has parts: a failed one may lack the part that is named
         if unknown and known and all(len(breakdown) for breakdown in breakdowns):
             raise unknown_parts(self._weights or {}, unknown, known, "no weight of the model was changed by this step")
+
+    def _may_be_absent(self, name: str) -> bool:
+        return any(name == part or name.startswith(f"{part}/") for part in self._absent)
 
 
 def unknown_parts(
@@ -109,7 +120,8 @@ def unknown_parts(
     # a reward by its name may give a part of another name: exact gives correctness
     meant = {name: entries[0] for name in unknown if len(entries := part_names(name)) == 1 and entries[0] in known}
     kept = {meant.get(name, name): weight for name, weight in weights.items() if name in known or name in meant}
-    kept = kept or dict.fromkeys(sorted(known), 1.0)
+    whole = sorted(name for name in known if name.rpartition("/")[0] not in known)
+    kept = kept or dict.fromkeys(whole, 1.0)
     return OptionsError(
         code="reward.unknown_part",
         what=f"reward_weights names {', '.join(unknown)}; the parts are {', '.join(sorted(known))}",

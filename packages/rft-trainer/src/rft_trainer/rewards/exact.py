@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
+from rft_trainer.rewards.rules.table import RuleContext
 
 
 class ExactReward:
@@ -15,6 +16,12 @@ class ExactReward:
 
     def close(self) -> None:
         """Do nothing: there are no processes to end."""
+
+
+def build(context: RuleContext) -> ExactReward:
+    """Return the rule, which has no settings."""
+    del context
+    return ExactReward()
 
 
 def score_exactly(item: RewardItem) -> Score:

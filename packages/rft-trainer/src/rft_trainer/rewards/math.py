@@ -12,6 +12,7 @@ from fractions import Fraction
 
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
 from rft_trainer.rewards import answers
+from rft_trainer.rewards.rules.table import RuleContext
 from rft_trainer.workers.limits import ProcessLimits
 from rft_trainer.workers.pool import Job, Outcome, WorkerPool
 
@@ -68,6 +69,16 @@ class Gsm8kReward:
 
     def close(self) -> None:
         self._equality.close()
+
+
+def build_math(context: RuleContext) -> MathReward:
+    """Return the rule `math`."""
+    return MathReward(num_workers=context.num_workers, timeout=context.timeout)
+
+
+def build_gsm8k(context: RuleContext) -> Gsm8kReward:
+    """Return the rule `gsm8k`."""
+    return Gsm8kReward(num_workers=context.num_workers, timeout=context.timeout)
 
 
 def is_well_formed(item: RewardItem) -> bool:

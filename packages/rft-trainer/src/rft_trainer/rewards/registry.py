@@ -7,40 +7,30 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rft_core.errors import DataError, OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_trainer.installed_tasks.discovery import entry_text, find_task, task_names
 from rft_trainer.records.scores import Reward
-from rft_trainer.rewards.exact import ExactReward
 from rft_trainer.rewards.in_process import IN_PROCESS
-from rft_trainer.rewards.math import Gsm8kReward, MathReward
+from rft_trainer.rewards.rules.table import RuleContext, find_rule, rule_names
 from rft_trainer.rewards.user_function import FileReward
+from rft_trainer.settings.rewards import RewardSettings
 from rft_trainer.workers.limits import ProcessLimits
 
-_BY_NAME: dict[str, Callable[[int, float], Reward]] = {
-    "exact": lambda num_workers, timeout: ExactReward(),
-    "math": lambda num_workers, timeout: MathReward(num_workers=num_workers, timeout=timeout),
-    "gsm8k": lambda num_workers, timeout: Gsm8kReward(num_workers=num_workers, timeout=timeout),
-}
-
-
-_PARTS: dict[str, tuple[str, ...]] = {
-    "exact": ("correctness",),
-    "math": ("correctness",),
-    "gsm8k": ("correctness", "format"),
-}
-"""Names of the entries in their breakdowns."""
+_DEFAULTS = RewardSettings()
 
 
 def reward_names() -> tuple[str, ...]:
     """Return the names of the rewards that need no file."""
-    return tuple(_BY_NAME)
+    return rule_names()
 
 
 def part_names(name: str) -> tuple[str, ...]:
     """Return what `--reward_weights` may name of a reward that needs no file; nothing of another."""
-    return _PARTS.get(name, ())
+    rule = find_rule(name)
+    return rule.parts if rule is not None else ()
 
 
 def reward_by_name(
@@ -51,6 +41,7 @@ def reward_by_name(
     limits: ProcessLimits | None = None,
     columns: Mapping[str, str] | None = None,
     log: Path | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Reward:
     """Build the reward called `name`, that of an installed task, or a function given as `path/to/file.py:function`.
 
@@ -62,13 +53,15 @@ def reward_by_name(
         limits: of the processes of a function in a file.
         columns: those of the data, each with a row that lacks it, or "".
         log: file for what such a function prints.
+        options: settings of a rule by name; those that are not there have their defaults.
 
     Raises:
         OptionsError: no such name, file or function, or a function that cannot be called.
         DataError: the file raises while it is imported.
     """
-    if name in _BY_NAME:
-        return _BY_NAME[name](num_workers, timeout)
+    if (rule := find_rule(name)) is not None:
+        given = {setting: getattr(_DEFAULTS, setting) for setting in rule.settings} | dict(options or {})
+        return rule.build(RuleContext(num_workers, timeout, given, limits, log))
     if name.startswith(IN_PROCESS):
         raise _of_a_script(name)
     make = partial(FileReward, num_workers=num_workers, timeout=timeout, limits=limits, columns=columns, log=log)
@@ -117,7 +110,7 @@ def _functions_of(file: Path) -> list[str]:
 
 
 def _unknown(name: str) -> OptionsError:
-    names = [*_BY_NAME, *task_names()]
+    names = [*rule_names(), *task_names()]
     nearest = nearest_names(name, names, count=1)
     remedy = nearest[0] if nearest else ""
     if name.endswith(".py"):

@@ -25,7 +25,7 @@ class RewardTrial:
     written: str
     """The function's head."""
     place: str
-    """file:line of its definition."""
+    """file:line of its definition; empty for a rule, which is no user's."""
     arguments: Mapping[str, Any]
     """What it was given in its first call, by the names of its arguments."""
     responses: tuple[str, ...]

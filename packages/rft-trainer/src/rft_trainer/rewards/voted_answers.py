@@ -34,9 +34,9 @@ def any_answer(response: str) -> str | None:
 _READERS: Mapping[str, AnswerReader] = {"exact": whole_text, "math": marked_answer, "gsm8k": marked_quantity}
 
 
-def answer_reader(reward: str) -> AnswerReader:
-    """Return how the answers of a reward are read; of one that is no name of ours, `any_answer`."""
-    return _READERS.get(reward, any_answer)
+def answer_reader(*rewards: str) -> AnswerReader:
+    """Return how the first of these rewards that compares answers reads them; `any_answer` where none does."""
+    return next((_READERS[name] for name in rewards if name in _READERS), any_answer)
 
 
 def _last_marked(response: str, read: Callable[[str], Fraction | None]) -> str | None:

@@ -192,7 +192,7 @@ class AdvantageEstimator:
         if weights is None and not self._record.advantage.needs_components:
             return None, None
         # sorted, so that columns have one order on every rank and in every run
-        names = sorted(weights if weights is not None else {name for r in rollouts for name in r.breakdown})
+        names = sorted(weights if weights is not None else _whole_parts({n for r in rollouts for n in r.breakdown}))
         if not names:  # a reward without parts is one part
             rewards_N1 = torch.tensor([[rollout.reward] for rollout in rollouts], dtype=torch.float64)
             return rewards_N1, torch.ones(1, dtype=torch.float64)
@@ -236,6 +236,11 @@ class AdvantageEstimator:
         )
 
 
+def _whole_parts(names: set[str]) -> set[str]:
+    """Return the parts of a reward without those of a part (NAME/PART beside NAME), which would count twice."""
+    return {name for name in names if name.rpartition("/")[0] not in names}
+
+
 def parse_component_weights(text: str) -> dict[str, float] | None:
     """Parse `correctness=0.9,format=0.1`; None for an empty text, ValueError where a part is no NAME=NUMBER."""
     if not text:
@@ -255,8 +260,14 @@ def _effective_shares(metrics: Metrics) -> Metrics:
 
 
 def is_correct(rollout: Rollout) -> bool:
-    """Return whether a response is correct: its "correctness" component, or else its reward, is at least 1."""
-    return rollout.reward is not None and bool(rollout.breakdown.get("correctness", rollout.reward) >= 1.0)
+    """Return whether a response is correct: its "correctness" component, or else its reward, is at least 1.
+
+    Beside other rewards a rule's correctness is called NAME/correctness; the first one counts.
+    """
+    if rollout.reward is None:
+        return False
+    named = (value for name, value in rollout.breakdown.items() if name.endswith("/correctness"))
+    return bool(rollout.breakdown.get("correctness", next(named, rollout.reward)) >= 1.0)
 
 
 def _loss_mask(rollouts: Sequence[Rollout]) -> Tensor:

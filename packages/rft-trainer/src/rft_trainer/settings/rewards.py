@@ -10,6 +10,12 @@ from typing import Literal
 
 RewardOffload = Literal["auto", "held", "phase"]
 OnOutage = Literal["stop", "unscored"]
+FuzzyMeasure = Literal["f1", "ratio"]
+PatternMatch = Literal["search", "full"]
+LengthUnit = Literal["tokens", "characters"]
+ResponseLanguage = Literal[
+    "", "en", "de", "fr", "es", "it", "pt", "nl", "zh", "ja", "ko", "ru", "el", "ar", "he", "hi", "th"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +87,12 @@ class JudgeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardSettings:
-    """The reward function of a response."""
+class RewardFunctionSettings:
+    """Which rewards score a response, and the processes that run them."""
 
     reward: str = ""
-    """A reward's name, that of an installed task, or a function of your own as file.py:function; empty = exact, or none
-    beside a reward model or a judge."""
+    """Rewards joined by commas, added up: each the name of a rule or an installed task, or a function of your own as
+    file.py:function; empty = exact, or none beside a reward model or a judge."""
 
     reward_workers: int = field(default=1, metadata={"minimum": 1})
     """Processes that compute rewards."""
@@ -104,6 +110,60 @@ class RewardSettings:
 
     reward_weights: str = ""
     """Weights of a reward's parts, such as correctness=0.9,format=0.1; empty = the reward's own sum."""
+
+    reward_routes: str = ""
+    """Rewards of the rows of each source, SOURCE=REWARD joined by commas; the column reward_source_key names a row's
+    source, * is every other one, + joins rewards. They are added to those of reward; empty = none."""
+
+    reward_source_key: str = "data_source"
+    """Column that names the source of a row for reward_routes; rows without a column data_source have the name of their
+    file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleSettings(RewardFunctionSettings):
+    """Rewards by name, and the settings of each rule, which are refused where it is not chosen."""
+
+    number_tolerance: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Rule numeric: largest difference from the label's number that is right."""
+
+    number_relative_tolerance: float = field(default=1e-6, metadata={"minimum": 0.0})
+    """Rule numeric: largest difference that is right, as a share of the label's number."""
+
+    fuzzy_measure: FuzzyMeasure = "f1"
+    """Rule fuzzy: f1 = of words, as SQuAD; ratio = of characters that match in order, as difflib."""
+
+    choice_options_key: str = ""
+    """Rule choice: column with the texts of the options, a list or an object by letter; empty = letters alone."""
+
+    format_tags: str = "think,answer"
+    """Rule format: tags, joined by commas; each has to stand once, in this order."""
+
+    response_pattern: str = ""
+    """Rule regex: regular expression (Python's re) that a response has to match."""
+
+    response_pattern_match: PatternMatch = "search"
+    """Rule regex: search = the pattern stands somewhere in the response; full = it is all of it."""
+
+    length_range: tuple[int, int] = (0, 0)
+    """Rule length: shortest and longest response that gets 1; a longest of 0 = no upper end."""
+
+    length_slack: int = field(default=0, metadata={"minimum": 0})
+    """Rule length: distance from this range over which the reward falls from 1 to 0; 0 = at once."""
+
+    length_unit: LengthUnit = "tokens"
+    """Rule length: what is counted, tokens or characters."""
+
+    response_language: ResponseLanguage = ""
+    """Rule language: language of the responses, told by script and frequent words."""
+
+    json_schema: str = ""
+    """Rule json_schema: file with the JSON schema of the responses; empty = any JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardSettings(RuleSettings):
+    """The reward function of a response."""
 
 
 @dataclass(frozen=True, kw_only=True)

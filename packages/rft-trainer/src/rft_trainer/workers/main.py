@@ -29,6 +29,7 @@ Handler = Callable[[Mapping[str, object]], object]
 
 TASK_MODULES = {
     "math": "rft_trainer.rewards.math_task",
+    "rule": "rft_trainer.rewards.rules.pool_task",
     "file": "rft_trainer.workers.user_file",
     "installed": "rft_trainer.workers.installed_function",
     "module": "rft_trainer.workers.module_function",
@@ -90,7 +91,10 @@ def _answer(request: Mapping[str, object], handler: Handler, pipes: ParentPipes,
 
 
 def _load_task(task: str, pipes: ParentPipes) -> Handler:
-    """Load the handler of `KIND`, or of `KIND:PATH:NAME` of a file or a module; kinds are those of `TASK_MODULES`."""
+    """Load the handler of `KIND`, `KIND:NAME` or `KIND:PATH:NAME`, where PATH is a file or a module.
+
+    Kinds are those of `TASK_MODULES`.
+    """
     kind, _, location = task.partition(":")
     path, _, name = location.rpartition(":")
     # Imported by name and only when asked for: the module of "math" alone takes over a second, and a pool of workers

@@ -15,7 +15,7 @@ from rft.build.images import ImageReading, given_images, row_images
 from rft.hub.download import ASIDE
 from rft.hub.hub_names import dataset_name
 from rft.hub.sources import located_sources
-from rft.reward_names import function_name
+from rft.reward_names import needs_labels
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import DataError, OptionsError, Problem
 from rft_core.keyed_random import derive_key, permutation
@@ -43,6 +43,8 @@ from rft_trainer.settings.images import GenerateImageSettings
 
 _LOG = logging.getLogger(__name__)
 Rows = TypeVar("Rows")
+RowCheck = Callable[[PromptRow], None]
+"""Check of a row, which raises `DataError` for one that cannot be used."""
 
 _CHUNK = 256
 _NO_IMAGES = ImageReading()
@@ -125,10 +127,12 @@ def read_training(
     turns: TrainedTurns | None = None,
     limit_flag: str = "--prompt_max_len",
     weight_key: str = "",
+    row_check: RowCheck | None = None,
 ) -> PreparedPrompts:
     """Read and render the rows to train on; with `whole_rows` they keep all columns, for code of the user.
 
     `turns`: of whole conversations, which are read as such then; None = the last reply is what a prompt is asked for.
+    `row_check` is called with every row.
     """
     if not rows.prompt_data:
         raise OptionsError(
@@ -152,6 +156,7 @@ def read_training(
         weight_key=weight_key or None,
     )
     _tell(loaded)
+    _check_rows(loaded, row_check)
     chosen = _first(loaded.prompts, rows.max_samples) if rows.max_samples else list(loaded.prompts)
     # after the selection, so that images are exchanged among the rows that are used
     chosen = images.arranged(chosen)
@@ -184,7 +189,7 @@ def with_label_column(read: Callable[[str], Rows], settings: RlSettings | EvalSe
     try:
         return read(label_key), label_key
     except MissingColumnError as error:
-        if function_name(settings) or error.flag != "--label_key" or not error.in_no_row:
+        if needs_labels(settings) or error.flag != "--label_key" or not error.in_no_row:
             raise
     return read(""), ""
 
@@ -249,6 +254,7 @@ def read_held_out(
     whole_rows: bool = False,
     turns: TrainedTurns | None = None,
     limit_flag: str = "--prompt_max_len",
+    row_check: RowCheck | None = None,
 ) -> tuple[RenderedPrompt, ...]:
     """The first `limit` held-out rows (0 = all); one that does not fit is an error, since it would change the score."""
     with _held_out_settings():
@@ -262,6 +268,7 @@ def read_held_out(
             whole_rows=whole_rows,
             conversations=turns is not None,
         )
+        _check_rows(loaded, row_check)
     _tell(loaded)
     chosen = images.arranged(loaded.prompts[:limit] if limit else loaded.prompts)
     kept, left_out = _render(chosen, renderer_for(text, tokenizer, turns), prompt_max_len, 0, 1, limit_flag)
@@ -313,6 +320,11 @@ def given_prompts(
             do=f"--prompt_max_len {max(len(r.token_ids) for r in too_long)}",
         )
     return as_prompts(rendered)
+
+
+def _check_rows(loaded: LoadedPrompts, check: RowCheck | None) -> None:
+    for row in loaded.prompts if check is not None else ():
+        check(row)
 
 
 def _given_rows(data: GenerateDataSettings, column: ImageColumn | None) -> list[PromptRow]:

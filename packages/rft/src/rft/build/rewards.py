@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import torch
 
@@ -19,13 +19,18 @@ from rft.process.machine import Machine, choose_device
 from rft.reward_kinds import REWARD_KINDS, build_order
 from rft.reward_names import (
     NamedPlace,
-    function_name,
+    all_functions,
+    among_others,
+    are_named,
+    function_names,
     heads_of,
     model_places,
+    part_of,
     refuse_unknown_weights,
     server_places,
     weights_of,
 )
+from rft.reward_routes import routes_of
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import OptionsError
 from rft_models.reward_model.loading import load_reward_model
@@ -36,13 +41,16 @@ from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import Reward, RewardItem
 from rft_trainer.rewards.combined import CombinedReward, RewardComponent
 from rft_trainer.rewards.in_process import IN_PROCESS
+from rft_trainer.rewards.named import NamedReward
 from rft_trainer.rewards.registry import reward_by_name, reward_names
 from rft_trainer.rewards.reward_model import ModelReward
+from rft_trainer.rewards.routed import RoutedReward
+from rft_trainer.rewards.rules.table import RuleRuns, find_rule
 from rft_trainer.rewards.servers.remote_reward_model import RemoteReward
 from rft_trainer.rewards.user_function import RewardTrial
+from rft_trainer.settings.rewards import RewardSettings
 from rft_trainer.workers.limits import user_code_limits
 
-FunctionRuns = Literal["here", "algebra in processes", "processes"]
 _SHARE_OF_GPU = 0.1
 _MADE_UP = "a made-up response"
 
@@ -81,38 +89,59 @@ def build_reward(
             built.callback(part.reward.close)
             parts.append(part)
 
-        name = function_name(settings)
-        if function is not None or name:
-            add(_function_part(settings, name, function, columns or {}, log))
+        for part in _functions(settings, function, columns or {}, log):
+            add(part)
         for kind in build_order():
             for part in kind.build(settings, machine):
                 add(part)
-        _refuse_equal_names([part.name for part in parts])
+        names = [part.reward.part_names if isinstance(part.reward, RoutedReward) else [part.name] for part in parts]
+        _refuse_equal_names([name for own in names for name in own])
         # all parts were built: from here the reward closes them
         built.pop_all()
-    return parts[0].reward if len(parts) == 1 and weights is None else CombinedReward(parts, weights)
+    if len(parts) == 1 and weights is None:
+        return parts[0].reward
+    absent = [name for part in parts if isinstance(part.reward, RoutedReward) for name in part.reward.part_names]
+    return CombinedReward(parts, weights, absent=absent) if absent else CombinedReward(parts, weights)
 
 
-def check_reward(settings: RlSettings, prompts: Sequence[Prompt]) -> RewardTrial | None:
-    """Check function and servers as the start would; no model's weights are loaded.
+def check_reward(settings: RlSettings, prompts: Sequence[Prompt]) -> list[RewardTrial]:
+    """Check functions and servers as the start would, and return a call of each function with the first prompt.
 
-    Returns:
-        A call of the user's function with the first prompt; None where there is no such function.
+    No model's weights are loaded.
     """
     require_image_rewards(settings)
-    name, trial = function_name(settings), None
-    if name:
-        # made and closed at once: a function that cannot be imported shows itself here
-        reward = _function_part(settings, name, None, columns_of(prompts)).reward
-        try:
-            # of a function that is no user's there is nothing to look at
-            call = getattr(reward, "trial", None)
-            trial = call(trial_items(prompts[0])) if call is not None else None
-        finally:
-            reward.close()
+    columns, routes = columns_of(prompts), routes_of(settings.reward)
+    trials = [_trial(settings, name, prompts[0], columns) for name in function_names(settings)]
+    for name in routes.names if routes else ():
+        # a row of its own; where there is none, the reward is made all the same, and judges the first row
+        sources = [routes.of(routes.source_of(prompt.columns, prompt.source)) for prompt in prompts]
+        own = (prompt for prompt, names in zip(prompts, sources, strict=True) if name in (names or ()))
+        trials.append(_trial(settings, name, next(own, prompts[0]), columns))
     for kind in build_order():
         kind.check(settings)
-    return trial
+    return trials
+
+
+def _trial(settings: RlSettings, name: str, prompt: Prompt, columns: Mapping[str, str]) -> RewardTrial:
+    """Return a call of a reward: a function of a user says itself what it was given."""
+    # made and closed at once: a function that cannot be imported shows itself here
+    part, items = _function_part(settings, name, columns), trial_items(prompt)
+    reward = part.reward.reward if isinstance(part.reward, NamedReward) else part.reward
+    try:
+        call = getattr(reward, "trial", None)
+        if call is not None:
+            return call(items)
+        return RewardTrial(
+            written=f"the rule {part.name}, on {prompt.prompt_id}",
+            place="",
+            arguments={"label": prompt.label},
+            responses=tuple(item.response_text for item in items),
+            scores=tuple(reward(items)),
+            traceback="",
+            printed="",
+        )
+    finally:
+        reward.close()
 
 
 def trial_items(prompt: Prompt) -> list[RewardItem]:
@@ -144,15 +173,25 @@ class RewardModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class FunctionFacts:
+    """A reward function."""
+
+    name: str
+    runs: RuleRuns
+    """Where it runs: in this process, there but for hard comparisons, or in processes that can be killed."""
+    package: str
+    """The package that has it, where it is the reward of an installed task; else empty."""
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Of a rule, by name."""
+    sources: tuple[str, ...] = ()
+    """Whose rows it judges, where it has a route; empty: every row."""
+
+
+@dataclass(frozen=True, slots=True)
 class RewardFacts:
     """The parts of a run's reward, before anything is loaded."""
 
-    function: str
-    """Name of the function; empty without one."""
-    function_runs: FunctionRuns
-    """Where it runs: in this process, there but for hard comparisons, or in processes that can be killed."""
-    package: str
-    """The package that has the function, where that is the reward of an installed task; else empty."""
+    functions: tuple[FunctionFacts, ...]
     models: tuple[RewardModelFacts, ...]
     models_stay: bool
     """On the device between their phases."""
@@ -185,11 +224,8 @@ def reward_facts(settings: RlSettings) -> RewardFacts:
         RewardModelFacts(named.name, named.location, _num_bytes(settings, named), heads_of(named, weights))
         for named in directories
     )
-    name = function_name(settings)
     return RewardFacts(
-        function=name.removeprefix(IN_PROCESS),
-        function_runs=_where_it_runs(name),
-        package=package_of(name) if name in task_names() else "",
+        functions=_function_facts(settings),
         models=models,
         models_stay=not directories or _models_stay(settings, directories, device),
         device=device,
@@ -205,25 +241,47 @@ def reward_facts(settings: RlSettings) -> RewardFacts:
     )
 
 
-def _where_it_runs(function: str) -> FunctionRuns:
-    if function == "exact" or function.startswith(IN_PROCESS):
-        return "here"
-    return "algebra in processes" if function in reward_names() else "processes"
+def _function_facts(settings: RlSettings) -> tuple[FunctionFacts, ...]:
+    routes = routes_of(settings.reward)
+    sources: dict[str, list[str]] = {name: [] for name in function_names(settings)}
+    for source, names in (routes.by_source if routes else {}).items():
+        for name in names:
+            sources.setdefault(name, []).append(source)
+    return tuple(
+        FunctionFacts(
+            name=name.removeprefix(IN_PROCESS),
+            runs=_where_it_runs(name),
+            package=package_of(name) if name in task_names() else "",
+            settings=_rule_options(settings.reward, name),
+            sources=tuple(own),
+        )
+        for name, own in sources.items()
+    )
+
+
+def _where_it_runs(name: str) -> RuleRuns:
+    rule = find_rule(name)
+    if rule is not None:
+        return rule.runs
+    return "here" if name.startswith(IN_PROCESS) else "processes"
+
+
+def _rule_options(chosen: RewardSettings, name: str) -> dict[str, Any]:
+    """Return the settings that a rule reads, by name; none of another function."""
+    rule = find_rule(name)
+    return {setting: getattr(chosen, setting) for setting in rule.settings} if rule else {}
 
 
 def _names(settings: RlSettings) -> list[str]:
     """Return the names of the parts, as `build_reward` calls them."""
-    names = [function_name(settings).rpartition(":")[2]] if function_name(settings) else []
+    names = [part_of(name) for name in all_functions(settings)]
     return [*names, *(name for kind in build_order() for name in kind.names(settings))]
 
 
-def _function_part(
-    settings: RlSettings | EvalSettings,
-    name: str,
-    function: Reward | None,
-    columns: Mapping[str, str],
-    log: Path | None = None,
-) -> RewardComponent:
+def _functions(
+    settings: RlSettings | EvalSettings, function: Reward | None, columns: Mapping[str, str], log: Path | None = None
+) -> Generator[RewardComponent]:
+    """Make one component a reward function, and one of all that have routes."""
     if function is not None:
         # of the rewards that a script may give, the one that calls a function of its own
         bind_columns = getattr(function, "bind_columns", None)
@@ -232,28 +290,49 @@ def _function_part(
         # of a list of rewards, which may hold names beside functions
         bind_names = getattr(function, "bind_names", None)
         if bind_names is not None:
-            bind_names(partial(_named_part, settings, columns=columns, log=log))
-        return RewardComponent(str(getattr(function, "name", "reward_fn")), function)
-    return _named_part(settings, name, columns, log)
+            bind_names(partial(_function_part, settings, columns=columns, log=log))
+        named = RewardComponent(str(getattr(function, "name", "reward_fn")), function)
+        yield _under_its_name(named) if are_named(settings) else named
+    for name in function_names(settings) if function is None else ():
+        yield _function_part(settings, name, columns, log)
+    routes = routes_of(settings.reward)
+    if routes is not None:
+        with ExitStack() as built:
+            parts: dict[str, RewardComponent] = {}
+            for name in routes.names:
+                parts[name] = _function_part(settings, name, columns, log)
+                built.callback(parts[name].reward.close)
+            built.pop_all()
+        yield RewardComponent("routes", RoutedReward(routes, parts))
 
 
-def _named_part(
-    settings: RlSettings | EvalSettings, name: str, columns: Mapping[str, str], log: Path | None
+def _under_its_name(part: RewardComponent) -> RewardComponent:
+    return replace(part, reward=NamedReward(part.name, part.reward))
+
+
+def _function_part(
+    settings: RlSettings | EvalSettings, name: str, columns: Mapping[str, str], log: Path | None = None
 ) -> RewardComponent:
+    """Make the component of one name, whose parts stand under it beside others."""
     chosen = settings.reward
     # a name that is written down; the built-in default means nothing else, whatever is installed
-    if chosen.reward:
+    if chosen.reward or chosen.reward_routes:
         refuse_built_in(name, reward_names(), flag="--reward")
     limits = user_code_limits(chosen.reward_memory, chosen.reward_variables)
-    reward = reward_by_name(
-        name,
-        num_workers=chosen.reward_workers,
-        timeout=chosen.reward_timeout,
-        limits=limits,
-        columns=columns,
-        log=log,
-    )
-    return RewardComponent(name.rpartition(":")[2], reward)
+    try:
+        reward = reward_by_name(
+            name,
+            num_workers=chosen.reward_workers,
+            timeout=chosen.reward_timeout,
+            limits=limits,
+            columns=columns,
+            log=log,
+            options=_rule_options(chosen, name),
+        )
+    except OptionsError as error:
+        raise among_others(error, name, chosen) from error
+    part = RewardComponent(part_of(name), reward)
+    return _under_its_name(part) if are_named(settings) else part
 
 
 def server_components(commands: RlSettings | EvalSettings, machine: Machine | None = None) -> list[RewardComponent]:
@@ -337,5 +416,5 @@ def _refuse_equal_names(names: Sequence[str]) -> None:
             what=f"two rewards are called {twice!r}",
             where="--reward, --reward_pretrain, --remote_rm_url",
             why="metrics and weights are looked up by these names",
-            do=f"NAME=DIR or NAME=URL with another name than {twice}",
+            do=f"another name than {twice} for one of them: that of its function, NAME=DIR or NAME=URL",
         )

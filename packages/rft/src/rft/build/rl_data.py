@@ -17,7 +17,8 @@ from rft.build.prompt_data import (
     read_training,
     with_label_column,
 )
-from rft.reward_names import has_user_function
+from rft.reward_names import reads_columns
+from rft.reward_routes import row_check
 from rft.settings import EvalSettings, RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_core.errors import OptionsError
@@ -82,7 +83,7 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
     critic = settings.critic.critic_pretrain if advantage.needs_values else ""
     refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer, critic=critic)
     images = row_images(settings.images, settings.run.seed)
-    whole_rows = has_user_function(settings)
+    whole_rows = reads_columns(settings)
     read = partial(
         read_training,
         data,
@@ -92,6 +93,7 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
         prompt_max_len=settings.sampling.prompt_max_len,
         images=images,
         whole_rows=whole_rows,
+        row_check=row_check(settings.reward),
     )
     training, label_key = with_label_column(lambda key: read(label_key=key), settings)
     held_out: list[Prompt] = []
@@ -108,6 +110,7 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
             prompt_max_len=settings.sampling.prompt_max_len,
             images=images,
             whole_rows=whole_rows,
+            row_check=row_check(settings.reward),
         )
         held_out = as_prompts(rendered)
     prompts = training.prompts()

@@ -11,7 +11,7 @@ from rft.checkpoints.parts import CheckpointParts
 from rft.checkpoints.writer import ResumePoint, make_writer, save_schedule
 from rft.parallel.parallelize import ParallelModel
 from rft.process.machine import Machine
-from rft.reward_names import function_name
+from rft.reward_names import function_names
 from rft.settings import RlSettings
 from rft_algos.decoding.sampling_options import SamplingOptions as SamplingOptions
 from rft_algos.schedules import learning_rate
@@ -133,7 +133,7 @@ def make_evaluator(
         metrics=data.metrics,
         num_samples=asked.eval_n,
         ks=parse_ks(asked.eval_k, asked.eval_n),
-        answer_of=answer_reader(function_name(settings)),
+        answer_of=answer_reader(*function_names(settings)),
     )
 
 

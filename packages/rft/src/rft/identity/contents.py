@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from rft.identity.record import Content
 from rft.identity.user_files import code_content, folder_content, function_content
 from rft.resolved import Resolved
 from rft.reward_kinds import given_directories
-from rft.reward_names import function_name, named_models
+from rft.reward_names import all_functions, named_models
 from rft_dist.checkpoint_format.layout import MANIFEST
 
 SETTING_OF = {"model": "pretrain", "tokenizer": "pretrain", "weights": "pretrain"}
@@ -43,12 +43,13 @@ def run_contents(
     for name in _CODE:
         if values.get(name):
             contents[name] = code_content(str(values[name]))
-    if "reward" in values and (reward := function_name(resolved.settings)):
-        contents["reward"] = code_content(reward)
+    if "reward" in values and (rewards := all_functions(resolved.settings)):
+        contents["reward"] = functions_content(rewards)
     if values.get("model_code"):
         contents["model_code"] = folder_content(str(values["model_code"]))
-    if values.get("judge_template"):
-        contents["judge_template"] = file_content(str(values["judge_template"]))
+    for name in ("judge_template", "json_schema"):
+        if values.get(name):
+            contents[name] = file_content(str(values[name]))
     if values.get("critic_pretrain"):
         contents["critic_pretrain"] = directory_content(str(values["critic_pretrain"]))
     if values.get("ckpt_weights_only") or values.get("ckpt_partial"):
@@ -72,6 +73,16 @@ def records_content(records: Iterable[object], place: str) -> Content | None:
         digest.update(json.dumps(record).encode() + b"\n")
         count += 1
     return rows_content(digest.hexdigest(), count, place) if count else None
+
+
+def functions_content(names: Sequence[str]) -> Content:
+    """Content of reward functions; of several the digests in their order, which is that of the sum."""
+    contents = [code_content(name) for name in names]
+    if len(contents) == 1:
+        return contents[0]
+    digest = hashlib.sha256(json.dumps([content.digest for content in contents]).encode()).hexdigest()
+    absent = any(content.digest == "absent" for content in contents)
+    return Content("absent" if absent else digest, "; ".join(c.covers for c in contents), ",".join(names))
 
 
 def _joined(value: str) -> Content:

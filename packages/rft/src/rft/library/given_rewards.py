@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 from rft_core.errors import OptionsError
 from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rewards.combined import CombinedReward, RewardComponent
 from rft_trainer.rewards.in_process import IN_PROCESS, FunctionReward
-from rft_trainer.rewards.registry import part_names
+from rft_trainer.rewards.named import NamedReward
 
 RewardFunction: TypeAlias = Callable[..., object]
 """A function of responses, labels, any columns of the rows: `docs/rewards.md`."""
@@ -56,7 +56,9 @@ class FunctionRewards:
             for part in self._parts:
                 component = make(part) if isinstance(part, str) else RewardComponent(part.name, part)
                 built.callback(component.reward.close)
-                components.append(component)
+                # a named reward has its part under its own name, as beside others on the command line
+                named = NamedReward(component.name, component.reward) if isinstance(part, str) else component.reward
+                components.append(replace(component, reward=named))
             # all were built: from here the sum closes them
             built.pop_all()
         self._sum = CombinedReward(components)
@@ -86,6 +88,8 @@ def chosen_reward(reward: GivenReward | None) -> ChosenReward:
         one = FunctionReward(reward)
         return ChosenReward(f"{IN_PROCESS}{one.name}", one)
     given: list[object] = list(cast("Sequence[object]", reward)) if isinstance(reward, list | tuple) else [reward]
+    if given and all(isinstance(part, str) and part for part in given):
+        return ChosenReward(",".join(map(str, given)))
     for part in given:
         if not callable(part) and not (isinstance(part, str) and part):
             raise _refused(
@@ -105,25 +109,18 @@ def chosen_reward(reward: GivenReward | None) -> ChosenReward:
 
 def _refuse_equal_names(parts: Sequence[str | FunctionReward]) -> None:
     """Refuse two rewards that write the same part: metrics and weights would have one of them."""
-    written = [(part, entry) for part in parts for entry in _entries(part)]
-    entries = [entry for _, entry in written]
-    if not (twice := sorted({entry for entry in entries if entries.count(entry) > 1})):
+    names = [part.rpartition(":")[2] if isinstance(part, str) else part.name for part in parts]
+    if not (twice := sorted({name for name in names if names.count(name) > 1})):
         return
-    named = [part for part, entry in written if entry == twice[0] and isinstance(part, str)]
+    named = [part for part, name in zip(parts, names, strict=True) if name == twice[0] and isinstance(part, str)]
     why = "metrics and reward_weights name the parts of a reward after its functions"
     if len(named) > 1:
         do = f"reward=[{', '.join(_written(part) for part in parts if part not in named[1:])}]"
-        raise _refused(f"holds {' and '.join(map(repr, named))}, which both give the part {twice[0]}", why, do)
+        raise _refused(f"holds {' and '.join(map(repr, named))}, which are both called {twice[0]}", why, do)
     what = f"holds two functions called {twice[0]}"
     if named:
         what = f"holds {named[0]!r} and a function called {twice[0]}, which is a part of it"
     raise _refused(what, why, "def a name for each of them")
-
-
-def _entries(part: str | FunctionReward) -> Sequence[str]:
-    if isinstance(part, str):
-        return part_names(part) or [part.rpartition(":")[2]]
-    return [part.name]
 
 
 def _written(part: str | FunctionReward) -> str:

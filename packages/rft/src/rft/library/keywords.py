@@ -1,4 +1,4 @@
-"""Keyword arguments of `rft.rl`, `rft.sft`, `rft.evaluate` and `rft.generate`: settings by name.
+"""Keyword arguments of the calls of `rft` that train, evaluate, generate and serve: settings by name.
 
 Generated from the code by `ci/generate_reference.py`; what each means is in docs/reference.
 """
@@ -127,6 +127,38 @@ class RlKeywords(TrainingKeywords, total=False):
     reward_memory: float
     reward_variables: str
     reward_weights: str
+    reward_routes: str
+    reward_source_key: str
+    number_tolerance: float
+    number_relative_tolerance: float
+    fuzzy_measure: Literal["f1", "ratio"]
+    choice_options_key: str
+    format_tags: str
+    response_pattern: str
+    response_pattern_match: Literal["search", "full"]
+    length_range: tuple[int, int]
+    length_slack: int
+    length_unit: Literal["tokens", "characters"]
+    response_language: Literal[
+        "",
+        "en",
+        "de",
+        "fr",
+        "es",
+        "it",
+        "pt",
+        "nl",
+        "zh",
+        "ja",
+        "ko",
+        "ru",
+        "el",
+        "ar",
+        "he",
+        "hi",
+        "th",
+    ]
+    json_schema: str
     shuffle_rewards: bool
     reward_pretrain: str
     reward_offload: Literal["auto", "held", "phase"]
@@ -266,6 +298,7 @@ class RlKeywords(TrainingKeywords, total=False):
     async_deterministic: bool
     actor_learning_rate: float
     eval_n: int
+    eval_k: str
     eval_temperature: float
     keep_best: bool
     save_trajectories: bool
@@ -281,11 +314,122 @@ class SftKeywords(TrainingKeywords, total=False):
 
     output_key: str
     eval_output_key: str
+    weight_key: str
+    train_on_turns: Literal["all", "last"]
+    roles_to_train: str
     held_out_rows: int
     learning_rate: float
+    label_smoothing: float
+    z_loss_coef: float
+    neftune_noise_alpha: float
     patience: int
     min_improvement: float
     target_loss: float
+
+
+class RmKeywords(TypedDict, total=False):
+    """Settings of `rft-train rm`."""
+
+    bf16: bool
+    model_code: str
+    device: Literal["auto", "cpu", "cuda"]
+    gradient_checkpointing: bool
+    gradient_checkpointing_mode: Literal["full", "selective"]
+    gradient_checkpointing_every: int
+    flash_attn: bool
+    heads_types: str
+    heads_weights: str
+    pooling_method: Literal["last", "attn"]
+    probing_layer: int
+    scale_for_train: bool
+    prompt_data_probs: str
+    prompt_split: str
+    max_samples: int
+    num_workers: int
+    prefetch_factor: int
+    dataloader_pin_memory: bool
+    eval_split: str
+    max_eval_samples: int
+    input_key: str
+    chosen_key: str
+    rejected_key: str
+    outcome_key: str
+    margin_key: str
+    weight_key: str
+    held_out_rows: int
+    loss_type: Literal["sigmoid", "hps", "logexp"]
+    margin: float
+    tie_margin: float
+    center_rewards_coefficient: float
+    learning_rate: float
+    max_epochs: int
+    max_steps: int
+    train_batch_size: int
+    micro_train_batch_size: int
+    max_tokens_per_micro_batch: int
+    packing_samples: bool
+    max_len: int | None
+    patience: int
+    min_improvement: float
+    lr_warmup_ratio: float
+    lr_schedule: Literal["cosine", "linear", "constant"]
+    min_lr_ratio: float
+    adam_betas: tuple[float, float]
+    adam_epsilon: float
+    l2: float
+    lr_factors: str
+    l2_factors: str
+    max_norm: float
+    fsdp: bool
+    shard_size: int | None
+    fsdp_cpu_offload: bool
+    zero_stage: int
+    zpg: int
+    overlap_comm: bool
+    sp_size: int
+    sp_mode: Literal["auto", "ulysses", "ring"]
+    tp_size: int
+    adam_offload: bool
+    use_mp_opt: bool
+    fp16: bool
+    meta_init: bool
+    enable_ema: bool
+    ema_decay: float
+    eval_steps: int
+    save_path: str
+    save_steps: int
+    save_interval: int
+    save_minutes: float
+    load_checkpoint: bool
+    ckpt_path: str
+    ckpt_weights_only: bool
+    ckpt_partial: str
+    accept_changes: str
+    max_ckpt_num: int
+    max_ckpt_mem: int
+    save_model_only: bool
+    async_save: bool
+    seed: int
+    debug: bool
+    run_name: str
+    log_interval: int
+    max_refused_steps: int
+    max_rows_set_aside: int
+    max_rollbacks: int
+    max_norm_spike: float
+    weight_check_steps: int
+    use_wandb: str | bool
+    wandb_org: str
+    wandb_group: str
+    wandb_run_name: str
+    use_tensorboard: str | bool
+    use_trackio: str | bool
+    nproc: int
+    watchdog_seconds: float
+    watchdog_first_seconds: float
+    watchdog_collective_seconds: float
+    heartbeat_seconds: float
+    fingerprint_steps: int
 
 
 class EvalKeywords(TypedDict, total=False):
@@ -313,6 +457,38 @@ class EvalKeywords(TypedDict, total=False):
     reward_memory: float
     reward_variables: str
     reward_weights: str
+    reward_routes: str
+    reward_source_key: str
+    number_tolerance: float
+    number_relative_tolerance: float
+    fuzzy_measure: Literal["f1", "ratio"]
+    choice_options_key: str
+    format_tags: str
+    response_pattern: str
+    response_pattern_match: Literal["search", "full"]
+    length_range: tuple[int, int]
+    length_slack: int
+    length_unit: Literal["tokens", "characters"]
+    response_language: Literal[
+        "",
+        "en",
+        "de",
+        "fr",
+        "es",
+        "it",
+        "pt",
+        "nl",
+        "zh",
+        "ja",
+        "ko",
+        "ru",
+        "el",
+        "ar",
+        "he",
+        "hi",
+        "th",
+    ]
+    json_schema: str
     reward_pretrain: str
     reward_offload: Literal["auto", "held", "phase"]
     reward_batch_tokens: int
@@ -349,6 +525,7 @@ class EvalKeywords(TypedDict, total=False):
     max_len: int | None
     constraint: str
     eval_n: int
+    eval_k: str
     engine_type: Literal["auto", "native", "hf", "vllm", "sglang"]
     engine_tp_size: int
     engine_mem_util: float | None
@@ -358,6 +535,7 @@ class EvalKeywords(TypedDict, total=False):
     seed: int
     debug: bool
     output: str
+    eval_by: str
 
 
 class GenerateKeywords(TypedDict, total=False):
@@ -417,6 +595,38 @@ class ServeRewardKeywords(TypedDict, total=False):
     reward_memory: float
     reward_variables: str
     reward_weights: str
+    reward_routes: str
+    reward_source_key: str
+    number_tolerance: float
+    number_relative_tolerance: float
+    fuzzy_measure: Literal["f1", "ratio"]
+    choice_options_key: str
+    format_tags: str
+    response_pattern: str
+    response_pattern_match: Literal["search", "full"]
+    length_range: tuple[int, int]
+    length_slack: int
+    length_unit: Literal["tokens", "characters"]
+    response_language: Literal[
+        "",
+        "en",
+        "de",
+        "fr",
+        "es",
+        "it",
+        "pt",
+        "nl",
+        "zh",
+        "ja",
+        "ko",
+        "ru",
+        "el",
+        "ar",
+        "he",
+        "hi",
+        "th",
+    ]
+    json_schema: str
     reward_pretrain: str
     reward_offload: Literal["auto", "held", "phase"]
     reward_batch_tokens: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 
 from rft.resolved import Resolved
 from rft.reward_kinds import given_directories
-from rft.reward_names import named_models
+from rft.reward_names import named_models, split_names
 from rft_core.errors import OptionsError
 from rft_dist.launch.environment import SPAWNED, ranks_from_environment
 from rft_dist.launch.spawn import last_lines, spawn_ranks
@@ -156,8 +157,9 @@ def files_of(values: Mapping[str, Any]) -> dict[str, str]:
     for name in _DATA:
         for number, path in enumerate(filter(None, str(values.get(name) or "").split(","))):
             files[f"{name} {number + 1}"] = path.strip()
-    for name in ("reward", "model_code"):
-        path = str(values.get(name) or "").partition(":")[0]
-        if path.endswith(".py"):
-            files[name] = path
+    code = {"model_code": str(values.get("model_code") or "")}
+    routed = re.split(r"[=+,]", str(values.get("reward_routes") or ""))
+    for number, name in enumerate([*split_names(str(values.get("reward") or "")), *map(str.strip, routed)]):
+        code[f"reward {number + 1}" if number else "reward"] = name
+    files |= {name: path for name, text in code.items() if (path := text.partition(":")[0]).endswith(".py")}
     return files

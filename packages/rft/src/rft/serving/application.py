@@ -7,8 +7,9 @@ import contextlib
 import hmac
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -40,6 +41,8 @@ class ApplicationOptions:
     read_seconds: float
     columns: Sequence[str] = ()
     """That requests must bring."""
+    trial_columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Of the made-up prompt by which a client tries the server."""
 
 
 def make_application(queue: ScoringQueue, options: ApplicationOptions) -> FastAPI:
@@ -51,7 +54,9 @@ def make_application(queue: ScoringQueue, options: ApplicationOptions) -> FastAP
         try:
             _check_caller(request, options)
             body = await _body(request, options)
-            asked = read_request(body, most=options.max_responses, needed=options.columns)
+            asked = read_request(
+                body, most=options.max_responses, needed=options.columns, trial_columns=options.trial_columns
+            )
             scores = await _scores(request, queue, asked.items) if asked.items else []
         except BadRequest as problem:
             headers = _RETRY_AFTER if problem.code == 503 else None

@@ -16,6 +16,7 @@ from typing import Any, cast
 from rft_trainer.data.images import MARKER
 from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rewards.images import HeldImages
+from rft_trainer.rewards.servers.remote_reward_model import PROBE_ID
 
 _FIELDS = (
     *("responses", "prompts", "labels", "prompt_ids", "messages", "finish_reasons", "num_tokens", "columns", "images"),
@@ -41,13 +42,16 @@ class ScoringRequest:
     """Fields that nothing reads."""
 
 
-def read_request(body: bytes, *, most: int, needed: Sequence[str] = ()) -> ScoringRequest:
+def read_request(
+    body: bytes, *, most: int, needed: Sequence[str] = (), trial_columns: Mapping[str, Any] | None = None
+) -> ScoringRequest:
     """Return the responses that a request asks to score.
 
     Args:
         body: of the request, JSON in UTF-8.
         most: responses that it may hold.
         needed: columns that every response brings.
+        trial_columns: those of the made-up prompt by which a client tries the server.
 
     Raises:
         BadRequest: no such JSON, a field of another type or length, too many responses.
@@ -63,6 +67,10 @@ def read_request(body: bytes, *, most: int, needed: Sequence[str] = ()) -> Scori
     reasons = _list(fields, "finish_reasons", num, "stop", lambda value: value in _FINISH_REASONS, "stop or length")
     num_tokens = _list(fields, "num_tokens", num, 0, _is_count, "whole numbers of 0 or more")
     columns = _list(fields, "columns", num, {}, lambda value: isinstance(value, dict), "objects")
+    columns = [
+        {**(trial_columns or {}), **own} if name == PROBE_ID else own
+        for name, own in zip(prompt_ids, columns, strict=True)
+    ]
     _require_columns(columns, needed)
     images = _list(fields, "images", num, [], _are_texts, "lists of data URIs")
     items: list[RewardItem] = []

@@ -12,13 +12,14 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rft.build.rewards import build_reward
 from rft.hub.run_settings import with_model_directories
 from rft.process.machine import open_machine
 from rft.reward_kinds import build_order
-from rft.reward_names import function_name
+from rft.reward_names import all_functions, rule_columns
+from rft.reward_routes import routes_of
 from rft.serving.addresses import is_loopback
 from rft.serving.scoring_queue import Counters, ScoringQueue
 from rft.settings import EvalSettings, ServeRewardSettings, ServingSettings
@@ -91,13 +92,13 @@ def start_server(settings: ServeRewardSettings, *, reward: Reward | None = None)
         listening = begun.enter_context(_socket(serving))
         scored = with_model_directories(_as_evaluation(settings))
         machine = begun.enter_context(open_machine(settings.model.device))
-        columns = {name: "" for name in _names(serving.reward_columns)}
+        columns = {name: "" for name in _needed_columns(serving, scored)}
         log = Path(serving.reward_log) if serving.reward_log else None
         built = build_reward(scored, machine, function=reward, columns=columns, log=log)
         queue = ScoringQueue(built, most_waiting=serving.max_waiting_requests, batch_size=serving.serve_batch_size)
         begun.callback(queue.close)
         names = _part_names(scored, reward)
-        begun.enter_context(_uvicorn(queue, names, serving, token, listening))
+        begun.enter_context(_uvicorn(queue, names, serving, scored, token, listening))
         port = int(listening.getsockname()[1])
         host = f"[{serving.host}]" if ":" in serving.host else serving.host
         return RewardServer(
@@ -157,7 +158,12 @@ def _socket(serving: ServingSettings) -> Generator[socket.socket]:
 
 @contextmanager
 def _uvicorn(
-    queue: ScoringQueue, names: list[str], serving: ServingSettings, token: str, listening: socket.socket
+    queue: ScoringQueue,
+    names: list[str],
+    serving: ServingSettings,
+    scored: EvalSettings,
+    token: str,
+    listening: socket.socket,
 ) -> Generator[None]:
     """Answer requests in a thread while the block runs."""
     import uvicorn
@@ -171,7 +177,8 @@ def _uvicorn(
         max_bytes=int(serving.max_request_mib * 2**20),
         max_responses=serving.max_request_responses,
         read_seconds=serving.request_read_timeout,
-        columns=_names(serving.reward_columns),
+        columns=_needed_columns(serving, scored),
+        trial_columns=_trial_columns(scored),
     )
     config = uvicorn.Config(
         make_application(queue, options),
@@ -215,9 +222,21 @@ def _as_evaluation(settings: ServeRewardSettings) -> EvalSettings:
 
 
 def _part_names(settings: EvalSettings, reward: Reward | None) -> list[str]:
-    function = function_name(settings)
-    named = [str(getattr(reward, "name", "reward"))] if reward is not None else [function] if function else []
+    named = [str(getattr(reward, "name", "reward"))] if reward is not None else all_functions(settings)
     return [*named, *(name for kind in build_order() for name in kind.names(settings))]
+
+
+def _needed_columns(serving: ServingSettings, settings: EvalSettings) -> list[str]:
+    """Return the columns that requests bring: those that are named, those of rules, and that of the routes."""
+    routed = [settings.reward.reward_source_key] if settings.reward.reward_routes else []
+    return list(dict.fromkeys([*_names(serving.reward_columns), *rule_columns(settings), *routed]))
+
+
+def _trial_columns(settings: EvalSettings) -> dict[str, Any]:
+    """Return the columns of the made-up prompt of a client's trial: options, and the first source of the routes."""
+    columns: dict[str, Any] = {name: ["1", "2"] for name in rule_columns(settings)}
+    routes = routes_of(settings.reward)
+    return columns | ({routes.key: next(iter(routes.by_source))} if routes else {})
 
 
 def _names(text: str) -> list[str]:

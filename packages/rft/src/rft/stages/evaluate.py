@@ -22,7 +22,8 @@ from rft.hub.run_settings import with_model_directories
 from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine
 from rft.resolved import with_values
-from rft.reward_names import function_name, has_user_function
+from rft.reward_names import function_names, reads_columns
+from rft.reward_routes import row_check
 from rft.settings import EvalSettings
 from rft.stages.evaluation_compare import ComparedWith, compared_with
 from rft.stages.evaluation_output import checked_output, manifest_of, partial_rows, write_output
@@ -210,7 +211,7 @@ def _answered(
             metrics=metrics,
             num_samples=settings.evaluation.eval_n,
             ks=parse_ks(settings.evaluation.eval_k, settings.evaluation.eval_n),
-            answer_of=answer_reader(function_name(settings)),
+            answer_of=answer_reader(*function_names(settings)),
         )
         journal = partial_rows(output, manifest, prompts, suffix) if output is not None else None
         result, rows = evaluator.with_rows(rollout_row, journal)
@@ -247,7 +248,8 @@ def _prompts(settings: EvalSettings, tokenizer: HfTokenizer) -> list[Prompt]:
         output_key=None,
         prompt_max_len=settings.sampling.prompt_max_len,
         images=row_images(settings.images, settings.output.seed),
-        whole_rows=has_user_function(settings) or bool(settings.output.eval_by),
+        whole_rows=reads_columns(settings) or bool(settings.output.eval_by),
+        row_check=row_check(settings.reward),
     )
     rendered, _ = with_label_column(lambda key: read(label_key=key), settings)
     return as_prompts(rendered)

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rft.identity.contents import functions_content
 from rft.identity.model_files import directory_content
-from rft.identity.user_files import code_content, function_content
+from rft.identity.user_files import function_content
 from rft.resolved import flat
-from rft.reward_names import function_name
+from rft.reward_names import all_functions
 from rft.settings import EvalSettings
 from rft.stages.answer_file import refuse_unwritable
 from rft_core.durable_files import encode_record, read_records, replace_record, replace_text, storage_errors
@@ -41,8 +42,8 @@ def manifest_of(settings: EvalSettings, prompts: Sequence[Prompt], function: obj
     for prompt in prompts:
         row = [prompt.prompt_id, prompt.text, prompt.label, prompt.token_ids, prompt.columns]
         digest.update(json.dumps(row, sort_keys=True).encode() + b"\n")
-    name = function_name(settings)
-    reward = function_content(function) if function is not None else code_content(name) if name else None
+    names = all_functions(settings)
+    reward = function_content(function) if function is not None else functions_content(names) if names else None
     values = {key: value for key, value in flat(settings).items() if key not in _OF_THE_REPORT}
     return {
         "prompts": len(prompts),

@@ -34,9 +34,11 @@ from rft_trainer.rewards.servers.http_client import Endpoint, RequestFailure
 
 _LONGEST_DETAIL = 300
 
-_PROBE = RewardItem("probe:0", "1+1=", "2", "2", "stop", 1)
+PROBE_ID = "probe:0"
+"""Id of the made-up prompt by which a client tries a server; its row has no columns."""
+_PROBE = RewardItem(PROBE_ID, "1+1=", "2", "2", "stop", 1)
 
-_SEEING_PROBE = RewardItem("probe:0", f"{MARKER}1+1=", "2", "2", "stop", 1, media=HeldImages((probe_image(),)))
+_SEEING_PROBE = RewardItem(PROBE_ID, f"{MARKER}1+1=", "2", "2", "stop", 1, media=HeldImages((probe_image(),)))
 
 
 class RemoteReward:

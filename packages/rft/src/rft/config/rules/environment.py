@@ -15,7 +15,7 @@ from rft_trainer.environments.registry import has_processes, is_known, unknown_e
 Values = Mapping[str, Any]
 Origins = Mapping[str, Origin]
 
-_JUDGES = ("reward", *reward_flags())
+_JUDGES = ("reward", "reward_routes", *reward_flags())
 _OF_CONVERSATIONS = (
     *(
         "environment_workers",

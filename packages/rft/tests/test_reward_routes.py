@@ -1,0 +1,82 @@
+"""Routes of settings: their grammar, and rows to which none leads."""
+
+from __future__ import annotations
+
+import pytest
+
+from rft.reward_routes import routes_of, row_check
+from rft_core.errors import DataError, OptionsError
+from rft_trainer.data.prompts import PromptRow
+from rft_trainer.settings.rewards import RewardSettings
+
+
+def settings(routes: str, key: str = "data_source") -> RewardSettings:
+    return RewardSettings(reward_routes=routes, reward_source_key=key)
+
+
+def row(source: str | None, file: str = "train") -> PromptRow:
+    columns = {} if source is None else {"data_source": source}
+    return PromptRow(f"{file}:0", "?", None, "1", None, file, 0, columns=columns, place="train.jsonl:7")
+
+
+def test_routes_are_sources_with_their_rewards() -> None:
+    routes = routes_of(settings(" openai/gsm8k=gsm8k , arc = choice+format+choice,*=own.py:f"))
+    assert routes is not None
+    assert routes.by_source == {
+        "openai/gsm8k": ("gsm8k",),
+        "arc": ("choice", "format"),
+        "*": ("own.py:f",),
+    }
+    assert routes.names == ("gsm8k", "choice", "format", "own.py:f")
+    assert routes_of(settings("")) is None
+    assert row_check(settings("")) is None
+
+
+@pytest.mark.parametrize(
+    ("routes", "what", "do"),
+    [
+        ("gsm8k", "holds 'gsm8k'", "--reward_routes 'gsm8k=math,*=exact'"),
+        ("=math", "holds '=math'", "--reward_routes 'gsm8k=math,*=exact'"),
+        ("a=", "holds 'a='", "--reward_routes 'a=math,*=exact'"),
+        ("a=math,a=exact+math", "names 'a' twice", "a=math+exact in the place of both"),
+        ("a=maht,*=exact", "no reward is named 'maht'", "--reward_routes 'a=math,*=exact'"),
+        ("a=zzzz", "no reward is named 'zzzz'", ""),
+    ],
+)
+def test_what_is_no_route_is_refused(routes: str, what: str, do: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        routes_of(settings(routes))
+    assert what in caught.value.problem.what
+    assert (caught.value.problem.where, caught.value.problem.do) == ("--reward_routes", do)
+
+
+def test_a_row_without_a_route_is_refused_by_its_place_with_the_nearest() -> None:
+    check = row_check(settings("openai/gsm8=math+format,arc=choice"))
+    assert check is not None
+    check(row("arc"))
+    with pytest.raises(DataError) as caught:
+        check(row("openai/gsm8k"))
+    problem = caught.value.problem
+    assert (problem.code, problem.where) == ("reward.no_route", "train.jsonl:7:data_source")
+    assert "'openai/gsm8k'" in problem.what
+    assert problem.do == "--reward_routes openai/gsm8=math+format,arc=choice,openai/gsm8k=math+format"
+
+
+def test_rows_without_the_column_have_the_name_of_their_file_or_no_route() -> None:
+    check = row_check(settings("train=math"))
+    assert check is not None
+    check(row(None))
+    with pytest.raises(DataError):
+        check(row(None, file="test"))
+    check = row_check(settings("train=math", key="level"))
+    assert check is not None
+    with pytest.raises(DataError) as caught:
+        check(row(None))
+    assert caught.value.problem.where == "train.jsonl:7"
+    assert caught.value.problem.do == "--reward_routes 'train=math,*=math'"
+
+
+def test_every_row_has_a_route_where_one_stands_for_the_rest() -> None:
+    check = row_check(settings("a=math,*=exact"))
+    assert check is not None
+    check(row("anything"))
