@@ -70,7 +70,7 @@ def test_names_and_functions_are_added_up_once_the_names_are_built() -> None:
     built = ClosedReward()
     chosen.function.bind_names(lambda name: RewardComponent(name, built))
     (score,) = chosen.function([item("ab", "ab")])
-    assert (score.value, dict(score.breakdown)) == (1.5, {"correctness": 1.0, "short": 0.5})
+    assert (score.value, dict(score.breakdown)) == (1.5, {"exact": 1.0, "exact/correctness": 1.0, "short": 0.5})
     assert (chosen.function.function, built.closed) == (("exact", short), 0)
     chosen.function.close()
     chosen.function.close()
@@ -86,7 +86,7 @@ def test_names_and_functions_are_added_up_once_the_names_are_built() -> None:
         ([right, 5], "reward holds 5"),
         ([right, ""], "reward holds ''"),
         ([right, right], "reward holds two functions called right"),
-        (["math", right, "exact"], "reward holds 'math' and 'exact', which both give the part correctness"),
+        (["exact", right, "exact"], "reward holds 'exact' and 'exact', which are both called exact"),
         ([right, "own.py:right"], "reward holds 'own.py:right' and a function called right, which is a part of it"),
     ],
 )

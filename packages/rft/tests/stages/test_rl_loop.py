@@ -13,6 +13,8 @@ from rft.stages import rl_loop as rl
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_trainer.loops.rl import RlLoop
 from rft_trainer.scoring.samples import shuffle_rewards
+from rft_trainer.settings.batches import BatchSettings
+from rft_trainer.settings.run import RlRunSettings
 
 DOUBLES = (
     "require_async_support load_initial_weights adapt refuse_unknown_parts value_head "
@@ -93,7 +95,7 @@ class Build:
             strategy=double("strategy_settings", meta_init=asked["meta"]),
             critic=double("critic_settings", save_value_network=asked["save_critic"]),
             reward=SimpleNamespace(shuffle_rewards=asked["shuffles"]),
-            run=double("run", save_trajectories=asked["keeps"], seed=3),
+            run=double("run", save_trajectories=asked["keeps"], seed=3, token_records="off"),
             algorithm=SimpleNamespace(off_policy_correction=asked["correction"], max_logprob_gap=asked["gap"]),
             evaluation=double("evaluation", keep_best=True),
             sampling=double("sampling", use_fire=asked["fire"], first_token_temperature=2.0),
@@ -190,6 +192,7 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "make_weight_check(run, started, [parallel])",
     ]
     assert build.loop.pop("gaps") is None
+    assert build.loop.pop("tokens") is None
     assert build.loop == {
         "ledger": "ledger",
         "prompts": ["a", "b"],
@@ -214,7 +217,7 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "sleep_engine": True,
         "check_engine": "rollouts.check_engine",
     }
-    assert {*build.loop, "gaps"} <= {field.name for field in fields(RlLoop)}
+    assert {*build.loop, "gaps", "tokens"} <= {field.name for field in fields(RlLoop)}
 
 
 def test_a_resumed_run_takes_its_checkpoint_everywhere_and_its_engine_the_restored_step(calls: Any) -> None:
@@ -356,3 +359,23 @@ def test_a_gap_has_a_limit_unless_rollouts_run_ahead(
     assert build.monitor["remedy"](0.5 if not correction else 0.25).startswith(
         f"started.resume_command --max_logprob_gap {more},"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "keeps", "due"),
+    [("shown", True, [1, 10]), ("shown", False, None), ("all", False, list(range(1, 12))), ("off", True, None)],
+)
+def test_tokens_are_recorded_of_the_steps_that_are_asked_for(kind: str, keeps: bool, due: list[int] | None) -> None:
+    run = RlRunSettings(token_records=kind, save_trajectories=keeps, num_trajectories_to_save=4, token_records_mib=0.5)  # type: ignore[arg-type]
+    settings: Any = SimpleNamespace(run=run, batch=BatchSettings(), sampling=SimpleNamespace(temperature=1.0))
+    machine = SimpleNamespace(device="cpu", is_first=True, collectives="all ranks")
+    started: Any = SimpleNamespace(machine=machine, directory="directory")
+    parallel: Any = SimpleNamespace(model="policy", data="data ranks", collective_forward=False)
+    recorder = rl._token_recorder(settings, started, parallel)
+    if due is None:
+        assert recorder is None
+        return
+    assert recorder is not None
+    limits = recorder._limits
+    assert [step for step in range(1, 12) if limits.is_due(step)] == due
+    assert (limits.num_responses, limits.max_bytes) == (4 if kind == "shown" else None, 1 << 19)
