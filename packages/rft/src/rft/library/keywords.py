@@ -18,17 +18,6 @@ class TrainingKeywords(TypedDict, total=False):
     gradient_checkpointing_mode: Literal["full", "selective"]
     gradient_checkpointing_every: int
     flash_attn: bool
-    freeze_prefix: str | bool
-    train_only_tokens_from: int
-    aux_loss_coef: float
-    fused_linear_logprob: bool
-    chunk_size: int
-    lora_rank: int
-    lora_alpha: float
-    lora_dropout: float
-    target_modules: str
-    lora_type: Literal["lora", "rslora", "dora"]
-    load_in_4bit: bool
     prompt_data_probs: str
     prompt_split: str
     max_samples: int
@@ -36,18 +25,8 @@ class TrainingKeywords(TypedDict, total=False):
     prefetch_factor: int
     dataloader_pin_memory: bool
     input_key: str
-    input_template: str
-    apply_chat_template: bool
-    system_prompt: str
     eval_split: str
     max_eval_samples: int
-    eval_input_key: str
-    images_key: str
-    limit_mm_image_per_prompt: int
-    mixed_mm_data: bool
-    max_pixels: int
-    min_pixels: int
-    shuffle_images: bool
     train_batch_size: int
     micro_train_batch_size: int
     max_tokens_per_micro_batch: int
@@ -116,7 +95,33 @@ class TrainingKeywords(TypedDict, total=False):
     fingerprint_steps: int
 
 
-class RlKeywords(TrainingKeywords, total=False):
+class PolicyKeywords(TrainingKeywords, total=False):
+    """Settings of a policy's training."""
+
+    freeze_prefix: str | bool
+    train_only_tokens_from: int
+    aux_loss_coef: float
+    fused_linear_logprob: bool
+    chunk_size: int
+    lora_rank: int
+    lora_alpha: float
+    lora_dropout: float
+    target_modules: str
+    lora_type: Literal["lora", "rslora", "dora"]
+    load_in_4bit: bool
+    input_template: str
+    apply_chat_template: bool
+    system_prompt: str
+    eval_input_key: str
+    images_key: str
+    limit_mm_image_per_prompt: int
+    mixed_mm_data: bool
+    max_pixels: int
+    min_pixels: int
+    shuffle_images: bool
+
+
+class RlKeywords(PolicyKeywords, total=False):
     """Settings of `rft-train rl`."""
 
     label_key: str
@@ -274,7 +279,7 @@ class RlKeywords(TrainingKeywords, total=False):
     max_unscored_share: float
 
 
-class SftKeywords(TrainingKeywords, total=False):
+class SftKeywords(PolicyKeywords, total=False):
     """Settings of `rft-train sft`."""
 
     output_key: str
@@ -286,30 +291,14 @@ class SftKeywords(TrainingKeywords, total=False):
     target_loss: float
 
 
-class RmKeywords(TypedDict, total=False):
+class RmKeywords(TrainingKeywords, total=False):
     """Settings of `rft-train rm`."""
 
-    bf16: bool
-    model_code: str
-    device: Literal["auto", "cpu", "cuda"]
-    gradient_checkpointing: bool
-    gradient_checkpointing_mode: Literal["full", "selective"]
-    gradient_checkpointing_every: int
-    flash_attn: bool
     heads_types: str
     heads_weights: str
     pooling_method: Literal["last", "attn"]
     probing_layer: int
     scale_for_train: bool
-    prompt_data_probs: str
-    prompt_split: str
-    max_samples: int
-    num_workers: int
-    prefetch_factor: int
-    dataloader_pin_memory: bool
-    eval_split: str
-    max_eval_samples: int
-    input_key: str
     chosen_key: str
     rejected_key: str
     outcome_key: str
@@ -321,74 +310,8 @@ class RmKeywords(TypedDict, total=False):
     tie_margin: float
     center_rewards_coefficient: float
     learning_rate: float
-    max_epochs: int
-    max_steps: int
-    train_batch_size: int
-    micro_train_batch_size: int
-    max_tokens_per_micro_batch: int
-    packing_samples: bool
-    max_len: int | None
     patience: int
     min_improvement: float
-    lr_warmup_ratio: float
-    lr_schedule: Literal["cosine", "linear", "constant"]
-    min_lr_ratio: float
-    adam_betas: tuple[float, float]
-    adam_epsilon: float
-    l2: float
-    lr_factors: str
-    l2_factors: str
-    max_norm: float
-    fsdp: bool
-    shard_size: int | None
-    fsdp_cpu_offload: bool
-    zero_stage: int
-    zpg: int
-    overlap_comm: bool
-    sp_size: int
-    sp_mode: Literal["auto", "ulysses", "ring"]
-    tp_size: int
-    adam_offload: bool
-    use_mp_opt: bool
-    fp16: bool
-    meta_init: bool
-    enable_ema: bool
-    ema_decay: float
-    eval_steps: int
-    save_path: str
-    save_steps: int
-    save_interval: int
-    save_minutes: float
-    load_checkpoint: bool
-    ckpt_path: str
-    ckpt_weights_only: bool
-    ckpt_partial: str
-    accept_changes: str
-    max_ckpt_num: int
-    max_ckpt_mem: int
-    save_model_only: bool
-    async_save: bool
-    seed: int
-    debug: bool
-    run_name: str
-    log_interval: int
-    max_refused_steps: int
-    max_rows_set_aside: int
-    max_rollbacks: int
-    max_norm_spike: float
-    weight_check_steps: int
-    use_wandb: str | bool
-    wandb_org: str
-    wandb_group: str
-    wandb_run_name: str
-    use_tensorboard: str | bool
-    use_trackio: str | bool
-    nproc: int
-    watchdog_seconds: float
-    watchdog_first_seconds: float
-    watchdog_collective_seconds: float
-    heartbeat_seconds: float
-    fingerprint_steps: int
 
 
 class EvalKeywords(TypedDict, total=False):
