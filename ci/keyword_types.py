@@ -42,12 +42,19 @@ from typing import Literal, TypedDict
 def keyword_types() -> str:
     """The text of the module."""
     tables = {name: _annotations(command) for name, command in CLASSES.items()}
-    shared = {name: kind for name, kind in tables["RlKeywords"].items() if tables["SftKeywords"].get(name) == kind}
-    parts = [HEADER, _class("TrainingKeywords", "TypedDict, total=False", "Settings of every training.", shared)]
+    of_policies = {name: kind for name, kind in tables["RlKeywords"].items() if tables["SftKeywords"].get(name) == kind}
+    shared = {name: kind for name, kind in of_policies.items() if tables["RmKeywords"].get(name) == kind}
+    of_policies = {name: kind for name, kind in of_policies.items() if name not in shared}
+    parts = [
+        HEADER,
+        _class("TrainingKeywords", "TypedDict, total=False", "Settings of every training.", shared),
+        _class("PolicyKeywords", "TrainingKeywords, total=False", "Settings of a policy's training.", of_policies),
+    ]
+    bases = {name: "PolicyKeywords" for name in ("RlKeywords", "SftKeywords")} | {"RmKeywords": "TrainingKeywords"}
     for name, table in tables.items():
-        trains = name in ("RlKeywords", "SftKeywords")
-        base = "TrainingKeywords, total=False" if trains else "TypedDict, total=False"
-        own = {key: kind for key, kind in table.items() if not trains or key not in shared}
+        base = f"{bases.get(name, 'TypedDict')}, total=False"
+        known = {} if name not in bases else shared if name == "RmKeywords" else shared | of_policies
+        own = {key: kind for key, kind in table.items() if key not in known}
         parts.append(_class(name, base, f"Settings of `rft-train {CLASSES[name]}`.", own))
     return "\n\n".join(parts)
 

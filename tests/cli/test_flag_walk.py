@@ -440,7 +440,7 @@ RM = {name: row for name, row in SHARED.items() if name not in NOT_OF_PAIRS} | {
     "tie_margin": Row("--tie_margin 0.5", "weights"),
     "center_rewards_coefficient": Row("--center_rewards_coefficient 1", "weights"),
     "learning_rate": Row("--learning_rate 2e-2", "weights"),
-    "max_len": Row("--max_len 8", "refused:prompt.all_too_long"),
+    "max_len": Row("--max_len 8", "refused:data.pairs_too_long"),
     "packing_samples": Row(
         "--packing_samples", "calls:micro-batches", "--train_batch_size 8 --micro_train_batch_size 2"
     ),

@@ -137,8 +137,8 @@ def calibration_curve(
         members[min(int((probability - low) / width), num_bins - 1)].append(index)
     return [
         CalibrationBin(
-            low=low + number * width,
-            high=low + (number + 1) * width,
+            low=low + (1 - low) * number / num_bins,
+            high=low + (1 - low) * (number + 1) / num_bins,
             num=len(chosen),
             predicted=math.fsum(probabilities[index] for index in chosen) / len(chosen),
             observed=sum(came_true[index] for index in chosen) / len(chosen),

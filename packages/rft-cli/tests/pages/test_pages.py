@@ -399,3 +399,21 @@ def test_responses_without_a_reward_are_on_the_line_of_their_step_alone() -> Non
     assert "exception 3, none 1" in shown(panel)
     panel.step(RECORD)
     assert "unscored" not in shown(panel), "of an earlier step"
+
+
+def test_a_reward_models_run_shows_its_interval_and_its_calibration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "runs" / "scores"
+    path.mkdir(parents=True)
+    (path / "command.txt").write_text("rft-train rm\n")
+    (path / "metrics.jsonl").write_text('{"step": 1, "rm/accuracy": 0.5, "rm/loss": 0.7}\n')
+    row: dict[str, object] = {"step": 1, "name": "after", "eval/accuracy": 0.75, "eval/n": 4}
+    row |= {"eval/accuracy_low": 0.3, "eval/accuracy_high": 0.95, "eval/calibration_error": 0.125}
+    row["calibration"] = [{"low": 0.5, "high": 0.55, "num": 4, "predicted": 0.52, "observed": 0.75}]
+    (path / "evals.jsonl").write_text(json.dumps(row) + "\n")
+    assert main(["runs", "show", str(path)]) == 0
+    page = capsys.readouterr().out
+    assert "accuracy 75.0% (30.0% to 95.0%)" in page
+    assert "sure 50% to 55%  predicted 52.0%  right 75.0%  n=4" in page
+    assert "expected calibration error 0.1250" in page

@@ -29,7 +29,7 @@ def test_classes_are_those_of_transformers() -> None:
         ({"architectures": ["LlamaModel"]}, False),
     ],
 )
-def test_a_decoder_alone_or_under_a_classifier_has_no_head_for_tokens(
+def test_a_without_head_or_under_a_classifier_has_no_head_for_tokens(
     config: dict[str, object], without_head: bool
 ) -> None:
     assert has_no_token_head(config) is without_head

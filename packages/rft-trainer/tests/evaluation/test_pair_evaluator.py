@@ -10,7 +10,7 @@ from rft_trainer.evaluation.pair_evaluator import PairEvaluation, PairEvaluator
 from rft_trainer.records.pairs import PairLabel, PairLabels
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.testing.bigram import OneRank, TokenScorer
-from rft_trainer.update.reward_model import PairObjective
+from rft_trainer.update.pair_loss import PairObjective
 
 D = torch.float64
 

@@ -192,3 +192,14 @@ def test_the_import_loads_neither_torch_nor_drawing() -> None:
     assert done.stdout == "[]\n"
     with pytest.raises(AttributeError, match="no attribute 'ppo'"):
         rft.__getattr__("ppo")
+
+
+def test_a_reward_model_is_trained_on_pairs_given_as_rows(small_model: Path, tmp_path: Path) -> None:
+    rows = [{"input": f"{n}+{n}=", "chosen": f"{2 * n:02d}", "rejected": f"{n:02d}"} for n in range(1, 7)]
+    path = str(tmp_path / "rm")
+    run = rft.reward_model(
+        str(small_model), rows, eval_data=rows[:2], device="cpu", max_steps=2, train_batch_size=3, save_path=path
+    )
+    assert list(run.metrics["data/pairs"]) == [3, 3]
+    with pytest.raises(RftError, match="hps has no margin"):
+        rft.reward_model(str(small_model), rows, loss_type="hps", margin=0.5)

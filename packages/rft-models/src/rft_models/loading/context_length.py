@@ -27,14 +27,14 @@ class ModelFacts:
     """`model_type` of the decoder inside a vision-language model; "" for others."""
 
 
-def model_facts(directory: str | Path, *, decoder_alone: bool = False) -> ModelFacts:
-    """Read the facts of a directory that `load_policy` would accept; with `decoder_alone` also of a reward model.
+def model_facts(directory: str | Path, *, without_head: bool = False) -> ModelFacts:
+    """Read the facts of a directory that `load_policy` would accept; with `without_head` also of a reward model.
 
     Raises:
         DataError: directory, configuration or weights absent, damaged or of another kind.
     """
     path, config = checked_model_directory(directory)
-    bare = decoder_alone and has_no_token_head(config)
+    bare = without_head and has_no_token_head(config)
     refuse_other_kinds(path, {**config, "architectures": []} if bare else config, takes_images=True)
     _refuse_quantized(path, config)
     text = config.get("text_config") or config

@@ -50,7 +50,7 @@ class PreferencePair:
 
     @property
     def pair_id(self) -> str:
-        """Return "<source>:<row index>"."""
+        """Return the id of the pair, "<source>:<row index>"."""
         return self.prompt.prompt_id
 
 

@@ -14,7 +14,7 @@ from rft_trainer.batches.units import split_in_order, unit_lengths, units_of
 from rft_trainer.protocols import Collectives, ScoringModel
 from rft_trainer.records.pairs import PairLabels, head_names
 from rft_trainer.records.rollouts import TrainingSample
-from rft_trainer.update.reward_model import PairObjective
+from rft_trainer.update.pair_loss import PairObjective
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class TokenScorer(nn.Module):
         self.table = nn.Parameter(torch.linspace(-1, 1, vocab_size * heads, dtype=dtype).view(heads, vocab_size).T)
 
     def score_matrix(self, tokens: PackedTokens) -> Tensor:
-        """Return [S, heads]."""
+        """Compute scores [S, heads], as `protocols.ScoringModel`."""
         segments_T = tokens.segment_ids_T
         num_segments = int(segments_T[-1]) + 1
         sums_SK = self.table.new_zeros(num_segments, self.table.shape[1])

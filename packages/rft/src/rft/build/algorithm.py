@@ -42,7 +42,7 @@ SHORTCUTS = {"use_gspo": "gspo", "use_gmpo": "gmpo", "use_cpg_loss": "cpgd"}
 
 _PREFERENCES = ("it learns from pairs of answers, and no command of this version trains on pairs", "")
 _OTHER_METHODS = dict.fromkeys(("dpo", "ipo", "kto", "orpo", "simpo", "cdpo"), _PREFERENCES) | {
-    "rm": ("reward models are not trained in this version", ""),
+    "rm": ("reward models are trained by a command of their own", "rft-train rm"),
 }
 """Methods that are no algorithms of reinforcement learning: why, and what to do."""
 

@@ -56,10 +56,10 @@ def preview_model(settings: ModelSettings, device: str) -> ModelPreview:
 
 
 def attention_line(
-    settings: TrainedWeightsSettings, device: str, *, decoder_alone: bool = False
+    settings: TrainedWeightsSettings, device: str, *, without_head: bool = False
 ) -> tuple[str, Checkpointing | None]:
     """(the attention kernel in words, what the backward pass recomputes), from the configuration, as `model_facts`."""
-    facts = model_facts(settings.pretrain, decoder_alone=decoder_alone)
+    facts = model_facts(settings.pretrain, without_head=without_head)
     attention = describe_attention(
         facts.model_type,
         device,

@@ -56,7 +56,7 @@ class ProbeReport:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How often two reward models prefer the same response of a pair."""
+    """The share of pairs of which two reward models prefer the same response."""
 
     num_same: int
     num_pairs: int

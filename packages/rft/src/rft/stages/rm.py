@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rft.build.models import tokenizer_of
-from rft.build.reward_model import reward_model_to_train, trained_spec
-from rft.build.reward_pairs import RewardData, reward_data
 from rft.build.shared_parts import learning_rate_schedule, make_ledger, make_saver, make_tracer, micro_batching
 from rft.checkpoints.writer import ResumePoint
 from rft.front_end import SILENT, FrontEnd
@@ -26,6 +24,8 @@ from rft.process.rollbacks import with_rollbacks
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun, compared_facts, execute, start
 from rft.settings import RmSettings
+from rft.stages.reward_head import reward_model_to_train, trained_spec
+from rft.stages.reward_pairs import RewardData, reward_data
 from rft_dist.optim.parameter_groups import require_known_names
 from rft_dist.strategies.weights_snapshot import WeightsSnapshot
 from rft_models.loading.context_length import model_facts
@@ -34,19 +34,19 @@ from rft_models.reward_model.spec import RewardSpec
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.evaluation.pair_evaluator import PairEvaluator
 from rft_trainer.loops.early_stop import EarlyStop
-from rft_trainer.loops.reward_model import RewardModelLoop
+from rft_trainer.loops.reward_training import RewardModelLoop
 from rft_trainer.runs.checkpointing import Progress
 from rft_trainer.runs.rollback import Rollback
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.update.numeric_guard import NumericGuard
 from rft_trainer.update.optimizer_step import Updater
-from rft_trainer.update.reward_model import PairLoss, PairObjective
+from rft_trainer.update.pair_loss import PairLoss, PairObjective
 
 
 @dataclass(frozen=True, slots=True)
 class RmInputs:
-    """What a reward model's run reads before any weights: its tokenizer, its head, its pairs."""
+    """Tokenizer, head and pairs of a reward model's run, which it reads before any weights."""
 
     tokenizer: HfTokenizer
     spec: RewardSpec
@@ -62,7 +62,7 @@ def rm_inputs(settings: RmSettings) -> RmInputs:
         settings.training,
         spec.heads,
         RewardTextEncoder(tokenizer),
-        max_positions=model_facts(settings.model.pretrain, decoder_alone=True).max_positions,
+        max_positions=model_facts(settings.model.pretrain, without_head=True).max_positions,
         seed=settings.run.seed,
     )
     return RmInputs(tokenizer, spec, pairs)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rft.build.reward_pairs import pair_keys
 from rft.hub.run_settings import with_model_directories
 from rft.hub.sources import located_sources
 from rft.process.machine import Machine
 from rft.settings import RmTestSettings
+from rft.stages.reward_pairs import pair_keys
 from rft.stages.reward_probe import Agreement, Pair, ProbeReport, agreement, probe_reward_model
 from rft_core.errors import DataError
 from rft_models.families.custom import load_model_code

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rft.build.models import attention_line
-from rft.build.reward_model import is_reward_model
 from rft.process.machine import Machine
 from rft.resolved import Resolved
 from rft.settings import RmSettings
+from rft.stages.reward_head import is_reward_model
 from rft.stages.rm import RmInputs
 from rft_cli.pages.run_plan import cut_line, notes_on, saving_line
 from rft_cli.pages.run_plan_layout import strategy_line
@@ -45,7 +45,7 @@ def rm_lines(resolved: Resolved[RmSettings], data: RmInputs) -> list[tuple[str, 
 def rm_model_lines(resolved: Resolved[RmSettings], machine: Machine) -> list[tuple[str, list[str]]]:
     """Return the lines on the model: its kernel, and its memory. No weights are loaded."""
     settings = resolved.settings
-    attention, checkpointing = attention_line(settings.model, machine.device, decoder_alone=True)
+    attention, checkpointing = attention_line(settings.model, machine.device, without_head=True)
     return [
         ("attention", [attention]),
         ("memory", [f"gradient checkpointing {checkpointing}"] if checkpointing else []),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rft.hub.download import ASIDE
 from rft.hub.sources import located_sources
@@ -60,7 +60,8 @@ def reward_data(
         OptionsError: no rows are named, or more are held out than there are.
         DataError: as `load_pairs`; a tie without `tie_margin`; no pair fits; a held-out pair does not fit.
     """
-    keys, limit = pair_keys(data, heads), min(training.max_len or max_positions, max_positions)
+    keys = replace(pair_keys(data, heads), margin=data.margin_key, weight=data.weight_key)
+    limit = min(training.max_len or max_positions, max_positions)
     loaded = _read(data, keys, encoder)
     pairs = _first(loaded, data.max_samples) if data.max_samples else list(loaded.pairs)
     _refuse_ties(pairs, training)
@@ -101,8 +102,6 @@ def pair_keys(data: PairColumnSettings, heads: Sequence[str]) -> PreferenceKeys:
         prompt=data.input_key,
         chosen=data.chosen_key,
         rejected=data.rejected_key,
-        margin=data.margin_key if isinstance(data, PairDataSettings) else "",
-        weight=data.weight_key if isinstance(data, PairDataSettings) else "",
         outcomes=outcomes,
     )
 
@@ -151,7 +150,7 @@ def _encoded(
 def _read(data: PairDataSettings, keys: PreferenceKeys, encoder: RewardTextEncoder) -> LoadedPairs:
     if not data.prompt_data:
         raise OptionsError(
-            code="data.no_prompt_data",
+            code="data.no_pairs",
             what="prompt_data is empty",
             where="--prompt_data",
             why="training needs rows: a .jsonl, .json, .csv or .parquet file, or a directory of a data set",
@@ -217,13 +216,13 @@ def _apart(pairs: Sequence[PreferencePair], count: int, seed: int) -> tuple[list
         by_prompt.setdefault(_prompt(pair), []).append(pair)
     prompts = list(by_prompt.values())
     apart: list[PreferencePair] = []
-    for index in permutation(derive_key(seed, "held_out"), len(prompts)).tolist():
+    for index in map(int, permutation(derive_key(seed, "held_out"), len(prompts))):
         if len(apart) >= count:
             break
         apart += prompts[index]
     if len(apart) >= len(pairs):
         raise OptionsError(
-            code="data.held_out_rows",
+            code="data.held_out_pairs",
             what=f"held_out_rows = {count}, and there are {len(pairs)} training pairs of {len(prompts)} prompts",
             where="--held_out_rows",
             why="pairs of one prompt stay together, and at least one prompt must be left to train on",
@@ -264,7 +263,7 @@ def _room_for(longest: int, max_positions: int, otherwise: str) -> str:
 def _all_too_long(left_out: Sequence[tuple[str, int]], limit: int, max_positions: int) -> DataError:
     longest = max((length for _, length in left_out), default=limit)
     return DataError(
-        code="prompt.all_too_long",
+        code="data.pairs_too_long",
         what=f"0 of {len(left_out)} pairs have texts of at most {limit} tokens (the longest has {longest})",
         where="--max_len",
         why="a pair is used whole or left out, and here all would be left out",

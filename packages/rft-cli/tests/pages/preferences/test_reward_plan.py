@@ -10,7 +10,7 @@ import pytest
 from rft.settings import RmSettings
 from rft.stages.rm import rm_inputs
 from rft_cli.config.resolve import resolve
-from rft_cli.pages.run_plan_rm import loss_line, rm_lines
+from rft_cli.pages.preferences.reward_plan import loss_line, rm_lines
 from rft_models.settings import TrainedWeightsSettings
 from rft_models.tiny_models.text import build_character_model
 from rft_trainer.settings.reward_model import PairDataSettings, RewardTrainingSettings

@@ -15,7 +15,7 @@ from rft_trainer.records.pairs import PairLabel, PairLabels
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.testing.bigram import OneRank, PlainOptimizer, TokenScorer
 from rft_trainer.update.optimizer_step import Updater
-from rft_trainer.update.reward_model import PairLoss, PairObjective
+from rft_trainer.update.pair_loss import PairLoss, PairObjective
 
 VOCAB, D = 7, torch.float64
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rft.build.reward_model import head_spec, is_reward_model, reward_model_to_train, trained_spec
+from rft.stages.reward_head import head_spec, is_reward_model, reward_model_to_train, trained_spec
 from rft_core.errors import OptionsError
 from rft_models.settings import RewardHeadSettings, TrainedWeightsSettings
 from rft_models.tiny_models.text import build_character_model

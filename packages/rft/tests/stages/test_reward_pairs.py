@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rft.build.reward_pairs import RewardData, pair_keys, reward_data
+from rft.stages.reward_pairs import RewardData, pair_keys, reward_data
 from rft_core.errors import DataError, OptionsError
 from rft_trainer.settings.reward_model import PairDataSettings, RewardTrainingSettings
 
@@ -81,7 +81,7 @@ def test_a_pair_with_a_text_that_is_too_long_is_left_out_by_name(tmp_path: Path)
     assert [unit[0].unit for unit in found.units] == ["train:0", "train:1"]
     with pytest.raises(DataError) as caught:
         read(tmp_path, [row(0)], max_len=3)
-    assert (caught.value.problem.code, caught.value.problem.do) == ("prompt.all_too_long", "--max_len 6")
+    assert (caught.value.problem.code, caught.value.problem.do) == ("data.pairs_too_long", "--max_len 6")
     with pytest.raises(DataError) as caught:
         read(tmp_path, [row(0, chosen="y" * 99)])
     assert "64 tokens" in caught.value.problem.do, "no limit makes the model longer"
@@ -103,7 +103,7 @@ def test_pairs_of_one_prompt_stay_on_one_side(tmp_path: Path) -> None:
     assert apart.isdisjoint(unit[0].token_ids[0] for unit in found.units)
     with pytest.raises(OptionsError) as caught:
         read(tmp_path, rows, held_out_rows=30)
-    assert caught.value.problem.code == "data.held_out_rows"
+    assert caught.value.problem.code == "data.held_out_pairs"
 
 
 def test_what_a_person_should_know_is_noted(tmp_path: Path) -> None:
@@ -140,4 +140,4 @@ def test_rows_must_be_named(tmp_path: Path) -> None:
     encoder: Any = Encoder()
     with pytest.raises(OptionsError) as caught:
         reward_data(PairDataSettings(), RewardTrainingSettings(), ("score",), encoder, max_positions=9, seed=1)
-    assert caught.value.problem.code == "data.no_prompt_data"
+    assert caught.value.problem.code == "data.no_pairs"

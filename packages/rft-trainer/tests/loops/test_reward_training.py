@@ -10,7 +10,7 @@ from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.batches.units import MicroBatching, units_of
 from rft_trainer.evaluation.pair_evaluator import PairEvaluator
 from rft_trainer.loops.early_stop import EarlyStop
-from rft_trainer.loops.reward_model import RewardModelLoop
+from rft_trainer.loops.reward_training import RewardModelLoop
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.records.pairs import PairLabel
 from rft_trainer.records.rollouts import TrainingSample
@@ -21,7 +21,7 @@ from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.sinks.jsonl import JsonlSink
 from rft_trainer.testing.bigram import MemoryWriter, OneRank, PlainOptimizer, TokenScorer
 from rft_trainer.update.optimizer_step import Updater
-from rft_trainer.update.reward_model import PairLoss, PairObjective
+from rft_trainer.update.pair_loss import PairLoss, PairObjective
 
 LABEL = PairLabel((1.0,)).as_numbers()
 # token 1 is good and token 5 is bad, whatever the prompt

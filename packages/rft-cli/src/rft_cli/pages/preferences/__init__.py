@@ -1,0 +1,1 @@
+"""Plan pages of trainings on pairs of responses. May import `pages`."""
