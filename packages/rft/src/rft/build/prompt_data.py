@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -184,22 +184,22 @@ _HELD_OUT_FLAGS = {
 
 
 @contextmanager
-def _held_out_settings() -> Generator[None]:
-    """Let errors of reading, which name the settings of training data, name those of held-out data."""
+def renamed_settings(names: Mapping[str, str]) -> Generator[None]:
+    """Let errors of reading, which name the flags of training data, name those of other rows: `names` by old name."""
     try:
         yield
     except MissingColumnError as error:
-        missing = MissingColumnError(**_of_held_out(error.problem))
+        missing = MissingColumnError(**_renamed(error.problem, names))
         missing.flag, missing.in_no_row = error.flag, error.in_no_row
         raise missing from error
     except (DataError, OptionsError) as error:
-        raise type(error)(**_of_held_out(error.problem)) from error
+        raise type(error)(**_renamed(error.problem, names)) from error
 
 
-def _of_held_out(problem: Problem) -> dict[str, str]:
-    """Return the fields of a problem with the settings of held-out data in the place of those of training data."""
+def _renamed(problem: Problem, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of a problem with other flags in the place of those of training data."""
     return {
-        name: re.sub(r"--[a-z_]+", lambda flag: _HELD_OUT_FLAGS.get(flag[0], flag[0]), text)
+        name: re.sub(r"--[a-z_]+", lambda flag: names.get(flag[0], flag[0]), text)
         for name, text in asdict(problem).items()
     }
 
@@ -218,7 +218,7 @@ def read_held_out(
     whole_rows: bool = False,
 ) -> tuple[RenderedPrompt, ...]:
     """The first `limit` held-out rows (0 = all); one that does not fit is an error, since it would change the score."""
-    with _held_out_settings():
+    with renamed_settings(_HELD_OUT_FLAGS):
         loaded = load_prompts(
             located_sources(path, split=split, flag="--eval_data"),
             split=split or None,

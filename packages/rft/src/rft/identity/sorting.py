@@ -27,7 +27,8 @@ DECIDES = _names("""
     min_pixels mixed_mm_data n_samples_per_prompt num_episodes off_policy_cap off_policy_correction
     off_policy_delta off_policy_high off_policy_limit off_policy_low off_policy_normalize off_policy_veto
     on_reward_outage output_key overlong_buffer overlong_buffer_len
-    overlong_buffer_penalty_factor pass_k patience policy_loss prompt_data_probs prompt_max_len prompt_split
+    overlong_buffer_penalty_factor pass_k patience policy_loss pretrain_data_probs pretrain_input_key
+    pretrain_output_key pretrain_split pretrain_text_key ptx_coef prompt_data_probs prompt_max_len prompt_split
     remote_rm_url reward_clip reward_running_norm reward_running_norm_minus_mean reward_timeout reward_weights
     rollout_batch_size rollout_timeout seed shuffle_images shuffle_rewards system_prompt target_loss target_modules
     task_instruction temperature tool_call_pattern tool_timeout top_k top_p train_batch_size train_only_tokens_from
@@ -38,14 +39,14 @@ DECIDES = _names("""
 
 CONTENT = _names("""
     advantage_estimator ckpt_path critic_pretrain environment eval_data judge_pretrain judge_template model_code
-    pretrain prompt_data reward reward_pretrain
+    pretrain pretrain_data prompt_data reward reward_pretrain
 """)
 """They name files or code: what these hold is compared, not where they lie."""
 
 FREE = _names("""
     adam_offload async_save chunk_size dataloader_pin_memory debug device enable_engine_sleep engine_enforce_eager
     engine_max_rows engine_mem_util engine_replicas engine_tp_size environment_memory environment_variables
-    environment_workers eval_metrics fingerprint_steps flash_attn fsdp fsdp_cpu_offload fused_linear_logprob
+    environment_workers eval_k eval_metrics fingerprint_steps flash_attn fsdp fsdp_cpu_offload fused_linear_logprob
     gradient_checkpointing gradient_checkpointing_every gradient_checkpointing_mode heartbeat_seconds keep_best
     log_interval max_ckpt_mem max_ckpt_num max_refused_steps max_rollbacks max_tokens_per_micro_batch
     max_unscored_share meta_init micro_rollout_batch_size micro_train_batch_size nproc num_trajectories_to_save

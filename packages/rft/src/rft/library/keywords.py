@@ -241,6 +241,13 @@ class RlKeywords(TrainingKeywords, total=False):
     value_head_prefix: str
     save_value_network: bool
     freezing_actor_steps: int
+    pretrain_data: str
+    pretrain_data_probs: str
+    pretrain_split: str
+    pretrain_input_key: str
+    pretrain_output_key: str
+    pretrain_text_key: str
+    ptx_coef: float
     rollout_batch_size: int
     n_samples_per_prompt: int
     micro_rollout_batch_size: int
