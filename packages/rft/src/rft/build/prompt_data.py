@@ -217,10 +217,13 @@ def read_held_out(
     images: ImageReading = _NO_IMAGES,
     whole_rows: bool = False,
 ) -> tuple[RenderedPrompt, ...]:
-    """The first `limit` held-out rows (0 = all); one that does not fit is an error, since it would change the score."""
+    """The first `limit` held-out rows of each set (0 = all).
+
+    One that does not fit is an error, since the evaluation would be another without it.
+    """
     with renamed_settings(_HELD_OUT_FLAGS):
         loaded = load_prompts(
-            located_sources(path, split=split, flag="--eval_data"),
+            located_sources(path, split=split, flag="--eval_data", labelled=True),
             split=split or None,
             input_key=text.input_key,
             label_key=label_key,
@@ -229,7 +232,7 @@ def read_held_out(
             whole_rows=whole_rows,
         )
     _tell(loaded)
-    chosen = images.arranged(loaded.prompts[:limit] if limit else loaded.prompts)
+    chosen = images.arranged([prompt for prompt in loaded.prompts if not limit or prompt.index < limit])
     kept, left_out = _render(chosen, renderer_for(text, tokenizer), prompt_max_len, 0, 1, "--prompt_max_len")
     if left_out:
         name, length = max(left_out, key=lambda item: item[1])
