@@ -246,8 +246,8 @@ def _prepared(
 def _longest_row(settings: RlSettings) -> int:
     """Return the tokens that a row may have: those of a prompt with its response, as far as the model has positions."""
     sampling = settings.sampling
-    whole = sampling.max_len or sampling.prompt_max_len + sampling.generate_max_len
-    return min(whole, model_facts(settings.model.pretrain).max_positions)
+    longest = sampling.max_len or sampling.prompt_max_len + sampling.generate_max_len
+    return min(longest, model_facts(settings.model.pretrain).max_positions)
 
 
 def _row_text(settings: RlSettings) -> PromptTextSettings:
@@ -266,8 +266,8 @@ def _texts(
     rendered: tuple[RenderedPrompt, ...], tokenizer: HfTokenizer, max_len: int
 ) -> tuple[list[TrainingSample], list[tuple[str, int]]]:
     """Make a sample of each text, an end token behind it; what is longer than `max_len` is left out by name."""
-    whole = [replace(row, output="") for row in rendered]
-    samples, left_out = demonstrations(whole, tokenizer, max_len)
+    rows = [replace(row, output="") for row in rendered]
+    samples, left_out = demonstrations(rows, tokenizer, max_len)
     return [replace(sample, prompt_length=0) for sample in samples], left_out
 
 

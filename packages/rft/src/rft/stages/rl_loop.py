@@ -169,14 +169,7 @@ def build_rl(
     if progress.step:  # a resumed run's engine serves the restored weights
         source.load_weights(progress.step)
     evaluator = make_evaluator(
-        source,
-        tokenizer,
-        reward,
-        machine,
-        data,
-        longest_response,
-        settings,
-        rollouts.conversations,
+        source, tokenizer, reward, machine, data, longest_response, settings, rollouts.conversations
     )
     objective = PolicyObjective(record, credit.coefficients)
     trained = [parallel, critic.parallel] if critic else [parallel]
