@@ -24,8 +24,6 @@ ALLOWED = {
     "rft_cli.lightrft.keywords",
     # what to write for methods that are no algorithms of reinforcement learning
     "rft.build.algorithm",
-    # what the guides of other programs call by another name, and what to write here in its place
-    "rft.config.refused_flags",
 }
 
 

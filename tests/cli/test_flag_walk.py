@@ -35,6 +35,8 @@ SIGNALS = f"--reward {BENCH}/reward.py:few_signals"
 SPLITS = f"--prompt_data {BENCH}/splits --eval_data {BENCH}/splits"
 BOTH = f"--prompt_data {BENCH}/train.jsonl,{BENCH}/other.jsonl"
 LORA = "--lora_rank 4"
+PTX = f"--pretrain_data {BENCH}/train.jsonl"
+DEMONSTRATIONS = f"{BENCH}/train.jsonl,{BENCH}/other.jsonl"
 WATCH = (  # one run for all five: each is seen by its own name
     "--watchdog_seconds 600 --watchdog_first_seconds 600 --watchdog_collective_seconds 60 --heartbeat_seconds 20 "
     "--fingerprint_steps 0"
@@ -186,6 +188,13 @@ RL = SHARED | {
     "eval_n": Row("--eval_n 2", "evals", "--eval_temperature 1"),
     "eval_k": Row("--eval_k 2", "evals", "--eval_n 4 --eval_temperature 1"),
     "keep_best": Row("--keep_best", "evals"),
+    "pretrain_data": Row(f"--pretrain_data {BENCH}/train.jsonl", "weights"),
+    "pretrain_data_probs": Row("--pretrain_data_probs 0.9,0.1", "weights", f"--pretrain_data {DEMONSTRATIONS}"),
+    "pretrain_split": Row("--pretrain_split test", "weights", f"--pretrain_data {BENCH}/splits"),
+    "pretrain_input_key": Row("--pretrain_input_key question", "weights", PTX),
+    "pretrain_output_key": Row("--pretrain_output_key more", "weights", PTX),
+    "pretrain_text_key": Row("--pretrain_text_key input", "weights", PTX),
+    "ptx_coef": Row("--ptx_coef 1", "weights", PTX),
     "eval_temperature": Row("--eval_temperature 1", "evals"),
     "eval_metrics": Row("--eval_metrics none", "refused:task.unknown"),
     "reward": Row("--reward exact", "rollouts"),

@@ -39,7 +39,9 @@ def emitted(
     conversation = f"--environment {bench.root}/environment.py:Talker --tool_call_pattern (?P<arguments>[a-c]+)"
     words.append(("rl", f"--reward= --apply_chat_template --generate_max_len 80 {conversation}"))
     words += [("rl", "--max_staleness 1"), ("sft", "--fp16 --enable_ema"), ("rl", "--enable_ema")]
-    words.append(("rl", "--eval_n 2 --eval_temperature 1"))
+    rows = bench.root / "heldout.jsonl"
+    sets = f"--eval_data one={rows},two={bench.root / 'other.jsonl'} --pretrain_data {rows}"
+    words.append(("rl", f"--eval_n 2 --eval_temperature 1 {sets}"))
     words += [("rm", "--enable_ema --tie_margin 0.5"), ("rm", "--heads_types right,better")]
     words.append(("sft", f"--aux_loss_coef 0.1 --pretrain {bench.experts}"))
     for number, (command, more) in enumerate(words):
@@ -64,6 +66,8 @@ def general(name: str) -> str:
             return name.replace(head, "<head>")
     if name.startswith("reward/status_"):
         return "reward/status_<status>"
+    if name.startswith(("eval/one/", "eval/two/")):
+        return general(f"eval/{name.split('/')[2]}").replace("eval/", "eval/SET/")
     if name.startswith(("eval/pass@", "eval/maj@", "eval/best@")):
         return f"{name.partition('@')[0]}@K"
     phase = name.removeprefix("time/share_")

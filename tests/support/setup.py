@@ -63,10 +63,16 @@ max_tokens_per_micro_batch: 80
 """
 """Twice over the rollouts, each time in three updates of which the last is smaller, and all terms in the loss."""
 SFT_WITH_TERMS = f"{SFT}label_smoothing: 0.05\nz_loss_coef: 0.001\nneftune_noise_alpha: 1\nweight_key: weight\n"
+PTX = f"""{SEVERAL_UPDATES}
+ptx_coef: 0.5
+pretrain_data: FOLDER/train.jsonl
+"""
+"""The same with demonstrations beside the rewards, whose epochs end within a batch."""
 VARIANTS = {
     "rl": ("rl", RL),
     "kl_in_reward": ("rl", KL_IN_REWARD),
     "several_updates": ("rl", SEVERAL_UPDATES),
+    "ptx": ("rl", PTX),
     "sft": ("sft", SFT_WITH_TERMS),
 }
 """Name -> (command, recipe)."""
@@ -106,7 +112,7 @@ class TinyTask:
     def _words(self, command: str, name: str, text: str, model: Path, run: Path, *more: str) -> list[str]:
         recipe = self.folder / f"{name}.yaml"
         latest = {line.split(":")[0]: line for line in text.strip().splitlines() if line}
-        recipe.write_text("\n".join(latest.values()) + "\n")
+        recipe.write_text("\n".join(latest.values()).replace("FOLDER", str(self.folder)) + "\n")
         words = [command, "--config", str(recipe), "--pretrain", str(model), "--save_path", str(run)]
         words += ["--prompt_data", str(self.folder / "train.jsonl"), "--eval_data", str(self.folder / "heldout.jsonl")]
         return [*words, *more]

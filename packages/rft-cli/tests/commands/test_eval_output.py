@@ -15,6 +15,7 @@ from rft_algos.statistics import wilson_interval
 from rft_cli.commands import eval as eval_command
 from rft_core.errors import OptionsError
 from rft_trainer.evaluation.comparison import compare_rows
+from rft_trainer.evaluation.evaluator import EvaluationResult
 
 RECORD = {"eval/accuracy": 0.5}
 Run = Callable[..., list[Any]]
@@ -39,6 +40,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
             mean_tokens=3.5,
             num_truncated=1,
             as_record=lambda: RECORD,
+            by_source=lambda: more.get("by_source", {}),
             intervals=lambda: dict.fromkeys(more.get("at_k", {}), SimpleNamespace(low=0.6, high=0.8)),
         )
         evaluation = SimpleNamespace(
@@ -88,6 +90,13 @@ def test_several_samples_show_what_they_are_the_mean_of_and_the_best_of_k(
     lines = capsys.readouterr().out.splitlines()
     assert "mean@4; all samples right: 2 of 4" in lines[2]
     assert "pass@4    0.7500  (95 %: 0.6000 to 0.8000)" in lines
+
+
+def test_several_sets_have_a_line_each(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run(by_source={"aime": EvaluationResult((1.0, 0.0), (True, False), 0, 1.0)})
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("aime")]
+    bounds = wilson_interval(1, 2)
+    assert " ".join(line.split()[1:]) == f"0.5000 (2 problems; 95 %: {bounds.low:.4f} to {bounds.high:.4f})"
 
 
 def test_only_the_first_rank_prints(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,7 +171,7 @@ def test_an_algorithm_that_nobody_knows_is_refused_with_the_nearest() -> None:
     assert "gropo" in problem.what
 
 
-@pytest.mark.parametrize("flag", ["--ptx-coef", "--ptx_coef", "--no-shard-vit", "--no_shard_vit"])
+@pytest.mark.parametrize("flag", ["--grad-accum-dtype", "--grad_accum_dtype", "--no-shard-vit", "--no_shard_vit"])
 def test_dashes_and_underscores_are_alike(flag: str) -> None:
     assert problems_of(flag, "1")[0].code == "option.refused"
     assert values_of("--n-samples-per-prompt", "4", "--max_len=2048")["n_samples_per_prompt"] == 4
@@ -295,9 +295,11 @@ def test_a_key_given_as_a_project_is_refused_and_not_shown() -> None:
 
 
 def test_all_problems_are_told_at_once() -> None:
-    found = problems_of("--sede", "1", "--bf16", "maybe", "--ptx_coef", "3", "--top_p", "2", "--foo=1", pretrain=False)
+    found = problems_of(
+        "--sede", "1", "--bf16", "maybe", "--grad_accum_dtype", "3", "--top_p", "2", "--foo=1", pretrain=False
+    )
     told = " ".join(problem.what for problem in found)
-    assert all(name in told for name in ("--sede", "--bf16", "--ptx_coef", "--top_p", "--foo", "--pretrain"))
+    assert all(name in told for name in ("--sede", "--bf16", "--grad_accum_dtype", "--top_p", "--foo", "--pretrain"))
     assert len(found) == 6
 
 

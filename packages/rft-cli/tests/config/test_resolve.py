@@ -72,7 +72,7 @@ def test_a_file_of_another_command_is_one_problem_and_changes_nothing() -> None:
     [
         ("", ["option.missing"]),
         ("--pretrain m --sede 1", ["option.unknown"]),
-        ("--pretrain m --ptx_coef 1", ["option.refused"]),
+        ("--pretrain m --grad_accum_dtype 1", ["option.refused"]),
         ("--pretrain m --seed x --top_p 2", ["option.value", "option.value"]),
         ("--pretrain m --seed", ["option.no_value"]),
         ("--pretrain m --config", ["option.no_value"]),

@@ -143,13 +143,15 @@ def test_values_in_files_mean_what_they_mean_on_the_command_line(text: str, name
 
 
 def test_every_problem_of_a_file_is_told_with_its_line() -> None:
-    found = problems_of("seed: 1\nrolout_batch_size: 4\nbf16: maybe\n\nptx_coef: 3\ntop_p: two\n", "--sede", "1")
+    found = problems_of(
+        "seed: 1\nrolout_batch_size: 4\nbf16: maybe\n\ngrad_accum_dtype: 3\ntop_p: two\n", "--sede", "1"
+    )
     told = {problem.where: problem for problem in found}
     assert list(told) == ["my.yaml:2", "my.yaml:3", "my.yaml:5", "my.yaml:6", "command line"]
     assert told["my.yaml:2"].do == "rollout_batch_size: 4"
     assert told["my.yaml:2"].why.startswith("nearest: rollout_batch_size")
     assert "true, false" in told["my.yaml:3"].what
-    assert "ptx_coef cannot be used" in told["my.yaml:5"].what
+    assert "grad_accum_dtype cannot be used" in told["my.yaml:5"].what
     assert "a number above 0" in told["my.yaml:6"].what
 
 

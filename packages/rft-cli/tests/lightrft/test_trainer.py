@@ -66,7 +66,7 @@ def test_files_of_settings_come_before_keywords(tmp_path: Path) -> None:
     [
         ({"n_sample_per_prompt": 8}, ["--n_sample_per_prompt", "8"]),
         ({"advantage_estimatr": "group_norm"}, ["--advantage_estimatr", "group_norm"]),
-        ({"ptx_coef": 2}, ["--ptx_coef", "2"]),
+        ({"grad_accum_dtype": 2}, ["--grad_accum_dtype", "2"]),
         ({"engine_type": "tgi"}, ["--engine_type", "tgi"]),
         ({"rollout_batch_size": 0}, ["--rollout_batch_size", "0"]),
         ({"bf16": "maybe"}, ["--bf16", "maybe"]),

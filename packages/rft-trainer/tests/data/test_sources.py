@@ -139,3 +139,18 @@ def test_rows_of_geometry3k_have_their_images_as_bytes_and_their_columns_as_publ
     assert [prompt.text for prompt in loaded.prompts] == table["problem"].to_pylist()
     assert [image.read() for prompt in loaded.prompts for image in prompt.images] == pictures
     assert loaded.notes == ("test: problem is the prompt, answer is the label",)
+
+
+def test_sets_may_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "x=1.jsonl", {"input": "1"})
+    found = parse_sources("easy=a/test.jsonl, b/hard.jsonl,x=1.jsonl,data/year=2/c.jsonl", labelled=True)
+    assert [(spec.name, spec.path) for spec in found] == [
+        ("easy", "a/test.jsonl"),
+        ("hard", "b/hard.jsonl"),
+        ("x=1", "x=1.jsonl"),
+        ("c", "data/year=2/c.jsonl"),
+    ]
+    assert parse_sources("easy=a.jsonl")[0].path == "easy=a.jsonl", "training data have no names"
+    with pytest.raises(OptionsError):
+        parse_sources("one=a.jsonl,one=b.jsonl", labelled=True)

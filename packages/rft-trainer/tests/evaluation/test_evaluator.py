@@ -294,3 +294,18 @@ def test_what_a_journal_has_is_not_answered_again_and_changes_nothing() -> None:
     again = evaluator(engine)
     assert again.with_rows(readable, kept) == whole
     assert engine.keys == [[key for (key,) in (again.keys[2], again.keys[4])], [again.keys[5][0]]]
+
+
+def test_several_sets_have_metrics_of_their_own_beside_those_of_all() -> None:
+    sets = [replace(prompt, source="a" if number < 2 else "b") for number, prompt in enumerate(PROMPTS)]
+    result = replace(evaluator(RecordingEngine()), prompts=sets)()
+    assert list(result.by_source()) == ["a", "b"]
+    record = result.as_record()
+    assert (record["eval/a/accuracy"], record["eval/a/n"], record["eval/a/reward"]) == (1.0, 2, 1.0)
+    assert (record["eval/b/accuracy"], record["eval/b/n"], record["eval/b/reward"]) == (0.0, 4, 0.25)
+    assert record["eval/n"] == 6
+    several = replace(evaluator(RecordingEngine()), prompts=sets, num_samples=4, reward=of_sample)().as_record()
+    assert (several["eval/a/pass@4"], several["eval/b/pass@4"]) == (1.0, 0.0)
+    single = evaluator(RecordingEngine())()
+    assert single.by_source() == {}
+    assert not [name for name in single.as_record() if name.count("/") > 1]

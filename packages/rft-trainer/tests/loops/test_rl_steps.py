@@ -582,3 +582,32 @@ def test_the_averages_are_evaluated_after_the_first_step() -> None:
     before, after = parts.evaluations
     assert "eval_ema/accuracy" not in before
     assert (after["eval/accuracy"], after["eval_ema/accuracy"], after["ema_correct"]) == (1.0, 0.0, (False, False))
+
+
+def test_every_update_of_the_policy_has_the_pretraining_rows_of_its_number() -> None:
+    added: list[Any] = []
+
+    class Both(UpdaterOf):
+        def forward_backward(self, *batch: Any, loss: Any = None) -> None:
+            if loss is None:
+                super().forward_backward(*batch)
+            else:
+                added.append((batch[0], batch[1], batch[3], loss))
+
+    parts = Parts()
+    term: Any = SimpleNamespace(
+        rows=SimpleNamespace(batch=lambda number: SimpleNamespace(samples=f"rows {number}", counts=f"counts {number}")),
+        loss="its loss",
+    )
+    rules = replace(RULES, max_steps=1, epochs_per_step=2)
+    loop_of(parts, rules, updater=Both(parts.update), pretraining=term).run(parts.signals)
+    assert parts.steps_of("update") == ["update 0", "update 1"]
+    assert added == [(f"rows {n}", n, f"counts {n}", "its loss") for n in (0, 1)]
+
+
+def test_a_critic_that_learns_alone_takes_no_pretraining_rows() -> None:
+    parts = Parts()
+    term: Any = SimpleNamespace(rows=SimpleNamespace(batch=lambda number: pytest.fail("no update of the policy")))
+    rules = replace(RULES, max_steps=1, frozen_steps=1)
+    loop_of(parts, rules, critic=with_critic(parts), pretraining=term).run(parts.signals)
+    assert parts.steps_of("update") == []

@@ -49,6 +49,7 @@ from rft_trainer.settings.data import (
 from rft_trainer.settings.environment import EnvironmentSettings, EvalEnvironmentSettings
 from rft_trainer.settings.evaluation import EvaluationSampleSettings, EvaluationSettings, RlEvaluationSettings
 from rft_trainer.settings.images import ControlledImageSettings, GenerateImageSettings
+from rft_trainer.settings.pretraining import PretrainingSettings
 from rft_trainer.settings.reward_model import (
     AgreementSettings,
     PairDataSettings,
@@ -76,6 +77,7 @@ class RlSettings:
     conversation: EnvironmentSettings = field(default_factory=EnvironmentSettings)
     algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
     critic: CriticSettings = field(default_factory=CriticSettings)
+    pretraining: PretrainingSettings = field(default_factory=PretrainingSettings)
     batch: BatchSettings = field(default_factory=BatchSettings)
     sampling: TrainingSamplingSettings = field(default_factory=TrainingSamplingSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)

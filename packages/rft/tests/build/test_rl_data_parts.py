@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +12,11 @@ import pytest
 
 from rft.build import rl_data
 from rft.settings import RlSettings
-from rft_core.errors import OptionsError
+from rft_core.errors import DataError, OptionsError
 from rft_engine.settings import TrainingSamplingSettings
 from rft_models.settings import ModelSettings
+from rft_models.tiny_models.text import build_character_model
+from rft_models.tokenization.tokenizer import load_tokenizer
 from rft_trainer.batches.batch_plan import BatchSizes
 from rft_trainer.loops.rl import StepConfig
 from rft_trainer.settings.algorithm import AlgorithmSettings
@@ -20,6 +24,7 @@ from rft_trainer.settings.batches import BatchSettings
 from rft_trainer.settings.critic import CriticSettings
 from rft_trainer.settings.data import DataSettings
 from rft_trainer.settings.evaluation import EvaluationSettings
+from rft_trainer.settings.pretraining import PretrainingSettings
 from rft_trainer.settings.rollouts import AsyncSettings
 from rft_trainer.settings.run import RlRunSettings
 
@@ -195,3 +200,54 @@ def test_a_step_has_the_rules_of_settings_and_algorithm(
         "max_staleness": 0,
     }
     assert rl_data.step_rules(settings, data, record) == StepConfig(**usual | changes)
+
+
+def pretraining(folder: Path, rows: list[dict[str, str]], **chosen: Any) -> rl_data.PretrainingData | None:
+    model = build_character_model(folder / "m", hidden=8, layers=1, heads=1, kv_heads=1, ffn=8, max_positions=24)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = replace(
+        PLAIN,
+        model=ModelSettings(pretrain=str(model), device="cpu"),
+        batch=BatchSettings(train_batch_size=3),
+        sampling=TrainingSamplingSettings(prompt_max_len=8, generate_max_len=4),
+        pretraining=PretrainingSettings(pretrain_data=str(folder / "rows.jsonl"), **chosen),
+    )
+    return rl_data.pretraining_data(settings, load_tokenizer(model))
+
+
+def test_demonstrations_beside_the_rewards_are_whole_or_left_out_by_name(tmp_path: Path) -> None:
+    rows = [{"input": f"{n}+{n}=", "output": str(2 * n)} for n in range(5)]
+    found = pretraining(tmp_path, [*rows, {"input": "1+1=", "output": "2" * 20}])
+    assert found is not None
+    assert (len(found.samples), found.num_rows) == (5, 3)
+    assert {sample.prompt_length for sample in found.samples} == {4}
+    assert found.left_out == [("rows:5", 25)]
+    assert found.line(0.5).startswith("pre-training: 0.5 x mean loss of 3 rows an update, of 5 with 10 tokens; 1 rows")
+
+
+def test_of_texts_every_token_is_learned(tmp_path: Path) -> None:
+    found = pretraining(tmp_path, [{"text": "1+1=2"}, {"text": "2"}], pretrain_text_key="text")
+    assert found is not None
+    assert [(sample.prompt_length, sample.num_loss_tokens) for sample in found.samples] == [(0, 5), (0, 1)]
+    assert found.num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "chosen", "flag"),
+    [
+        ({"input": "1+1=", "label": "2"}, {}, "--pretrain_output_key"),
+        ({"x": "1+1=", "output": "2"}, {}, "--pretrain_input_key"),
+        ({"x": "1+1="}, {"pretrain_text_key": "text"}, "--pretrain_text_key"),
+    ],
+)
+def test_a_column_that_is_missing_is_told_by_the_flag_of_these_rows(
+    row: dict[str, str], chosen: dict[str, str], flag: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError) as caught:
+        pretraining(tmp_path, [row], **chosen)
+    assert flag in caught.value.problem.why
+
+
+def test_without_rows_nothing_is_read() -> None:
+    nothing: Any = None
+    assert rl_data.pretraining_data(PLAIN, nothing) is None

@@ -10,6 +10,8 @@ import pytest
 from rft.build import shared_parts
 from rft_algos.schedules import learning_rate
 from rft_dist.settings import AdamSettings
+from rft_trainer.data.mixture import Mixture
+from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.update.optimizer_step import MicroBatching
 
 
@@ -91,3 +93,28 @@ def test_a_schedule_has_the_numbers_of_its_settings(shape: Any, name: str, more:
     schedule: Any = shared_parts.learning_rate_schedule(settings, 2.0, 30)
     assert schedule.func is getattr(learning_rate, name)
     assert schedule.keywords == {"peak": 2.0, "warmup_steps": 3} | more
+
+
+@pytest.mark.parametrize(("coefficient", "rows"), [(0.5, True), (0.0, True), (0.5, False)])
+def test_a_pretraining_term_has_rows_and_a_weight_and_visits_each_row_once_an_epoch(
+    calls: Any, coefficient: float, rows: bool
+) -> None:
+    calls.put(shared_parts, "fused_policy PolicyLoss PretrainingLikelihood")
+    samples = [TrainingSample(f"r:{n}", (1, 2), 1, 0.0) for n in range(6)]
+    given = SimpleNamespace(samples=samples, mixture=Mixture([6]), num_rows=3)
+    data: Any = SimpleNamespace(pretraining=given if rows else None)
+    settings: Any = SimpleNamespace(pretraining=SimpleNamespace(ptx_coef=coefficient), run=SimpleNamespace(seed=7))
+    found = shared_parts.pretraining_term(settings, data, calls.double("parallel"))
+    if not (coefficient and rows):
+        assert found is None
+        return
+    assert found is not None
+    assert calls.taken() == [
+        "PretrainingLikelihood(0.5)",
+        "fused_policy(parallel)",
+        "PolicyLoss(parallel.model, PretrainingLikelihood(), fused=fused_policy())",
+    ]
+    first = [sample.sample_id for number in (0, 1) for sample in found.rows.batch(number)]
+    assert sorted(first) == [sample.sample_id for sample in samples]
+    # not the order of the prompts, which may be rows of the same file
+    assert first != [samples[int(n)].sample_id for n in Mixture([6]).order(7, 0)]

@@ -98,7 +98,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_the_value_given(option
         (given("texts", "a"), ["rft-train build"], ["nearest"]),
         (given("rolout_batch_size", "1"), ["nearest: --rollout_batch_size"], ["rft-train"]),
         (given("rolout_batch_size", "1", origin=FILE), ["nearest: rollout_batch_size"], ["--"]),
-        (given("ptxx_coeff", "1"), ["nearest: --ptx_coef (known"], []),
+        (given("grad_acum_dtipe", "1"), ["nearest: --grad_accum_dtype (known"], []),
         (given("qqqqqqqqqq", "1"), ["rft-train rl"], ["nearest"]),
     ],
 )

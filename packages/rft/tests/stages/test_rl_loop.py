@@ -20,7 +20,7 @@ DOUBLES = (
     "require_async_support load_initial_weights adapt refuse_unknown_parts value_head "
     "annotator old_policy balanced_forward fused_policy "
     "learning_rate_schedule micro_batching PolicyObjective PolicyLoss Updater "
-    "make_tracer make_weight_check make_saver make_evaluator averaged_evaluator "
+    "make_tracer make_weight_check make_saver make_evaluator averaged_evaluator pretraining_term "
     "step_rules Reporter checkpoint_parts FullWeights PolicyWithCritic MismatchMonitor RolloutParts ThreadSafeReward "
     "engine_weights_directory make_engine make_replicas engine_weights engine_adapters BaseModelView ShardablePolicy "
     "load_reference load_reference_on_meta held_dtype head_chunk_size"
@@ -185,6 +185,7 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "collective_forward=parallel.collective_forward, device=machine.device, guard='policy guard', "
         "learning_rate=learning_rate_schedule(), micro_batching=micro_batching(), "
         "pin_memory=settings.data.dataloader_pin_memory, trace=make_tracer())",
+        "pretraining_term(settings, data, parallel)",
         "averaged_evaluator(make_evaluator(), parallel.averages, rollouts.refresh, tells=machine.is_first)",
         "Reporter(directory, started.sinks, machine.collectives, num_steps=data.num_steps, rollout_every=0, "
         "rollouts_kept=run.num_trajectories_to_save, seconds_before=progress.seconds)",
@@ -203,6 +204,7 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "critic": None,
         "control": None,
         "updater": "Updater()",
+        "pretraining": "pretraining_term()",
         "evaluator": "make_evaluator()",
         "keeps_best": True,
         "averaged": "averaged_evaluator()",

@@ -40,6 +40,10 @@ def _show(settings: EvalSettings, evaluation: Evaluation) -> None:
         print(f"{name:<9} {value:.4f}  ({_bounds(intervals[name])})")
     for name, value in result.task_metrics.items():
         print(visible(f"{name:<9} {value:.4f}"))
+    for source, one in result.by_source().items():
+        bounds = one.intervals().get("accuracy")
+        within = f"; {_bounds(bounds)}" if bounds else ""
+        print(visible(f"{source:<24} {one.accuracy:.4f}  ({len(one.rewards):,} problems{within})"))
     for value, one in evaluation.accuracy_by.items():
         named = f"{settings.output.eval_by} {value}"
         print(visible(f"{named:<24} {one.estimate:.4f}  ({one.num:,} problems; {_bounds(one)})"))

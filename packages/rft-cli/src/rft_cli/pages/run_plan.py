@@ -43,6 +43,7 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
             [
                 *_training_lines(data.training),
                 f"held out: {len(data.held_out):,} prompts",
+                *([data.pretraining.line(settings.pretraining.ptx_coef)] if data.pretraining else []),
                 *notes_on(resolved, data.notes),
             ],
         ),

@@ -40,6 +40,12 @@ NOISE = ("sft.noise_and_dropout", "neftune_noise_alpha lora_dropout")
         ("rl", "--temperature 0", [("sampling.greedy", "temperature")]),
         ("rl", "--temperature 0.1", []),
         ("generate", "--temperature 0", []),
+        ("rl", "--pretrain_data t --ptx_coef 0", [("ptx.no_weight", "pretrain_data ptx_coef")]),
+        (
+            "rl",
+            "--pretrain_data t --pretrain_text_key text --pretrain_output_key answer",
+            [("ptx.two_forms", "pretrain_text_key pretrain_output_key")],
+        ),
         ("rl", "--use_kl_loss --init_kl_coef 0", [("kl.no_weight", "use_kl_loss init_kl_coef")]),
         ("rl", "--use_kl_loss --init_kl_coef 0.1", []),
         ("rl", "--no-use_kl_loss --init_kl_coef 0", []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,10 +48,15 @@ class LoadedPrompts:
     """A sentence on each other source that has columns which nothing reads."""
 
 
-def parse_sources(prompt_data: str, prompt_data_probs: str | None = None) -> tuple[SourceSpec, ...]:
-    """Parse the sources `a.jsonl,b.jsonl` with probabilities `0.7,0.3`.
+_LABELLED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
 
-    Names are file stems, made longer by their directories where two would be equal. A single
+
+def parse_sources(
+    prompt_data: str, prompt_data_probs: str | None = None, *, labelled: bool = False
+) -> tuple[SourceSpec, ...]:
+    """Parse the sources `a.jsonl,b.jsonl` with probabilities `0.7,0.3`; with `labelled` also `NAME=a.jsonl`.
+
+    Other names are file stems, made longer by their directories where two would be equal. A single
     source has no probability; the value "1.0" for it is accepted.
     """
     from rft_trainer.data.mixture import check_probabilities  # brings torch, which a page of help must not
@@ -62,7 +68,12 @@ def parse_sources(prompt_data: str, prompt_data_probs: str | None = None) -> tup
     if prompt_data_probs is not None and prompt_data_probs.strip():
         numbers = check_probabilities(_numbers(prompt_data_probs), len(paths))
         probabilities = numbers if len(paths) > 1 else (None,)
-    names = _names(paths)
+    labels = [_label_of(path) if labelled else "" for path in paths]
+    paths = [path.partition("=")[2] if label else path for path, label in zip(paths, labels, strict=True)]
+    names = [label or name for label, name in zip(labels, _names(paths), strict=True)]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _bad_list("prompt_data", twice, "each of several sets has a name of its own")
     return tuple(SourceSpec(*spec) for spec in zip(paths, names, probabilities, strict=True))
 
 
@@ -188,5 +199,11 @@ def _twice(paths: Sequence[str]) -> str:
     )
 
 
-def _bad_list(name: str, value: str, why: str, do: str) -> OptionsError:
+def _label_of(path: str) -> str:
+    """Return the name before the sign of `NAME=PATH`; empty where there is none, or the whole is a path."""
+    found = _LABELLED.fullmatch(path)
+    return found[1] if found and not Path(path).exists() else ""
+
+
+def _bad_list(name: str, value: str, why: str, do: str = "") -> OptionsError:
     return OptionsError(code=f"data.{name}", what=f"{name} = {value!r}", where=f"--{name}", why=why, do=do)

@@ -53,6 +53,9 @@ class EvaluationResult:
     by_prompt: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict[str, tuple[float | None, ...]])
     """pass@k, maj@k and best@k of several samples by name, a number a prompt; None where too few have a reward."""
 
+    sources: tuple[str, ...] = ()
+    """The set of each prompt, where there are several."""
+
     @property
     def at_k(self) -> dict[str, float]:
         """Means of pass@k, maj@k and best@k over the prompts that have them."""
@@ -74,6 +77,21 @@ class EvaluationResult:
         """Share of the scored prompts that are right; nan when there is none."""
         scored = [correct for correct in self.correct if correct is not None]
         return sum(scored) / len(scored) if scored else float("nan")
+
+    def by_source(self) -> dict[str, EvaluationResult]:
+        """Return rewards, correctness and pass@k of each set, where there are several; tokens are not counted."""
+        found: dict[str, EvaluationResult] = {}
+        for source in dict.fromkeys(self.sources):
+            own = [index for index, name in enumerate(self.sources) if name == source]
+            found[source] = EvaluationResult(
+                rewards=tuple(self.rewards[index] for index in own),
+                correct=tuple(self.correct[index] for index in own),
+                num_truncated=0,
+                mean_tokens=float("nan"),
+                num_samples=self.num_samples,
+                by_prompt={name: tuple(values[index] for index in own) for name, values in self.by_prompt.items()},
+            )
+        return found
 
     def intervals(self) -> dict[str, Interval]:
         """Return the 95 % intervals of accuracy, reward, pass@k, maj@k and best@k, over the prompts.
@@ -102,7 +120,21 @@ class EvaluationResult:
             **{f"eval/{name}": value for name, value in self.at_k.items()},
             **{f"eval/{name}": value for name, value in self.turns.shares().items()},
             **{f"eval/{name}": value for name, value in self.task_metrics.items()},
+            **{
+                f"eval/{source}/{name}": value
+                for source, one in self.by_source().items()
+                for name, value in one.means()
+            },
         }
+
+    def means(self) -> list[tuple[str, float]]:
+        """Return accuracy, reward, the number of prompts, and pass@k, maj@k and best@k, by name."""
+        return [
+            ("accuracy", self.accuracy),
+            ("reward", self.mean_reward),
+            ("n", len(self.rewards)),
+            *self.at_k.items(),
+        ]
 
 
 Rows = list[list[Any]]
@@ -256,7 +288,13 @@ class Evaluator:
             num_samples=self.num_samples,
             num_unscored=sum(row[0] is None for row in flat),
             by_prompt=by_prompt(samples, ks),
+            sources=self._sources(),
         )
+
+    def _sources(self) -> tuple[str, ...]:
+        """Return the set of each prompt; empty where all are of one."""
+        sources = tuple(prompt.source for prompt in self.prompts)
+        return sources if len(set(sources)) > 1 else ()
 
     def _draw(self, prompts: Sequence[Prompt], keys: Sequence[Sequence[int]]) -> list[list[Rollout]]:
         if self.conversations is not None:

@@ -41,6 +41,7 @@ from rft_trainer.update.mismatch_monitor import MismatchMonitor
 from rft_trainer.update.nonfinite_checks import refuse_non_finite_samples
 from rft_trainer.update.numeric_guard import RowFault
 from rft_trainer.update.optimizer_step import UpdateOutcome, Updater, update_metrics
+from rft_trainer.update.pretraining_loss import PretrainingTerm
 
 POINT_ROLLED_OUT = declare("rl.rolled_out", "rollouts are scored, no weight has changed")
 POINT_UPDATED = declare("rl.updated", "one optimizer step of a training step is applied")
@@ -122,6 +123,8 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
     """Records the tokens of some steps."""
     averaged: EmaEvaluator | None = None
     """Evaluates the moving averages of the weights beside them."""
+    pretraining: PretrainingTerm | None = None
+    """Added to the loss of every update of the policy."""
     keeps_best: bool = False
     """Keeps the checkpoint of the highest held-out reward."""
     results: dict[str, EvaluationResult] = field(default_factory=dict[str, EvaluationResult])
@@ -227,6 +230,7 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
                         # only the first update still has the weights that drew the samples
                         gaps = self._begin_gaps() if not outcomes else None
                         self.trainer.accumulate(trained, totals, monitor=gaps)
+                        self._add_pretraining(update, totals)
                         outcomes.append(self.trainer.step())
                         self._check("policy", outcomes[-1], batch, "--actor_learning_rate", update)
                     # also for an update of the critic alone: both learning rates follow this number
@@ -249,6 +253,11 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
             **update_metrics("policy", outcomes),
             **(update_metrics("critic", critic_outcomes) if self.critic is not None else {}),
         }
+
+    def _add_pretraining(self, update: int, totals: MetricTotals) -> None:
+        """Add the gradient of the pre-training term, of the rows that belong to this update."""
+        if self.pretraining is not None:
+            self.trainer.accumulate(self.pretraining.rows.batch(update), totals, loss=self.pretraining.loss)
 
     def _begin_gaps(self) -> MismatchMonitor | None:
         """Start the mismatch monitor for the update whose weights are still those that drew the samples."""

@@ -43,13 +43,14 @@ class HeldOutRowsSettings:
 
     eval_data: str = ""
     """Held-out data: a .jsonl, .json, .csv or .parquet file, a pattern, a directory,
-    ORG/NAME[:CONFIG[:SPLIT]][@REVISION] of the Hugging Face Hub, or TASK:ARGUMENT of an installed task."""
+    ORG/NAME[:CONFIG[:SPLIT]][@REVISION] of the Hugging Face Hub, or TASK:ARGUMENT of an installed task. Several
+    sets are joined by commas, each with a name of its own if wanted: gsm8k=test.jsonl,aime=aime.parquet."""
 
     eval_split: str = "test"
     """Split of `eval_data` to use, where it has splits."""
 
     max_eval_samples: int = field(default=500, metadata={"minimum": 0})
-    """Number of held-out rows to use; 0 = all."""
+    """Number of held-out rows to use, of each set; 0 = all."""
 
 
 @dataclass(frozen=True, kw_only=True)

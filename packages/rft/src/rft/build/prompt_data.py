@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -220,22 +220,22 @@ _HELD_OUT_FLAGS = {
 
 
 @contextmanager
-def _held_out_settings() -> Generator[None]:
-    """Let errors of reading, which name the settings of training data, name those of held-out data."""
+def renamed_settings(names: Mapping[str, str]) -> Generator[None]:
+    """Let errors of reading, which name the flags of training data, name those of other rows: `names` by old name."""
     try:
         yield
     except MissingColumnError as error:
-        missing = MissingColumnError(**_of_held_out(error.problem))
+        missing = MissingColumnError(**_renamed(error.problem, names))
         missing.flag, missing.in_no_row = error.flag, error.in_no_row
         raise missing from error
     except (DataError, OptionsError) as error:
-        raise type(error)(**_of_held_out(error.problem)) from error
+        raise type(error)(**_renamed(error.problem, names)) from error
 
 
-def _of_held_out(problem: Problem) -> dict[str, str]:
-    """Return the fields of a problem with the settings of held-out data in the place of those of training data."""
+def _renamed(problem: Problem, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of a problem with other flags in the place of those of training data."""
     return {
-        name: re.sub(r"--[a-z_]+", lambda flag: _HELD_OUT_FLAGS.get(flag[0], flag[0]), text)
+        name: re.sub(r"--[a-z_]+", lambda flag: names.get(flag[0], flag[0]), text)
         for name, text in asdict(problem).items()
     }
 
@@ -256,10 +256,13 @@ def read_held_out(
     limit_flag: str = "--prompt_max_len",
     row_check: RowCheck | None = None,
 ) -> tuple[RenderedPrompt, ...]:
-    """The first `limit` held-out rows (0 = all); one that does not fit is an error, since it would change the score."""
-    with _held_out_settings():
+    """The first `limit` held-out rows of each set (0 = all).
+
+    One that does not fit is an error, since the evaluation would be another without it.
+    """
+    with renamed_settings(_HELD_OUT_FLAGS):
         loaded = load_prompts(
-            located_sources(path, split=split, flag="--eval_data"),
+            located_sources(path, split=split, flag="--eval_data", labelled=True),
             split=split or None,
             input_key=text.input_key,
             label_key=label_key,
@@ -270,7 +273,7 @@ def read_held_out(
         )
         _check_rows(loaded, row_check)
     _tell(loaded)
-    chosen = images.arranged(loaded.prompts[:limit] if limit else loaded.prompts)
+    chosen = images.arranged([prompt for prompt in loaded.prompts if not limit or prompt.index < limit])
     kept, left_out = _render(chosen, renderer_for(text, tokenizer, turns), prompt_max_len, 0, 1, limit_flag)
     if left_out:
         name, length = max(left_out, key=lambda item: item[1])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 
 from rft.build.algorithm import algorithm_record
@@ -12,9 +13,11 @@ from rft.build.prompt_data import (
     PreparedPrompts,
     as_prompts,
     data_notes,
+    demonstrations,
     held_out_text,
     read_held_out,
     read_training,
+    renamed_settings,
     with_label_column,
 )
 from rft.reward_names import reads_columns
@@ -26,10 +29,12 @@ from rft_dist.strategies.registry import run_dims
 from rft_models.loading.context_length import model_facts
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.batch_plan import BatchPlan, BatchSizes, plan_batches
+from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.rendering import RenderedPrompt
 from rft_trainer.evaluation.task_metrics import TaskMetrics
 from rft_trainer.loops.rl import StepConfig
-from rft_trainer.records.rollouts import Prompt
+from rft_trainer.records.rollouts import Prompt, TrainingSample
+from rft_trainer.settings.data import PromptTextSettings, TrainRowsSettings
 
 
 def response_limits(settings: RlSettings | EvalSettings, longest_prompt: int) -> tuple[int, int]:
@@ -59,6 +64,38 @@ def response_limits(settings: RlSettings | EvalSettings, longest_prompt: int) ->
     return limit, longest_prompt + limit
 
 
+_PRETRAINING_FLAGS = {
+    "--prompt_data": "--pretrain_data",
+    "--prompt_data_probs": "--pretrain_data_probs",
+    "--prompt_split": "--pretrain_split",
+    "--input_key": "--pretrain_input_key",
+    "--output_key": "--pretrain_output_key",
+    "--prompt_max_len": "--max_len",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainingData:
+    """Rows of the pre-training term."""
+
+    samples: list[TrainingSample]
+    left_out: list[tuple[str, int]]
+    """(id, tokens) of rows that are too long."""
+    mixture: Mixture
+    data_hash: str
+    num_rows: int
+    """Rows of an update."""
+
+    def line(self, coefficient: float) -> str:
+        """Say in one line what is added to every update."""
+        left = f"; {len(self.left_out):,} rows are too long and left out" if self.left_out else ""
+        tokens = sum(sample.num_loss_tokens for sample in self.samples)
+        return (
+            f"pre-training: {coefficient:g} x mean loss of {self.num_rows:,} rows an update, "
+            f"of {len(self.samples):,} with {tokens:,} tokens{left}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class RlData:
     """Training and held-out prompts of an RL run, its batch plan and step counts."""
@@ -74,6 +111,8 @@ class RlData:
     """What every evaluation has beside accuracy and reward."""
     notes: tuple[str, ...] = ()
     """What a person should know of the data before training on them."""
+    pretraining: PretrainingData | None = None
+    """Rows of the pre-training term."""
 
 
 def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> RlData:
@@ -137,7 +176,8 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
     longest = max(len(prompt.token_ids) for prompt in (*prompts, *held_out))
     metrics = TaskMetrics.of(data.eval_metrics)
     notes = data_notes(data, tokenizer, training.rendered, rendered, unused=training.loaded.unused)
-    return RlData(training, prompts, held_out, plan, num_steps, num_updates, longest, metrics, notes)
+    mixed = pretraining_data(settings, tokenizer)
+    return RlData(training, prompts, held_out, plan, num_steps, num_updates, longest, metrics, notes, mixed)
 
 
 def step_rules(settings: RlSettings, data: RlData, record: PolicyAlgorithm) -> StepConfig:
@@ -165,3 +205,76 @@ def step_rules(settings: RlSettings, data: RlData, record: PolicyAlgorithm) -> S
 def _eval_every(eval_steps: int, data: RlData) -> int:
     steps_an_episode = -(-data.plan.rollouts_per_episode // data.plan.rollouts_per_update)
     return steps_an_episode if eval_steps < 0 else eval_steps
+
+
+def pretraining_data(settings: RlSettings, tokenizer: HfTokenizer) -> PretrainingData | None:
+    """Read and render the rows; None without any. They are cut like no prompt: a row is used whole or left out.
+
+    Raises:
+        DataError, OptionsError: as of training rows, with the flags of these.
+    """
+    chosen, data = settings.pretraining, settings.data
+    if not chosen.pretrain_data:
+        return None
+    rows = TrainRowsSettings(
+        prompt_data=chosen.pretrain_data,
+        prompt_data_probs=chosen.pretrain_data_probs,
+        prompt_split=chosen.pretrain_split,
+        num_workers=data.num_workers,
+        prefetch_factor=data.prefetch_factor,
+    )
+    limit = _longest_row(settings)
+    with _own_flags(text_key=bool(chosen.pretrain_text_key)):
+        found = read_training(
+            rows,
+            _row_text(settings),
+            tokenizer,
+            label_key=None,
+            output_key=None if chosen.pretrain_text_key else chosen.pretrain_output_key,
+            prompt_max_len=limit,
+        )
+        make = _texts if chosen.pretrain_text_key else demonstrations
+        samples, left_out = make(found.rendered, tokenizer, limit)
+    return _prepared(settings, found, samples, left_out)
+
+
+def _prepared(
+    settings: RlSettings, found: PreparedPrompts, samples: list[TrainingSample], left_out: list[tuple[str, int]]
+) -> PretrainingData:
+    mixture = found.mixture_of([sample.sample_id for sample in samples])
+    num_rows = min(settings.batch.train_batch_size, len(samples))
+    return PretrainingData(samples, [*found.left_out, *left_out], mixture, found.data_hash, num_rows)
+
+
+def _longest_row(settings: RlSettings) -> int:
+    """Return the tokens that a row may have: those of a prompt with its response, as far as the model has positions."""
+    sampling = settings.sampling
+    longest = sampling.max_len or sampling.prompt_max_len + sampling.generate_max_len
+    return min(longest, model_facts(settings.model.pretrain).max_positions)
+
+
+def _row_text(settings: RlSettings) -> PromptTextSettings:
+    chosen, data = settings.pretraining, settings.data
+    if chosen.pretrain_text_key:
+        return PromptTextSettings(input_key=chosen.pretrain_text_key)
+    return PromptTextSettings(
+        input_key=chosen.pretrain_input_key,
+        input_template=data.input_template,
+        apply_chat_template=data.apply_chat_template,
+        system_prompt=data.system_prompt,
+    )
+
+
+def _texts(
+    rendered: tuple[RenderedPrompt, ...], tokenizer: HfTokenizer, max_len: int
+) -> tuple[list[TrainingSample], list[tuple[str, int]]]:
+    """Make a sample of each text, an end token behind it; what is longer than `max_len` is left out by name."""
+    rows = [replace(row, output="") for row in rendered]
+    samples, left_out = demonstrations(rows, tokenizer, max_len)
+    return [replace(sample, prompt_length=0) for sample in samples], left_out
+
+
+@contextmanager
+def _own_flags(*, text_key: bool) -> Generator[None]:
+    with renamed_settings({**_PRETRAINING_FLAGS, **({"--input_key": "--pretrain_text_key"} if text_key else {})}):
+        yield

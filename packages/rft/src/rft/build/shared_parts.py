@@ -10,16 +10,19 @@ from rft.build.rl_data import RlData
 from rft.checkpoints.parts import CheckpointParts
 from rft.checkpoints.writer import ResumePoint, make_writer, save_schedule
 from rft.parallel.parallelize import ParallelModel
+from rft.parallel.policy_weights import fused_policy
 from rft.process.machine import Machine
 from rft.reward_names import function_names
 from rft.settings import RlSettings
 from rft_algos.decoding.sampling_options import SamplingOptions as SamplingOptions
 from rft_algos.schedules import learning_rate
+from rft_core.keyed_random import derive_key
 from rft_dist.settings import AdamSettings, CheckpointSettings
 from rft_engine.settings import SamplingSettings
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.settings import ModelSettings
 from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_trainer.batches.keyed_batches import KeyedBatches
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.batches.units import MicroBatching
 from rft_trainer.data.mixture import Mixture
@@ -33,6 +36,8 @@ from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.settings.evaluation import parse_ks
 from rft_trainer.update.fault_trace import FaultTracer
 from rft_trainer.update.moe_aux_loss import MoeAuxLoss
+from rft_trainer.update.policy_loss import PolicyLoss
+from rft_trainer.update.pretraining_loss import PretrainingLikelihood, PretrainingTerm
 
 
 def learning_rate_schedule(settings: AdamSettings, peak: float, num_updates: int) -> Callable[[int], float]:
@@ -94,6 +99,25 @@ def balanced_forward(settings: ModelSettings, policy: CausalPolicy, machine: Mac
     if not settings.aux_loss_coef:
         return None
     return MoeAuxLoss(policy, coefficient=settings.aux_loss_coef, collectives=machine.collectives)
+
+
+def pretraining_term(
+    settings: RlSettings, data: RlData, parallel: ParallelModel[CausalPolicy]
+) -> PretrainingTerm | None:
+    """Return the pre-training term of every update; None without rows or weight.
+
+    Routers are balanced on the rollouts alone, and rows are scored at temperature 1, whatever samples are drawn at.
+    """
+    rows, coefficient = data.pretraining, settings.pretraining.ptx_coef
+    if rows is None or not coefficient:
+        return None
+    # its own seed: the prompts of the run may be rows of the same file
+    seed = derive_key(settings.run.seed, "pretraining")
+    batches = KeyedBatches(
+        rows.samples, lambda epoch: [int(index) for index in rows.mixture.order(seed, epoch)], rows.num_rows
+    )
+    loss = PolicyLoss(parallel.model, PretrainingLikelihood(coefficient), fused=fused_policy(parallel))
+    return PretrainingTerm(batches, loss)
 
 
 def make_tracer(parallel: ParallelModel[Any], machine: Machine) -> FaultTracer:

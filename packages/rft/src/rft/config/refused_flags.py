@@ -90,14 +90,6 @@ REFUSED_FLAGS: dict[str, Refusal] = {
         "--save_trajectories",
         "mark_high_entropy_tokens",
     ),
-    **_rows(
-        f"{_NOT_YET}: no pre-training loss is mixed in",
-        "rft-train sft first, then rft-train rl on its weights",
-        "ptx_coef",
-        "pretrain_data",
-        "pretrain_data_probs",
-        "pretrain_split",
-    ),
     # rewards and reward models
     **_rows(
         "reward models are trained by a command of their own; the head of a trained one is read from its directory",

@@ -29,6 +29,7 @@ DECIDES = _names("""
     pass_k patience policy_loss prompt_data_probs prompt_max_len prompt_split remote_rm_url response_language
     length_range length_slack length_unit response_pattern response_pattern_match reward_clip
     reward_routes reward_running_norm reward_running_norm_minus_mean reward_source_key reward_timeout reward_weights
+    pretrain_data_probs pretrain_input_key pretrain_output_key pretrain_split pretrain_text_key ptx_coef
     rollout_batch_size rollout_timeout seed shuffle_images shuffle_rewards system_prompt target_loss target_modules
     task_instruction temperature tool_call_pattern tool_timeout top_k top_p train_batch_size train_only_tokens_from
     turn_gamma turn_max_len use_cpg_loss use_fire use_gmpo use_gspo use_kl_loss use_mp_opt value_clip value_head_prefix
@@ -39,14 +40,14 @@ DECIDES = _names("""
 
 CONTENT = _names("""
     advantage_estimator ckpt_path critic_pretrain environment eval_data json_schema judge_pretrain judge_template
-    model_code pretrain prompt_data reward reward_pretrain
+    model_code pretrain pretrain_data prompt_data reward reward_pretrain
 """)
 """They name files or code: what these hold is compared, not where they lie."""
 
 FREE = _names("""
     adam_offload async_save chunk_size dataloader_pin_memory debug device enable_engine_sleep engine_enforce_eager
     engine_max_rows engine_mem_util engine_replicas engine_tp_size environment_memory environment_variables
-    environment_workers eval_metrics fingerprint_steps flash_attn fsdp fsdp_cpu_offload fused_linear_logprob
+    environment_workers eval_k eval_metrics fingerprint_steps flash_attn fsdp fsdp_cpu_offload fused_linear_logprob
     gradient_checkpointing gradient_checkpointing_every gradient_checkpointing_mode heartbeat_seconds keep_best
     log_interval max_ckpt_mem max_ckpt_num max_refused_steps max_rollbacks max_tokens_per_micro_batch
     max_unscored_share meta_init micro_rollout_batch_size micro_train_batch_size nproc num_trajectories_to_save

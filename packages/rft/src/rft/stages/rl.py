@@ -48,8 +48,13 @@ def rl_contents(
         ),
         chosen.eval_data,
     )
+    more: dict[str, Content] = {}
+    mixed = data.pretraining
+    if mixed is not None:
+        place = resolved.settings.pretraining.pretrain_data
+        more["pretrain_data"] = rows_content(mixed.data_hash, len(mixed.samples), place)
     given = {name: function for name, function in functions.items() if function is not None}
-    return run_contents(resolved, rows, held_out, given)
+    return run_contents(resolved, rows, held_out, given) | more
 
 
 @dataclass(frozen=True, slots=True)

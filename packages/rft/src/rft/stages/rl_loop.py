@@ -36,6 +36,7 @@ from rft.build.shared_parts import (
     make_saver,
     make_tracer,
     micro_batching,
+    pretraining_term,
     sampling_options,
 )
 from rft.checkpoints.ema_weights import averaged_evaluator
@@ -183,6 +184,7 @@ def build_rl(
         critic=critic.part if critic else None,
         control=_control(settings),
         updater=_updater(settings, started, parallel, objective, data.num_updates, guards["policy"]),
+        pretraining=pretraining_term(settings, data, parallel),
         evaluator=evaluator,
         keeps_best=settings.evaluation.keep_best,
         averaged=averaged_evaluator(evaluator, parallel.averages, rollouts.refresh, tells=machine.is_first),

@@ -99,6 +99,11 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
             *("eval_input_key", "eval_label_key", "eval_output_key"),
         )
     },
+    **{
+        name: ("pretrain_data", bool)
+        for name in ("ptx_coef", "pretrain_data_probs", "pretrain_split", "pretrain_input_key", "pretrain_output_key")
+    },
+    "pretrain_text_key": ("pretrain_data", bool),
     "gradient_checkpointing_mode": ("gradient_checkpointing", bool),
     "gradient_checkpointing_every": ("gradient_checkpointing", bool),
     "overlong_buffer_penalty_factor": ("overlong_buffer", lambda on: on is not False),

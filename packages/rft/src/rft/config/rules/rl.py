@@ -23,6 +23,7 @@ def problems(given: SourcedValues) -> Iterator[Problem]:
     yield from reward_problems(values, make_problem)
     yield from _sampling_for_training(values, make_problem)
     yield from _divergence(given)
+    yield from _pretraining(given)
     yield from _algorithm(given)
 
 
@@ -47,6 +48,17 @@ def _divergence(given: SourcedValues) -> Iterator[Problem]:
             "the divergence would enter the loss with weight 0",
             "--init_kl_coef 0.001",
         )
+
+
+def _pretraining(given: SourcedValues) -> Iterator[Problem]:
+    values = given.values
+    if values["pretrain_data"] and not values["ptx_coef"]:
+        why = "the rows would enter the loss with weight 0"
+        yield given.make_problem("ptx.no_weight", ["pretrain_data", "ptx_coef"], why, "--ptx_coef 0.05")
+    keys = [name for name in ("pretrain_input_key", "pretrain_output_key") if given.origins[name].kind != "default"]
+    if values["pretrain_text_key"] and keys:
+        why = "rows are texts, or demonstrations of prompt and response"
+        yield given.make_problem("ptx.two_forms", ["pretrain_text_key", *keys], why, "--pretrain_text_key ''")
 
 
 def _algorithm(given: SourcedValues) -> Iterator[Problem]:
