@@ -7,12 +7,15 @@ import pytest
 
 from rft_core.errors import OptionsError
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
+from rft_trainer.rewards import registry
+from rft_trainer.rewards.code import CodeLimits
 from rft_trainer.rewards.registry import part_names, reward_by_name, reward_names
 
 MakeItem = Callable[..., RewardItem]
 
 
-@pytest.mark.parametrize("name", reward_names())
+# the sandbox of the reward code is tested in tests/system, its reward with a double in test_code.py
+@pytest.mark.parametrize("name", [name for name in reward_names() if name != "code"])
 def test_every_name_gives_a_reward_that_tells_right_from_wrong(name: str, make_item: MakeItem):
     reward = reward_by_name(name)
     marked = "" if name == "exact" else "#### "
@@ -22,6 +25,15 @@ def test_every_name_gives_a_reward_that_tells_right_from_wrong(name: str, make_i
     assert right.value == pytest.approx(1.0)
     assert wrong.value is not None
     assert wrong.value < 0.5
+
+
+def test_the_name_code_gives_the_reward_of_unit_tests_with_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, object]] = []
+    monkeypatch.setattr(registry, "CodeReward", lambda **options: made.append(options))
+    limits = CodeLimits(cpu_seconds=3, memory_bytes=1 << 28)
+    reward_by_name("code", num_workers=2, timeout=7.0, code=limits)
+    assert made == [{"num_workers": 2, "timeout": 7.0, "limits": limits}]
+    assert part_names("code") == ("correctness", "tests")
 
 
 def test_a_file_without_a_function_is_refused_with_the_last_function_that_it_has(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ from rft_trainer.settings.rewards import RewardModelSettings, RewardSettings
 if TYPE_CHECKING:
     from rft.settings import EvalSettings, RlSettings
 
+CODE = "code"
+"""The reward whose labels are unit tests."""
+
 _NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
 
 
@@ -41,6 +44,11 @@ def has_user_function(settings: RlSettings | EvalSettings) -> bool:
     """Return whether code of a user scores responses: a function of a file, module, script or package, or a server."""
     name = function_name(settings)
     return ":" in name or (bool(name) and name in task_names()) or bool(settings.reward_models.remote_rm_url)
+
+
+def keeps_rows(settings: RlSettings | EvalSettings) -> bool:
+    """Return whether the reward reads whole rows, with labels of any kind: code of a user, or unit tests."""
+    return function_name(settings) == CODE or has_user_function(settings)
 
 
 def model_names(settings: RlSettings | EvalSettings) -> list[str]:

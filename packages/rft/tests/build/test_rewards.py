@@ -49,6 +49,7 @@ class Setup:
             build_order=kinds,
             reward_by_name=Part("function", self.closed),
             user_code_limits="limits",
+            code_limits="code limits",
         )
         self.settings = calls.double("settings")
         self.machine = calls.double("machine")
@@ -80,7 +81,7 @@ def test_the_function_is_the_first_part_and_one_that_is_given_takes_its_place(ca
     rewards.build_reward(setup.settings, setup.machine, columns={"level": ""})
     made = calls.taken()
     assert (
-        "reward_by_name('own.py:score', columns={'level': ''}, limits='limits', log=None, "
+        "reward_by_name('own.py:score', code='code limits', columns={'level': ''}, limits='limits', log=None, "
         "num_workers=settings.reward.reward_workers, timeout=settings.reward.reward_timeout)"
     ) in made
     assert "user_code_limits(settings.reward.reward_memory, settings.reward.reward_variables)" in made

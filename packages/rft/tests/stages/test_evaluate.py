@@ -46,7 +46,7 @@ class Run:
         calls.replace(evaluate, with_model_directories=lambda settings: settings)
         calls.put(
             evaluate,
-            "make_engine row_images read_held_out sampling_options has_user_function columns_of",
+            "make_engine row_images read_held_out sampling_options keeps_rows columns_of",
             tokenizer_with_images=calls.double("tokenizer"),
             enter_environment=environment,
             as_prompts=self.prompts,
@@ -75,10 +75,10 @@ def test_an_evaluation_gives_its_settings_to_the_parts_that_they_belong_to(calls
         "tokenizer_with_images(model, settings.images)",
         "enter_environment(settings.conversation, tokenizer, stack)",
         "row_images(settings.images, settings.output.seed)",
-        "has_user_function(settings)",
+        "keeps_rows(settings)",
         "read_held_out('e.jsonl', data.eval_split, data.max_eval_samples, data, tokenizer, images=row_images(), "
         "label_key=data.label_key, output_key=None, prompt_max_len=settings.sampling.prompt_max_len, "
-        "whole_rows=has_user_function())",
+        "whole_rows=keeps_rows())",
         "as_prompts(read_held_out())",
         f"load_policy(model.pretrain, device=machine.device, dtype=torch.{'bfloat16' if bf16 else 'float32'})",
         "eval()",

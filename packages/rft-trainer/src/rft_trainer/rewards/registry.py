@@ -12,16 +12,18 @@ from rft_core.errors import DataError, OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_trainer.installed_tasks.discovery import entry_text, find_task, task_names
 from rft_trainer.records.scores import Reward
+from rft_trainer.rewards.code import CodeLimits, CodeReward
 from rft_trainer.rewards.exact import ExactReward
 from rft_trainer.rewards.in_process import IN_PROCESS
 from rft_trainer.rewards.math import Gsm8kReward, MathReward
 from rft_trainer.rewards.user_function import FileReward
 from rft_trainer.workers.limits import ProcessLimits
 
-_BY_NAME: dict[str, Callable[[int, float], Reward]] = {
-    "exact": lambda num_workers, timeout: ExactReward(),
-    "math": lambda num_workers, timeout: MathReward(num_workers=num_workers, timeout=timeout),
-    "gsm8k": lambda num_workers, timeout: Gsm8kReward(num_workers=num_workers, timeout=timeout),
+_BY_NAME: dict[str, Callable[[int, float, CodeLimits | None], Reward]] = {
+    "exact": lambda num_workers, timeout, code: ExactReward(),
+    "math": lambda num_workers, timeout, code: MathReward(num_workers=num_workers, timeout=timeout),
+    "gsm8k": lambda num_workers, timeout, code: Gsm8kReward(num_workers=num_workers, timeout=timeout),
+    "code": lambda num_workers, timeout, code: CodeReward(num_workers=num_workers, timeout=timeout, limits=code),
 }
 
 
@@ -29,6 +31,7 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "exact": ("correctness",),
     "math": ("correctness",),
     "gsm8k": ("correctness", "format"),
+    "code": ("correctness", "tests"),
 }
 """Names of the entries in their breakdowns."""
 
@@ -51,6 +54,7 @@ def reward_by_name(
     limits: ProcessLimits | None = None,
     columns: Mapping[str, str] | None = None,
     log: Path | None = None,
+    code: CodeLimits | None = None,
 ) -> Reward:
     """Build the reward called `name`, that of an installed task, or a function given as `path/to/file.py:function`.
 
@@ -62,13 +66,15 @@ def reward_by_name(
         limits: of the processes of a function in a file.
         columns: those of the data, each with a row that lacks it, or "".
         log: file for what such a function prints.
+        code: what the program of one response may take, for the reward of that name.
 
     Raises:
+        PreflightError: this machine has no sandbox, for the reward that needs one.
         OptionsError: no such name, file or function, or a function that cannot be called.
         DataError: the file raises while it is imported.
     """
     if name in _BY_NAME:
-        return _BY_NAME[name](num_workers, timeout)
+        return _BY_NAME[name](num_workers, timeout, code)
     if name.startswith(IN_PROCESS):
         raise _of_a_script(name)
     make = partial(FileReward, num_workers=num_workers, timeout=timeout, limits=limits, columns=columns, log=log)

@@ -18,6 +18,7 @@ from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine, choose_device
 from rft.reward_kinds import REWARD_KINDS, build_order
 from rft.reward_names import (
+    CODE,
     NamedPlace,
     function_name,
     heads_of,
@@ -34,6 +35,7 @@ from rft_models.reward_model.scorer import RewardTextScorer
 from rft_trainer.installed_tasks.discovery import package_of, refuse_built_in, task_names
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import Reward, RewardItem
+from rft_trainer.rewards.code import code_limits
 from rft_trainer.rewards.combined import CombinedReward, RewardComponent
 from rft_trainer.rewards.in_process import IN_PROCESS
 from rft_trainer.rewards.registry import reward_by_name, reward_names
@@ -42,7 +44,7 @@ from rft_trainer.rewards.servers.remote_reward_model import RemoteReward
 from rft_trainer.rewards.user_function import RewardTrial
 from rft_trainer.workers.limits import user_code_limits
 
-FunctionRuns = Literal["here", "algebra in processes", "processes"]
+FunctionRuns = Literal["here", "algebra in processes", "processes", "sandboxes"]
 _SHARE_OF_GPU = 0.1
 _MADE_UP = "a made-up response"
 
@@ -150,7 +152,8 @@ class RewardFacts:
     function: str
     """Name of the function; empty without one."""
     function_runs: FunctionRuns
-    """Where it runs: in this process, there but for hard comparisons, or in processes that can be killed."""
+    """Where it runs: in this process, there but for hard comparisons, in processes that can be killed, or in sandboxes
+    with the programs of the responses."""
     package: str
     """The package that has the function, where that is the reward of an installed task; else empty."""
     models: tuple[RewardModelFacts, ...]
@@ -208,6 +211,8 @@ def reward_facts(settings: RlSettings) -> RewardFacts:
 def _where_it_runs(function: str) -> FunctionRuns:
     if function == "exact" or function.startswith(IN_PROCESS):
         return "here"
+    if function == CODE:
+        return "sandboxes"
     return "algebra in processes" if function in reward_names() else "processes"
 
 
@@ -242,6 +247,7 @@ def _function_part(
         limits=limits,
         columns=columns,
         log=log,
+        code=code_limits(chosen.code_seconds, chosen.code_memory),
     )
     return RewardComponent(name.rpartition(":")[2], reward)
 

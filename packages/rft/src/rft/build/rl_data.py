@@ -17,7 +17,7 @@ from rft.build.prompt_data import (
     read_training,
     with_label_column,
 )
-from rft.reward_names import has_user_function
+from rft.reward_names import keeps_rows
 from rft.settings import EvalSettings, RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_core.errors import OptionsError
@@ -82,7 +82,7 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
     critic = settings.critic.critic_pretrain if advantage.needs_values else ""
     refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer, critic=critic)
     images = row_images(settings.images, settings.run.seed)
-    whole_rows = has_user_function(settings)
+    whole_rows = keeps_rows(settings)
     read = partial(
         read_training,
         data,

@@ -13,7 +13,8 @@ def _names(text: str) -> frozenset[str]:
 
 DECIDES = _names("""
     actor_learning_rate adam_betas adam_epsilon advantage_clip advantages_norm apply_chat_template
-    async_deterministic aux_loss_coef bf16 ckpt_partial ckpt_weights_only constraint critic_learning_rate dual_clip
+    async_deterministic aux_loss_coef bf16 ckpt_partial ckpt_weights_only code_memory code_seconds constraint
+    critic_learning_rate dual_clip
     dynamic_sampling dynamic_sampling_rounds ema_decay enable_ema engine_fp8 engine_type entropy_coef
     entropy_target eps_clip eps_clip_high eval_input_key eval_label_key eval_n eval_output_key
     eval_split eval_steps eval_temperature filter_groups first_token_temperature fp16

@@ -126,6 +126,8 @@ class RlKeywords(TrainingKeywords, total=False):
     reward_timeout: float
     reward_memory: float
     reward_variables: str
+    code_seconds: int
+    code_memory: float
     reward_weights: str
     shuffle_rewards: bool
     reward_pretrain: str
@@ -310,6 +312,8 @@ class EvalKeywords(TypedDict, total=False):
     reward_timeout: float
     reward_memory: float
     reward_variables: str
+    code_seconds: int
+    code_memory: float
     reward_weights: str
     reward_pretrain: str
     reward_offload: Literal["auto", "held", "phase"]
@@ -414,6 +418,8 @@ class ServeRewardKeywords(TypedDict, total=False):
     reward_timeout: float
     reward_memory: float
     reward_variables: str
+    code_seconds: int
+    code_memory: float
     reward_weights: str
     reward_pretrain: str
     reward_offload: Literal["auto", "held", "phase"]

@@ -20,7 +20,7 @@ from rft.build.shared_parts import sampling_options
 from rft.hub.run_settings import with_model_directories
 from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine
-from rft.reward_names import has_user_function
+from rft.reward_names import keeps_rows
 from rft.settings import EvalSettings
 from rft_algos.statistics import Interval, mean_interval, paired_difference_interval, wilson_interval
 from rft_core.errors import OptionsError, ServiceError
@@ -160,7 +160,7 @@ def _prompts(settings: EvalSettings, tokenizer: HfTokenizer) -> list[Prompt]:
         output_key=None,
         prompt_max_len=settings.sampling.prompt_max_len,
         images=row_images(settings.images, settings.output.seed),
-        whole_rows=has_user_function(settings),
+        whole_rows=keeps_rows(settings),
     )
     rendered, _ = with_label_column(lambda key: read(label_key=key), settings)
     return as_prompts(rendered)

@@ -9,6 +9,7 @@ from typing import Any
 
 from rft.config.rules.sourced_values import MakeProblem, SourcedValues
 from rft.reward_kinds import reward_flags
+from rft.reward_names import CODE
 from rft_core.errors import Problem
 
 _OF_THE_JUDGE = (
@@ -19,6 +20,7 @@ _OF_THE_JUDGE = (
     "judge_max_new_tokens",
 )
 _OF_FUNCTIONS = ("reward_workers", "reward_timeout", "reward_memory", "reward_variables")
+_OF_CODE = ("code_seconds", "code_memory")
 _OF_SERVERS = ("remote_rm_timeout", "remote_rm_concurrency", "remote_rm_retries", "reward_wait", "on_reward_outage")
 
 
@@ -60,6 +62,8 @@ def idle_reward_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]
         yield "judge_model", "judge_url is empty"
     if not (values["judge_pretrain"] or values["judge_url"]):
         yield from ((name, "there is no judge") for name in _OF_THE_JUDGE)
+    if values["reward"] != CODE:
+        yield from ((name, f"reward is not {CODE}") for name in _OF_CODE)
     if not values["reward"] and any(values[name] for name in reward_flags()):
         yield from ((name, "no function scores responses") for name in _OF_FUNCTIONS)
 
