@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rft_trainer.rewards.code_asserts import CodeTestError
-from rft_trainer.rewards.code_tests import read_tests
+from rft_trainer.rewards.code_tests import read_tests, label_problem
 from rft_trainer.sandbox.cage_main import encode
 
 
@@ -118,3 +118,10 @@ def test_a_reply_that_is_nested_without_end_fails() -> None:
 def test_tests_that_cannot_be_read_are_refused_with_their_number_and_the_reason(label: Any, words: str) -> None:
     with pytest.raises(CodeTestError, match=words.replace("[", r"\[")):
         read_tests(label)
+
+
+def test_a_row_is_read_with_the_name_of_its_function() -> None:
+    text = "def check(candidate):\n    assert candidate(1)\n"
+    assert label_problem(text, {"entry_point": "f"}) == ""
+    assert "needs the column entry_point" in label_problem(text, {})
+    assert "there are no tests" in label_problem(None, {"entry_point": "f"})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rft_core.errors import OptionsError
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
 from rft_trainer.rewards.code_asserts import CodeTestError
-from rft_trainer.rewards.code_tests import CodeTest, read_tests
+from rft_trainer.rewards.code_tests import CodeTest, tests_of
 from rft_trainer.sandbox.cage import CageEnd, CageLimits, CageRun, run_cages
 from rft_trainer.sandbox.interpreter import CagedPython
 from rft_trainer.sandbox.isolation import proven_python
@@ -102,7 +102,7 @@ def program_of(response: str) -> str:
 
 def _question(item: RewardItem) -> _Question:
     try:
-        tests = read_tests(item.label, str(item.columns.get("entry_point") or ""))
+        tests = tests_of(item.label, item.columns)
     except CodeTestError as error:
         return _Question("", (), f"{item.prompt_id}: {error}")
     return _Question(program_of(item.response_text), tests)

@@ -83,6 +83,20 @@ def read_tests(label: Any, entry_point: str = "") -> tuple[CodeTest, ...]:
     return tuple(_of_record(each, f"test {index + 1}") for index, each in enumerate(label))
 
 
+def tests_of(label: Any, columns: Mapping[str, Any]) -> tuple[CodeTest, ...]:
+    """Read the tests of a row, with the name of its function where it has the column; raises as `read_tests`."""
+    return read_tests(label, str(columns.get("entry_point") or ""))
+
+
+def label_problem(label: Any, columns: Mapping[str, Any]) -> str:
+    """Return why the tests of a row cannot be read; empty where they can."""
+    try:
+        tests_of(label, columns)
+    except CodeTestError as error:
+        return str(error)
+    return ""
+
+
 def _json(text: str) -> Any:
     """Return what a JSON text holds; None where it is none."""
     if not text.lstrip().startswith(("[", "{")):

@@ -17,6 +17,7 @@ from rft.build.prompt_data import (
     read_training,
     with_label_column,
 )
+from rft.build.reward_parts import unit_test_notes
 from rft.reward_names import keeps_rows
 from rft.settings import EvalSettings, RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
@@ -134,6 +135,7 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
     longest = max(len(prompt.token_ids) for prompt in (*prompts, *held_out))
     metrics = TaskMetrics.of(data.eval_metrics)
     notes = data_notes(data, tokenizer, training.rendered, rendered, unused=training.loaded.unused)
+    notes += unit_test_notes(settings, prompts)
     return RlData(training, prompts, held_out, plan, num_steps, num_updates, longest, metrics, notes)
 
 
