@@ -28,6 +28,7 @@ from support.vision_task import make_vision_task
 
 from rft.config.schema import schema
 from rft_models.families import patches
+from rft_trainer.rewards.exact import ExactReward
 
 BENCH = "{bench}"
 EARLIER = "{earlier}"
@@ -47,6 +48,7 @@ KL = "--init_kl_coef 0.5"
 PPO = "--advantage_estimator gae --critic_learning_rate 0.01"
 FIRE = "--use_fire --first_token_temperature 2"
 ASKED = r"--judge_template {judge.txt} --judge_pattern (\d) --judge_max_new_tokens 8 --max_unscored_share 1"
+CODE = "--reward code --max_unscored_share 1"
 BUSY = "--remote_rm_url {server}/busy --reward_wait 0"
 FAR = "--max_epochs 4 --actor_learning_rate 0.05"
 MANY = "--rollout_batch_size 2"
@@ -201,6 +203,8 @@ RL = SHARED | {
     "reward_workers": Row("--reward_workers 2", "calls:scorers"),
     "reward_timeout": Row("--reward_timeout 0.01", "code", f"--reward {BENCH}/reward.py:slow"),
     "reward_memory": Row("--reward_memory 0.1", "code", f"--reward {BENCH}/reward.py:large"),
+    "code_seconds": Row("--code_seconds 3", "calls:code limits", CODE),
+    "code_memory": Row("--code_memory 0.25", "calls:code limits", CODE),
     "reward_variables": Row("--reward_variables A_*", "rollouts", f"--reward {BENCH}/reward.py:counts_secrets"),
     "reward_routes": Row("--reward_routes *=math", "plan"),
     "reward_source_key": Row("--reward_source_key more", "refused:reward.no_route", "--reward_routes train=exact"),
@@ -529,6 +533,7 @@ class Spies:
             "ranks",
             "rows set aside",
             "rollbacks",
+            "code limits",
             "norm spike",
             "weight checks",
         )
@@ -566,6 +571,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     from rft_models.layers import gradient_checkpointing as recomputing
     from rft_models.logprobs import output_head
     from rft_trainer.data import prefetch
+    from rft_trainer.rewards import registry
     from rft_trainer.scoring import logprobs
     from rft_trainer.update import optimizer_step
     from rft_trainer.workers import pool
@@ -587,6 +593,13 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
         return Ended(0, None, (0,) * count, ())
 
     patch.setattr(launching, "spawn_ranks", start_ranks)
+
+    def cage(*, limits: Any, **_: Any) -> ExactReward:
+        # what the sandbox does with them is seen in tests/system/test_sandbox.py
+        spies.keep("code limits", (limits.cpu_seconds, limits.memory_bytes))
+        return ExactReward()
+
+    patch.setattr(registry, "CodeReward", cage)
 
     def watch(owner: Any, name: str, look: Callable[..., None]) -> None:
         original = getattr(owner, name)

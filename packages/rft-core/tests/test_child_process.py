@@ -242,3 +242,34 @@ def test_a_typed_error_crosses_with_all_its_fields(kind: type[RftError]) -> None
     again = error_of(error_fields(error))
     assert again.problem == error.problem
     assert type(again) is (kind if kind.__module__ == OptionsError.__module__ else ServiceError)
+
+
+def test_further_descriptors_are_inherited_and_the_exit_code_is_known_after_the_end(start: Start) -> None:
+    read, write = os.pipe()
+    os.write(write, b"more")
+    os.close(write)
+    child = start(PIPES + f"pipes.send(os.read({read}, 9)); sys.exit(3)", pass_fds=(read,))
+    os.close(read)
+    assert next_line(child) == b"more"
+    assert child.exit_code is None
+    child.kill(grace=30.0)
+    assert child.exit_code == 3
+
+
+def test_a_child_runs_as_another_user_and_in_no_other_group_where_one_is_named(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, Any]] = []
+    popen = child_process.subprocess.Popen
+
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        given.append({name: options.pop(name) for name in ("user", "group", "extra_groups")})
+        return popen(*arguments, **options)
+
+    monkeypatch.setattr(child_process.subprocess, "Popen", recorded)
+    start("", user=65534)
+    start("")
+    assert given == [
+        {"user": 65534, "group": 65534, "extra_groups": ()},
+        {"user": None, "group": None, "extra_groups": None},
+    ]

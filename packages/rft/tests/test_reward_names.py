@@ -26,6 +26,14 @@ def settings(reward: str = "", judge: str = "", **models: str) -> Any:
 
 
 @pytest.mark.parametrize(
+    ("given", "whole"),
+    [({}, False), ({"reward": "math"}, False), ({"reward": "code"}, True), ({"reward": "a:b"}, True)],
+)
+def test_unit_tests_and_code_of_a_user_read_whole_rows(given: dict[str, str], whole: bool) -> None:
+    assert reward_names.reads_columns(settings(**given)) is whole
+
+
+@pytest.mark.parametrize(
     ("given", "name"),
     [
         ({}, "exact"),

@@ -48,6 +48,8 @@ class ChildProcess:
         longest_line: int = sys.maxsize,
         inherited: Mapping[str, str] | None = None,
         output: Callable[[bytes], None] | None = None,
+        user: int | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         """Start `command` with the numbers of the two pipes behind it, which the child gives to `ParentPipes`.
 
@@ -58,6 +60,8 @@ class ChildProcess:
             longest_line: bytes of a line; a child that sends more without an end of line has ended.
             inherited: variables of this process that the child sees; None = all of them.
             output: is given what the child prints, piece by piece, where there is no log.
+            user: number of the user and of the only group that it runs as, for a parent that is root; None = as this.
+            pass_fds: further descriptors that it inherits.
         """
         self.lines: deque[bytearray] = deque()
         """Lines that have arrived, oldest first; whoever uses one takes it out."""
@@ -81,8 +85,11 @@ class ChildProcess:
                     stdout=stream,
                     stderr=subprocess.STDOUT,
                     env={**given, **environment, _MARK: self._mark, self._mark: "1"},
-                    pass_fds=(to_child, from_child),
+                    pass_fds=(to_child, from_child, *pass_fds),
                     start_new_session=True,
+                    user=user,
+                    group=user,
+                    extra_groups=None if user is None else (),
                 )
         finally:
             # the child's ends: held open here, they would hide from this process that the child has gone
@@ -107,6 +114,11 @@ class ChildProcess:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
         except ChildProcessError:
             return False
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, or the negative number of the signal that ended it; None before `kill` has reaped it."""
+        return self._child.returncode
 
     @property
     def is_sending(self) -> bool:

@@ -25,6 +25,9 @@ from rft_trainer.settings.rewards import RewardModelSettings, RewardSettings
 if TYPE_CHECKING:
     from rft.settings import EvalSettings, RlSettings
 
+CODE = "code"
+"""The reward whose labels are unit tests."""
+
 _NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
 
 
@@ -100,7 +103,13 @@ def has_user_function(settings: RlSettings | EvalSettings) -> bool:
 
 def reads_columns(settings: RlSettings | EvalSettings) -> bool:
     """Return whether something may read any column of the rows: code of a user, routes, or a rule that names one."""
-    return has_user_function(settings) or bool(settings.reward.reward_routes) or bool(rule_columns(settings))
+    rules = map(find_rule, all_functions(settings))
+    return (
+        has_user_function(settings)
+        or bool(settings.reward.reward_routes)
+        or bool(rule_columns(settings))
+        or any(rule is not None and rule.reads_rows for rule in rules)
+    )
 
 
 def rule_columns(settings: RlSettings | EvalSettings) -> list[str]:

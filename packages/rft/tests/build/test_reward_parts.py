@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from rft.build.reward_parts import columns_of, has_images, require_image_rewards
+from rft.build.reward_parts import columns_of, has_images, require_image_rewards, unit_test_notes
 from rft.settings import RlSettings
 from rft_core.errors import DataError, OptionsError
 from rft_models.settings import ModelSettings
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.settings.images import ControlledImageSettings
-from rft_trainer.settings.rewards import JudgeSettings, RewardModelSettings
+from rft_trainer.settings.rewards import JudgeSettings, RewardModelSettings, RlRewardSettings
 
 PLAIN = RlSettings(model=ModelSettings(pretrain="m", device="cpu"))
 SEEING = replace(PLAIN, images=ControlledImageSettings(images_key="image"))
@@ -77,3 +77,21 @@ def test_columns_are_those_of_any_row_with_the_first_row_that_lacks_them() -> No
     prompts = [Prompt(f"p:{n}", (1,), "?", None, "rows", columns=row) for n, row in enumerate(rows)]
     assert columns_of(prompts) == {"a": "", "b": "p:1", "c": "p:0"}
     assert columns_of([]) == {}
+
+
+def coded(*labels: object) -> list[Prompt]:
+    tests = ["assert f(1) == 2"]
+    columns = {"answer": "x = f(1)", "tests": tests}
+    return [Prompt(f"p:{i}", (1,), "?", label, "rows", columns=columns) for i, label in enumerate(labels)]
+
+
+def test_rows_without_unit_tests_are_counted_and_a_wrong_column_is_refused_with_the_right_one() -> None:
+    settings = replace(PLAIN, reward=RlRewardSettings(reward="code"))
+    right, wrong = ["assert f(1) == 2"], "x = f(1)"
+    assert unit_test_notes(PLAIN, coded(wrong)) == ()
+    assert unit_test_notes(settings, coded(right, right)) == ()
+    [note] = unit_test_notes(settings, coded(right, wrong))
+    assert note.startswith("1 of 2 rows have no tests that can be read; p:1: 'x = f(1)' is not of a form")
+    with pytest.raises(DataError, match="no row has unit tests that can be read; p:0") as caught:
+        unit_test_notes(settings, coded(wrong, wrong))
+    assert caught.value.problem.do == "--label_key tests"

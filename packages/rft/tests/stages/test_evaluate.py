@@ -95,7 +95,7 @@ def test_an_evaluation_gives_its_settings_to_the_parts_that_they_belong_to(calls
         f"columns_of({run.prompts!r})",
         "build_reward(settings, machine, columns=columns_of(), function=None)",
         "sampling_options(settings.sampling, 20, tokenizer.eos_ids)",
-        "function_name(settings)",
+        "function_names(settings)",
         f"Evaluator(make_engine(), tokenizer, reward, machine.collectives, {run.prompts!r}, "
         "answer_of='answers of exact', conversations=None, ks=(2, 3), metrics='metrics of data.eval_metrics', "
         "num_samples=4, sampling=sampling_options(), seed=3)",

@@ -59,6 +59,11 @@ def _where_called(function: FunctionFacts, chosen: RewardSettings) -> str:
     processes = f"{chosen.reward_workers} process{'es' if chosen.reward_workers > 1 else ''}"
     if function.runs == "here":
         return "called in this process, without a limit of time"
+    if function.runs == "sandboxes":
+        return (
+            f"{chosen.reward_workers} sandbox{'es' if chosen.reward_workers > 1 else ''} at once, "
+            f"{chosen.code_seconds} s of processor time and {chosen.code_memory:g} GiB a response"
+        )
     if function.runs == "algebra in processes":
         return f"called in this process, algebra in {processes}, {chosen.reward_timeout:g} s a comparison"
     return f"{processes}, {chosen.reward_timeout:g} s a response"

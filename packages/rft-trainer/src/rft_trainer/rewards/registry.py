@@ -56,6 +56,7 @@ def reward_by_name(
         options: settings of a rule by name; those that are not there have their defaults.
 
     Raises:
+        PreflightError: this machine has no sandbox, for the reward that needs one.
         OptionsError: no such name, file or function, or a function that cannot be called.
         DataError: the file raises while it is imported.
     """

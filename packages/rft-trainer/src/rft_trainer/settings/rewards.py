@@ -108,6 +108,13 @@ class RewardFunctionSettings:
     """Variables that a function of your own sees although their names are those of secrets (HF_TOKEN, AWS_*, ..._KEY),
     joined by commas, with * for any letters; empty = none."""
 
+    code_seconds: int = field(default=5, metadata={"minimum": 1})
+    """Seconds of processor time that the program of one response may take for all of its tests, with the reward code; a
+    program that needs more is worth 0."""
+
+    code_memory: float = field(default=0.5, metadata={"minimum": 0.0625})
+    """GiB of address space of such a program; one that needs more is worth 0 for the tests in which it does."""
+
     reward_weights: str = ""
     """Weights of a reward's parts, such as correctness=0.9,format=0.1; empty = the reward's own sum."""
 

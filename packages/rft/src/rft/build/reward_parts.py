@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rft.reward_kinds import REWARD_KINDS, RewardKind
-from rft.reward_names import named_models
+from rft.reward_names import CODE, function_names, named_models
 from rft.settings import EvalSettings, RlSettings
-from rft_core.errors import OptionsError
+from rft_core.errors import DataError, OptionsError
 from rft_models.families.vision import is_vision
 from rft_models.files.directories import existing_directory, read_json
 from rft_trainer.records.rollouts import Prompt
+from rft_trainer.rewards.code_tests import label_problem
 from rft_trainer.rewards.servers.http_client import Endpoint
 from rft_trainer.rewards.servers.server_wait import ServerWait, WaitRules
 from rft_trainer.runs.stop_signals import stop_requested
@@ -26,6 +27,32 @@ def columns_of(prompts: Sequence[Prompt]) -> dict[str, str]:
     """Return the columns of the rows that the prompts were made of, each with the first row that lacks it, or ""."""
     names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
     return {name: next((prompt.prompt_id for prompt in prompts if name not in prompt.columns), "") for name in names}
+
+
+def unit_test_notes(settings: RlSettings | EvalSettings, prompts: Sequence[Prompt]) -> tuple[str, ...]:
+    """Return a note on the rows whose unit tests cannot be read, where these are what the reward runs.
+
+    Raises:
+        DataError: no row has tests that can be read: the labels are of another column.
+    """
+    if CODE not in function_names(settings):
+        return ()
+    found = {prompt.prompt_id: label_problem(prompt.label, prompt.columns) for prompt in prompts}
+    unreadable = {prompt_id: problem for prompt_id, problem in found.items() if problem}
+    if not unreadable:
+        return ()
+    first, problem = next(iter(unreadable.items()))
+    if len(unreadable) < len(found):
+        return (f"{len(unreadable):,} of {len(found):,} rows have no tests that can be read; {first}: {problem}",)
+    columns = prompts[0].columns
+    better = [name for name, value in columns.items() if not label_problem(value, columns)]
+    raise DataError(
+        code="reward.no_tests",
+        what=f"no row has unit tests that can be read; {first}: {problem}",
+        where="--label_key",
+        why="the reward code runs a program on the tests that are the label of its row",
+        do=f"--label_key {better[0]}" if better else "",
+    )
 
 
 def require_image_rewards(settings: RlSettings | EvalSettings) -> None:

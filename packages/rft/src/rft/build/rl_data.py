@@ -20,6 +20,7 @@ from rft.build.prompt_data import (
     renamed_settings,
     with_label_column,
 )
+from rft.build.reward_parts import unit_test_notes
 from rft.reward_names import reads_columns
 from rft.reward_routes import row_check
 from rft.settings import EvalSettings, RlSettings
@@ -176,6 +177,7 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
     longest = max(len(prompt.token_ids) for prompt in (*prompts, *held_out))
     metrics = TaskMetrics.of(data.eval_metrics)
     notes = data_notes(data, tokenizer, training.rendered, rendered, unused=training.loaded.unused)
+    notes += unit_test_notes(settings, prompts)
     mixed = pretraining_data(settings, tokenizer)
     return RlData(training, prompts, held_out, plan, num_steps, num_updates, longest, metrics, notes, mixed)
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from rft_trainer.records.scores import Reward
 from rft_trainer.workers.limits import ProcessLimits
 
-RuleRuns = Literal["here", "algebra in processes", "processes"]
+RuleRuns = Literal["here", "algebra in processes", "processes", "sandboxes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,12 @@ class RewardRule:
     """Those of them that name a column of the rows, where they are not empty."""
     runs: RuleRuns = "here"
     """Where it runs: in this process, because its cost is bounded by the length of the response; there but for hard
-    comparisons; or in processes that are killed after `reward_timeout`."""
+    comparisons; in processes that are killed after `reward_timeout`; or in sandboxes, with the program of a
+    response."""
     reads_label: bool = True
     """Whether it compares with the label, so that rows without one cannot be scored."""
+    reads_rows: bool = False
+    """Whether it reads labels of any kind, and other columns that no setting names."""
 
     def build(self, context: RuleContext) -> Reward:
         """Return the reward, ready to score."""
@@ -133,6 +136,14 @@ RULES: tuple[RewardRule, ...] = (
         settings=("json_schema",),
         runs="processes",
         reads_label=False,
+    ),
+    RewardRule(
+        "code",
+        "rft_trainer.rewards.code:build",
+        parts=("correctness", "tests"),
+        settings=("code_seconds", "code_memory"),
+        runs="sandboxes",
+        reads_rows=True,
     ),
 )
 """Every reward that has a name, in the order in which messages list them."""
