@@ -87,8 +87,7 @@ def prompts_from_rows(
     prompts: list[PromptRow] = []
     for index, row in enumerate(rows):
         try:
-            text, messages = _text_or_messages(row, input_key, columns, with_images=images is not None)
-            pictures = _images(row, images, text, messages, input_key)
+            text, messages, pictures = prompt_of(row, input_key, columns, images)
             label = _label(row, label_key, columns, whole_rows) if label_key else None
             own_columns = _columns(row, images) if whole_rows else {}
             output = _as_text(row, output_key, "--output_key", columns) if output_key else None
@@ -99,6 +98,18 @@ def prompts_from_rows(
         name = f"{source}:{index}"
         prompts.append(PromptRow(name, text, messages, label, output, source, index, pictures, own_columns))
     return prompts
+
+
+def prompt_of(
+    row: Row, key: str, columns: Columns, images: ImageColumn | None
+) -> tuple[str | None, tuple[Message, ...] | None, tuple[RowImage, ...]]:
+    """(text, messages, images) of the prompt in one column of a row; one of the first two is None.
+
+    Raises:
+        DataError: as `prompts_from_rows` does.
+    """
+    text, messages = _text_or_messages(row, key, columns, with_images=images is not None)
+    return text, messages, _images(row, images, text, messages, key)
 
 
 def _label(row: Row, key: str, columns: Columns, any_value: bool) -> Any:

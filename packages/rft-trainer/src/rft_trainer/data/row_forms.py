@@ -145,7 +145,7 @@ def _conversation(column: str, speaker: str, said: str) -> Callable[[Row], dict[
     """Return the function that divides the turns of a column at the last reply."""
 
     def divided(row: Row) -> dict[str, Any]:
-        turns = _turns(row, column, speaker, said)
+        turns = turns_of(row.fields.get(column), row, column, speaker, said)
         last = max((n for n, turn in enumerate(turns) if turn["role"] == "assistant"), default=None)
         if not last:  # none, or nothing before it
             why = "the turns before the last reply are the prompt"
@@ -168,8 +168,12 @@ def _preference(row: Row) -> dict[str, Any]:
     return {_PROMPT.format("prompt"): asked, _REPLY.format("chosen"): divided[_REPLY.format("chosen")]}
 
 
-def _turns(row: Row, column: str, speaker: str, said: str) -> list[dict[str, Any]]:
-    value = row.fields.get(column)
+def turns_of(value: Any, row: Row, column: str, speaker: str, said: str) -> list[dict[str, Any]]:
+    """Return the turns of a conversation with the roles that chat templates have.
+
+    Raises:
+        DataError: it is no list of turns with `speaker` and `said`, or the role is unknown.
+    """
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise wrong_type(row, column, shown(value), f"it is a list of turns with {speaker} and {said}")
     turns: list[dict[str, Any]] = []
