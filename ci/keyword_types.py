@@ -12,21 +12,25 @@ FILE = Path(__file__).parents[1] / "packages/rft/src/rft/library/keywords.py"
 CLASSES = {
     "RlKeywords": "rl",
     "SftKeywords": "sft",
+    "DpoKeywords": "dpo",
     "EvalKeywords": "eval",
     "GenerateKeywords": "generate",
     "ServeRewardKeywords": "serve-reward",
 }
+TRAINING = ("RlKeywords", "SftKeywords", "DpoKeywords")
+"""Commands that train: what all of them have is written once."""
 ARGUMENTS = {"pretrain", "prompt_data", "reward"}
 """Settings that are arguments of their own."""
 OWN_ARGUMENTS = {
     "rl": {"eval_data"},
     "sft": {"eval_data"},
+    "dpo": {"eval_data"},
     "eval": {"eval_data"},
     "generate": {"prompt"},
     "serve-reward": set(),
 }
 
-HEADER = '''"""Keyword arguments of `rft.rl`, `rft.sft`, `rft.evaluate` and `rft.generate`: settings by name.
+HEADER = '''"""Keyword arguments of `rft.rl`, `rft.sft`, `rft.dpo`, `rft.evaluate` and `rft.generate`: settings by name.
 
 Generated from the code by `ci/generate_reference.py`; what each means is in docs/reference.
 """
@@ -40,10 +44,14 @@ from typing import Literal, TypedDict
 def keyword_types() -> str:
     """The text of the module."""
     tables = {name: _annotations(command) for name, command in CLASSES.items()}
-    shared = {name: kind for name, kind in tables["RlKeywords"].items() if tables["SftKeywords"].get(name) == kind}
+    shared = {
+        name: kind
+        for name, kind in tables["RlKeywords"].items()
+        if all(tables[other].get(name) == kind for other in TRAINING)
+    }
     parts = [HEADER, _class("TrainingKeywords", "TypedDict, total=False", "Settings of every training.", shared)]
     for name, table in tables.items():
-        trains = name in ("RlKeywords", "SftKeywords")
+        trains = name in TRAINING
         base = "TrainingKeywords, total=False" if trains else "TypedDict, total=False"
         own = {key: kind for key, kind in table.items() if not trains or key not in shared}
         parts.append(_class(name, base, f"Settings of `rft-train {CLASSES[name]}`.", own))

@@ -22,6 +22,8 @@ ALLOWED = {
     "rft_cli.commands.quickstart.command",
     # what the façade's keywords are the settings of
     "rft_cli.lightrft.keywords",
+    # what to write for methods that are no algorithms of reinforcement learning
+    "rft.build.algorithm",
     # what the guides of other programs call by another name, and what to write here in its place
     "rft.config.refused_flags",
 }

@@ -121,10 +121,10 @@ def read_training(
         whole_rows=whole_rows,
     )
     _tell(loaded)
-    chosen = _first(loaded.prompts, rows.max_samples) if rows.max_samples else list(loaded.prompts)
+    chosen = first_rows(loaded.prompts, rows.max_samples) if rows.max_samples else list(loaded.prompts)
     # after the selection, so that images are exchanged among the rows that are used
     chosen = images.arranged(chosen)
-    kept, left_out = _render(
+    kept, left_out = render_rows(
         chosen,
         renderer_for(text, tokenizer),
         prompt_max_len,
@@ -158,7 +158,7 @@ def with_label_column(read: Callable[[str], Rows], settings: RlSettings | EvalSe
     return read(""), ""
 
 
-def _first(prompts: Sequence[PromptRow], limit: int) -> list[PromptRow]:
+def first_rows(prompts: Sequence[PromptRow], limit: int) -> list[PromptRow]:
     """`limit` rows, from each source in proportion to its size, the first ones of each; global order is kept."""
     sizes = Counter(prompt.source for prompt in prompts)
     # by the quantile of a row within its source: the smallest are the first rows of each, in proportion
@@ -184,7 +184,7 @@ _HELD_OUT_FLAGS = {
 
 
 @contextmanager
-def _held_out_settings() -> Generator[None]:
+def held_out_settings() -> Generator[None]:
     """Let errors of reading, which name the settings of training data, name those of held-out data."""
     try:
         yield
@@ -218,7 +218,7 @@ def read_held_out(
     whole_rows: bool = False,
 ) -> tuple[RenderedPrompt, ...]:
     """The first `limit` held-out rows (0 = all); one that does not fit is an error, since it would change the score."""
-    with _held_out_settings():
+    with held_out_settings():
         loaded = load_prompts(
             located_sources(path, split=split, flag="--eval_data"),
             split=split or None,
@@ -230,7 +230,7 @@ def read_held_out(
         )
     _tell(loaded)
     chosen = images.arranged(loaded.prompts[:limit] if limit else loaded.prompts)
-    kept, left_out = _render(chosen, renderer_for(text, tokenizer), prompt_max_len, 0, 1, "--prompt_max_len")
+    kept, left_out = render_rows(chosen, renderer_for(text, tokenizer), prompt_max_len, 0, 1, "--prompt_max_len")
     if left_out:
         name, length = max(left_out, key=lambda item: item[1])
         raise DataError(
@@ -316,7 +316,7 @@ def hold_out(
     return training, [samples[index] for index in sorted(chosen)]
 
 
-def _render(
+def render_rows(
     rows: Sequence[PromptRow],
     renderer: PromptRenderer,
     prompt_max_len: int,

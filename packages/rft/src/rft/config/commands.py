@@ -53,6 +53,12 @@ SFT = CommandSettings(
     rules="rft.config.rules.sft:problems",
     notes="rft.config.rules.sft:idle_settings",
 )
+DPO = CommandSettings(
+    name="dpo",
+    settings="rft.settings:DpoSettings",
+    rules="rft.config.rules.dpo:problems",
+    notes="rft.config.rules.dpo:idle_settings",
+)
 RL = CommandSettings(
     name="rl",
     settings="rft.settings:RlSettings",
@@ -70,7 +76,7 @@ CONFORMANCE = CommandSettings(
     rules="rft.config.rules.compared_engines:problems",
 )
 BUILD = CommandSettings(name="build", settings="rft.settings:BuildModelSettings")
-OWN = (SFT, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD)
+OWN = (SFT, DPO, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD)
 
 _PROGRAMS: list[Callable[[], Mapping[str, ConfiguredCommand]]] = []
 

@@ -1,4 +1,4 @@
-"""Keyword arguments of `rft.rl`, `rft.sft`, `rft.evaluate` and `rft.generate`: settings by name.
+"""Keyword arguments of `rft.rl`, `rft.sft`, `rft.dpo`, `rft.evaluate` and `rft.generate`: settings by name.
 
 Generated from the code by `ci/generate_reference.py`; what each means is in docs/reference.
 """
@@ -280,6 +280,51 @@ class SftKeywords(TrainingKeywords, total=False):
     output_key: str
     eval_output_key: str
     held_out_rows: int
+    learning_rate: float
+    patience: int
+    min_improvement: float
+    target_loss: float
+
+
+class DpoKeywords(TrainingKeywords, total=False):
+    """Settings of `rft-train dpo`."""
+
+    chosen_key: str
+    rejected_key: str
+    weight_key: str
+    completion_key: str
+    label_key: str
+    held_out_rows: int
+    loss_type: Literal[
+        "sigmoid",
+        "hinge",
+        "ipo",
+        "ipo_sum",
+        "exo_pair",
+        "nca_pair",
+        "robust",
+        "sppo_hard",
+        "apo_zero",
+        "apo_down",
+        "discopop",
+        "orpo",
+        "simpo",
+        "cpo",
+        "kto",
+    ]
+    beta: float | None
+    label_smoothing: float
+    reference_free: bool
+    f_divergence: Literal["reverse_kl", "forward_kl", "jensen_shannon", "alpha"]
+    f_alpha: float
+    simpo_gamma: float
+    cpo_alpha: float
+    discopop_tau: float
+    desirable_weight: float
+    undesirable_weight: float
+    ld_alpha: float
+    use_weighting: bool
+    rpo_alpha: float
     learning_rate: float
     patience: int
     min_improvement: float

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rft.config import yaml_file
-from rft.config.commands import RL, SFT
+from rft.config.commands import DPO, RL, SFT
 from rft.config.origins import KEYWORD, GivenSetting
 from rft.identity.storage import CONFIG, read_record, restore_config
 from rft.library.callbacks import Callback
@@ -66,13 +66,13 @@ def _command_of(path: Path) -> str:
         OptionsError: config.yaml names none that trains from Python.
     """
     command = yaml_file.read(path / CONFIG, {}).header.get("command", "")
-    if command in (RL.name, SFT.name):
+    if command in (RL.name, SFT.name, DPO.name):
         return command
     raise OptionsError(
         code="library.resume_command",
         what=f"{path / CONFIG} names the command {command!r}",
         where="Run.resume",
-        why=f"runs of {RL.name} and {SFT.name} are continued from Python",
+        why=f"runs of {RL.name}, {SFT.name} and {DPO.name} are continued from Python",
         state="nothing was started",
         do=f"rft-train resume {path}",
     )
