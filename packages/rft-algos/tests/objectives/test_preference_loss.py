@@ -13,7 +13,14 @@ from torch import Tensor
 from rft_algos.algorithms.preference import PreferenceLoss, PreferenceLossType
 from rft_algos.input_checks import InputError
 from rft_algos.losses.preference_variants import Pairs
-from rft_algos.objectives.preference_loss import PairLogprobs, implicit_rewards, labelled_losses, pair_losses
+from rft_algos.objectives.preference_loss import (
+    PairLogprobs,
+    implicit_rewards,
+    in_order,
+    labelled_losses,
+    pair_losses,
+    pairs_in_order,
+)
 
 CHOSEN, REJECTED = [-3.0, -1.0, -8.0], [-4.0, -0.5, -2.0]
 REFERENCE_CHOSEN, REFERENCE_REJECTED = [-3.5, -2.0, -7.0], [-3.0, -1.5, -3.0]
@@ -133,6 +140,12 @@ def test_rewards_are_what_the_loss_compares() -> None:
     assert not chosen.requires_grad
     chosen, _ = implicit_rewards(PreferenceLoss(loss_type="simpo"), given())
     assert chosen.tolist() == pytest.approx([-2.0, -1.0, -4.0])
+
+
+def test_rewards_within_rounding_are_a_tie() -> None:
+    first, second = torch.tensor([1.0, 1.0, 1.0, 2.0]), torch.tensor([1.0 + 1e-6, 1.1, 0.9, 2.0])
+    assert in_order(first, second, torch.full((4,), 10.0)).tolist() == [0.5, 0.0, 1.0, 0.5]
+    assert pairs_in_order(PreferenceLoss(), given(gradient=True)).tolist() == [1.0, 0.5, 0.0]
 
 
 def test_labelled_responses_are_pulled_to_both_sides_of_the_point() -> None:

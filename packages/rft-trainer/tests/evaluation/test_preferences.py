@@ -35,7 +35,7 @@ def test_pairs_are_compared_by_their_rewards() -> None:
 
 
 def test_the_record_has_the_interval_of_the_accuracy() -> None:
-    result = PreferenceResult((0.1,) * 4, (1.0,) * 4, (1.0, 2.0, -1.0, 0.0), (1.0,), ())
+    result = PreferenceResult((0.1,) * 4, (1.0,) * 4, (1.0, 2.0, -1.0, 0.0), (1.0,), (), (1.0, 1.0, 0.0, 0.5))
     record = result.as_record()
     assert record["eval/accuracy"] == 0.625
     low, high = record["eval/accuracy_low"], record["eval/accuracy_high"]

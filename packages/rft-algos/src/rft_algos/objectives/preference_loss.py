@@ -15,6 +15,9 @@ from rft_algos.losses import preference, preference_variants
 from rft_algos.losses.preference import mean_logprobs
 from rft_algos.losses.preference_variants import Pairs, wpo_weights
 
+_ROUNDING = 2e-6
+"""Relative rounding of sums of float32 log-probs that are computed in other batches."""
+
 
 @dataclass(frozen=True, slots=True)
 class PairLogprobs:
@@ -65,6 +68,24 @@ def implicit_rewards(config: PreferenceLoss, of: PairLogprobs) -> tuple[Tensor, 
         if config.loss_type in ("simpo", "orpo"):
             return config.strength * of.mean_chosen_B, config.strength * of.mean_rejected_B
         return config.strength * of.pairs.chosen_B, config.strength * of.pairs.rejected_B
+
+
+def in_order(first_B: Tensor, second_B: Tensor, scale_B: Tensor) -> Tensor:
+    """Compare rewards: 1 where the first is higher, 0 where the second is, one half for a tie, [B].
+
+    Rewards within rounding are a tie: no further apart than 2e-6 of `scale_B` [B], the sum of the magnitudes that they
+    are differences of. At the start of a run, where policy and reference are the same, all pairs are ties.
+    """
+    apart_B = first_B - second_B
+    tie_B = apart_B.abs() <= _ROUNDING * scale_B
+    return torch.where(tie_B, 0.5, (apart_B > 0).to(apart_B.dtype))
+
+
+def pairs_in_order(config: PreferenceLoss, of: PairLogprobs) -> Tensor:
+    """Return `in_order` of the rewards of chosen and rejected responses, [B], without gradient."""
+    chosen_B, rejected_B = implicit_rewards(config, of)
+    scale_B = config.strength * (of.pairs.policy_chosen_B.abs() + of.pairs.policy_rejected_B.abs()).detach()
+    return in_order(chosen_B, rejected_B, scale_B)
 
 
 def labelled_losses(

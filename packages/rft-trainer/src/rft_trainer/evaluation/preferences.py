@@ -9,7 +9,13 @@ from statistics import fmean
 import torch
 
 from rft_algos.algorithms.preference import PreferenceLoss
-from rft_algos.objectives.preference_loss import implicit_rewards, labelled_losses, pair_losses
+from rft_algos.objectives.preference_loss import (
+    implicit_rewards,
+    in_order,
+    labelled_losses,
+    pair_losses,
+    pairs_in_order,
+)
 from rft_algos.statistics import wilson_interval
 from rft_trainer.batches.packing import pack
 from rft_trainer.batches.sequence_values import sequence_sums
@@ -33,19 +39,14 @@ class PreferenceResult:
     chosen: tuple[float, ...]
     """Rewards of chosen, or of good responses."""
     rejected: tuple[float, ...]
+    correct: tuple[float, ...]
+    """1 where the chosen response has the higher reward, 0 where the rejected one has, one half for a tie; of labelled
+    responses by the sign of the reward."""
 
     @property
     def loss(self) -> float:
         """Mean loss, by the weights."""
         return sum(loss * weight for loss, weight in zip(self.losses, self.weights, strict=True)) / sum(self.weights)
-
-    @property
-    def correct(self) -> tuple[float, ...]:
-        """1 where the chosen response has the higher reward, 0 where the rejected one has, one half for a tie.
-
-        At the start of a run, where policy and reference are the same, all pairs are ties.
-        """
-        return tuple(0.5 * (margin > 0) + 0.5 * (margin >= 0) for margin in self.margins)
 
     @property
     def accuracy(self) -> float:
@@ -85,17 +86,19 @@ class PairEvaluator:
         for start in range(0, len(self.samples), 2 * _CHUNK):
             chosen = range(start, min(start + 2 * _CHUNK, len(self.samples)))
             parts.append(self._of([_referred(self.samples[i], table, i) for i in chosen], [rows[i] for i in chosen]))
-        losses, first, second = (tuple(x for part in column for x in part) for column in zip(*parts, strict=True))
+        joined = [tuple(x for part in column for x in part) for column in zip(*parts, strict=True)]
+        losses, first, second, correct = joined
         margins = tuple(a - b for a, b in zip(first, second, strict=True))
         weights = tuple(sample.advantage for sample in self.samples[::2])
-        return PreferenceResult(losses, weights, margins, first, second)
+        return PreferenceResult(losses, weights, margins, first, second, correct)
 
     def _of(self, samples: Sequence[TrainingSample], rows: Sequence[Sequence[float]]) -> tuple[list[float], ...]:
-        """Return losses and rewards of some pairs."""
+        """Return losses, rewards and order of some pairs."""
         batch = pack(samples)
         of = pair_logprobs(batch, _flat(samples, rows))
         rewards = implicit_rewards(self.config, of)
-        return pair_losses(self.config, of).tolist(), rewards[0].tolist(), rewards[1].tolist()
+        correct = pairs_in_order(self.config, of)
+        return pair_losses(self.config, of).tolist(), rewards[0].tolist(), rewards[1].tolist(), correct.tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,7 @@ class LabelledEvaluator:
             tuple(signed.tolist()),
             tuple(rewards_S[good_S].tolist()),
             tuple(rewards_S[~good_S].tolist()),
+            tuple(in_order(signed, torch.zeros_like(signed), self.config.strength * policy_S.abs()).tolist()),
         )
 
 

@@ -11,7 +11,13 @@ from torch import Tensor
 from rft_algos.algorithms.preference import PreferenceLoss
 from rft_algos.losses.preference_variants import Pairs
 from rft_algos.objectives import LossOutput
-from rft_algos.objectives.preference_loss import PairLogprobs, implicit_rewards, labelled_losses, pair_losses
+from rft_algos.objectives.preference_loss import (
+    PairLogprobs,
+    implicit_rewards,
+    labelled_losses,
+    pair_losses,
+    pairs_in_order,
+)
 from rft_trainer.batches.sequence_values import pair_values, sequence_sums
 from rft_trainer.records.rollouts import Counts, TokenBatch
 
@@ -95,8 +101,7 @@ def pair_metrics(config: PreferenceLoss, of: PairLogprobs) -> dict[str, tuple[Te
     chosen_B, rejected_B = (values_B.detach() for values_B in implicit_rewards(config, of))
     number = torch.tensor(len(chosen_B), device=chosen_B.device)
     found = {
-        # a tie counts half: at the start, where policy and reference are the same, all pairs are ties
-        "accuracy": (chosen_B > rejected_B).double() / 2 + (chosen_B >= rejected_B).double() / 2,
+        "accuracy": pairs_in_order(config, of).double(),
         "margin": chosen_B - rejected_B,
         "chosen_reward": chosen_B,
         "rejected_reward": rejected_B,
