@@ -12,17 +12,21 @@ FILE = Path(__file__).parents[1] / "packages/rft/src/rft/library/keywords.py"
 CLASSES = {
     "RlKeywords": "rl",
     "SftKeywords": "sft",
+    "DpoKeywords": "dpo",
     "RmKeywords": "rm",
     "EvalKeywords": "eval",
     "GenerateKeywords": "generate",
     "ServeRewardKeywords": "serve-reward",
 }
+TRAINING = ("RlKeywords", "SftKeywords", "DpoKeywords")
+"""Commands that train: what all of them have is written once."""
 ARGUMENTS = {"pretrain", "prompt_data", "reward"}
 """Settings that are arguments of their own."""
 OWN_ARGUMENTS = {
     "rl": {"eval_data"},
     "sft": {"eval_data"},
     "rm": {"eval_data"},
+    "dpo": {"eval_data"},
     "eval": {"eval_data", "compare"},
     "generate": {"prompt"},
     "serve-reward": set(),
@@ -42,7 +46,12 @@ from typing import Literal, TypedDict
 def keyword_types() -> str:
     """The text of the module."""
     tables = {name: _annotations(command) for name, command in CLASSES.items()}
-    of_policies = {name: kind for name, kind in tables["RlKeywords"].items() if tables["SftKeywords"].get(name) == kind}
+    policies = ("RlKeywords", "SftKeywords", "DpoKeywords")
+    of_policies = {
+        name: kind
+        for name, kind in tables["RlKeywords"].items()
+        if all(tables[other].get(name) == kind for other in policies)
+    }
     shared = {name: kind for name, kind in of_policies.items() if tables["RmKeywords"].get(name) == kind}
     of_policies = {name: kind for name, kind in of_policies.items() if name not in shared}
     parts = [
@@ -50,7 +59,7 @@ def keyword_types() -> str:
         _class("TrainingKeywords", "TypedDict, total=False", "Settings of every training.", shared),
         _class("PolicyKeywords", "TrainingKeywords, total=False", "Settings of a policy's training.", of_policies),
     ]
-    bases = {name: "PolicyKeywords" for name in ("RlKeywords", "SftKeywords")} | {"RmKeywords": "TrainingKeywords"}
+    bases = dict.fromkeys(policies, "PolicyKeywords") | {"RmKeywords": "TrainingKeywords"}
     for name, table in tables.items():
         base = f"{bases.get(name, 'TypedDict')}, total=False"
         known = {} if name not in bases else shared if name == "RmKeywords" else shared | of_policies

@@ -192,6 +192,8 @@ def _rows(count: int, start: int) -> list[dict[str, str]]:
             "question": f"twice {n}?",
             "output": str(2 * n),
             "more": f"{2 * n}!",
+            "chosen": str(2 * n),
+            "rejected": f"{2 * n + 1}0",
         }
         for n in numbers
     ]
@@ -289,5 +291,11 @@ def base_words(bench: Bench) -> dict[str, list[str]]:
     rm += ["--train_batch_size", "4", "--learning_rate", "1e-2", "--max_epochs", "3"]
     compared = ["--pretrain", bench.model, "--prompt_data", bench.train, "--device", "cpu", "--engines", "native"]
     compared += ["--generate_max_len", "8", "--n_samples_per_prompt", "2"]
-    words = {"rl": [*shared, *rl], "sft": [*shared, *sft], "rm": [*shared, *rm], "conformance": compared}
+    words = {
+        "rl": [*shared, *rl],
+        "sft": [*shared, *sft],
+        "dpo": [*shared, *sft, "--max_epochs", "3"],
+        "rm": [*shared, *rm],
+        "conformance": compared,
+    }
     return {command: list(map(str, given)) for command, given in words.items()}

@@ -378,6 +378,42 @@ SFT = SHARED | {
     "patience": Row("--patience 1", "metrics:step", "--max_steps 9 --eval_steps 1 --learning_rate 1"),
 }
 
+KTO = "--loss_type kto"
+DPO = SHARED | {
+    "lora_dropout": Row("--lora_dropout 0.5", "weights", LORA),
+    "pretrain": Row("--pretrain {second}", "weights"),
+    "device": Row("--device cuda", "device"),
+    "packing_samples": Row(
+        "--packing_samples", "calls:micro-batches", "--seed 1 --train_batch_size 6 --micro_train_batch_size 3"
+    ),
+    "max_tokens_per_micro_batch": Row("--max_tokens_per_micro_batch 30", "metrics:policy/micro_batches"),
+    "chosen_key": Row("--chosen_key more", "example"),
+    "rejected_key": Row("--rejected_key more", "weights"),
+    "weight_key": Row("--weight_key label", "weights"),
+    "completion_key": Row("--completion_key nothing", "refused:data.missing_field", f"{KTO} --chosen_key none"),
+    "label_key": Row("--label_key good", "refused:data.missing_field", f"{KTO} --chosen_key none"),
+    "held_out_rows": Row("--held_out_rows 2", "evals", "--eval_data="),
+    "loss_type": Row("--loss_type hinge", "weights"),
+    "beta": Row("--beta 0.7", "weights"),
+    "label_smoothing": Row("--label_smoothing 0.2", "weights"),
+    "reference_free": Row("--reference_free", "files"),
+    "f_divergence": Row("--f_divergence jensen_shannon", "weights"),
+    "f_alpha": Row("--f_alpha 0.9", "weights", "--f_divergence alpha"),
+    "simpo_gamma": Row("--simpo_gamma 2", "metrics:dpo/loss", "--loss_type simpo"),
+    "cpo_alpha": Row("--cpo_alpha 0.1", "weights", "--loss_type cpo"),
+    "discopop_tau": Row("--discopop_tau 2", "weights", "--loss_type discopop"),
+    "desirable_weight": Row("--desirable_weight 2", "metrics:dpo/loss", KTO),
+    "undesirable_weight": Row("--undesirable_weight 2", "metrics:dpo/loss", KTO),
+    "ld_alpha": Row("--ld_alpha 0.1", "weights"),
+    "use_weighting": Row("--use_weighting", "metrics:dpo/loss"),
+    "rpo_alpha": Row("--rpo_alpha 1", "weights"),
+    "learning_rate": Row("--learning_rate 2e-2", "weights"),
+    "max_len": Row("--max_len 11", "plan"),
+    "min_improvement": Row("--min_improvement 100", "metrics:step", "--max_steps 9 --eval_steps 1 --patience 2"),
+    "target_loss": Row("--target_loss 100", "metrics:step", "--max_steps 9 --eval_steps 1"),
+    "patience": Row("--patience 1", "metrics:step", "--max_steps 5 --eval_steps 1 --learning_rate 100"),
+}
+
 CONFORMANCE = {
     "pretrain": Row("--pretrain {second}", "plan"),
     "bf16": Row("--bf16", "plan"),
@@ -472,7 +508,7 @@ RM = {name: row for name, row in SHARED.items() if name not in NOT_OF_PAIRS} | {
     "meta_init": Row("--meta_init", "refused:rm.meta_init", "--fsdp"),
 }
 
-TABLES = {"rl": RL, "sft": SFT, "rm": RM, "conformance": CONFORMANCE}
+TABLES = {"rl": RL, "sft": SFT, "dpo": DPO, "rm": RM, "conformance": CONFORMANCE}
 CASES = [(command, name) for command, table in TABLES.items() for name in table]
 
 

@@ -29,6 +29,7 @@ def emitted(
     """Every name in the rows of runs that use everything."""
     names: set[str] = set()
     words = [("rl", "--init_kl_coef 0.5 --use_kl_loss --entropy_coef 0.1"), ("sft", ""), ("rl", "--reward gsm8k")]
+    words += [("dpo", ""), ("dpo", "--loss_type kto --enable_ema")]
     words.append(("rl", f"--filter_groups --reward {bench.reward}:few_signals"))
     words.append(("rl", "--advantage_estimator gae --kl_target 0.01 --advantage_clip 0.1 --reward_clip 0.5"))
     words.append(("rl", "--off_policy_correction tis --high_entropy_token_ratio 0.5 --off_policy_delta 0.1"))

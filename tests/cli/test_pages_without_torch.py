@@ -20,7 +20,8 @@ sys.exit(code)
 REFUSED = {
     "rl --rolout 3": 2,
     "sft --pretrain m --max_epochs 0": 2,
-    "dpo": 2,
+    "kto": 2,
+    "dpo --pretrain m --loss_type simpo --label_smoothing 0.1": 2,
     "eval --fsdp": 2,
     "generate m --top_k x": 2,
 }

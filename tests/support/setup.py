@@ -26,6 +26,21 @@ save_steps: 3
 save_interval: 0
 max_ckpt_num: 2
 """
+DPO = """
+recipe: {command: dpo}
+train_batch_size: 8
+micro_train_batch_size: 3
+max_epochs: 3
+learning_rate: 3.0e-3
+adam_betas: [0.9, 0.98]
+l2: 0.1
+eval_steps: 4
+patience: 50
+save_steps: 3
+save_interval: 0
+max_ckpt_num: 2
+"""
+KTO = f"{DPO}loss_type: kto\ndesirable_weight: 1.5\n"
 RL = """
 recipe: {command: rl}
 rollout_batch_size: 8
@@ -74,6 +89,8 @@ VARIANTS = {
     "several_updates": ("rl", SEVERAL_UPDATES),
     "ptx": ("rl", PTX),
     "sft": ("sft", SFT_WITH_TERMS),
+    "dpo": ("dpo", DPO),
+    "kto": ("dpo", KTO),
 }
 """Name -> (command, recipe)."""
 
@@ -118,14 +135,21 @@ class TinyTask:
         return [*words, *more]
 
 
+def _row(a: int, b: int) -> dict[str, object]:
+    right = f"{a + b:02d}"
+    # of unequal lengths, so that losses of whole responses see them
+    wrong = f"{a + b + 1 + (a + b) % 3}"
+    answers = {"label": right, "output": right, "chosen": right, "rejected": wrong}
+    return {"input": f"{a}+{b}=", **answers, "weight": 1 + a / 4}
+
+
 def make_task(folder: Path, server: ForkServer) -> TinyTask:
     """Write the data, build the model, and warm it up by supervised training."""
     folder.mkdir(parents=True, exist_ok=True)
     pairs = [(a, b) for a in range(NUM_OPERANDS) for b in range(NUM_OPERANDS)]
     random.Random(1).shuffle(pairs)
     for name, chosen in (("heldout", pairs[:NUM_HELD_OUT]), ("train", pairs[NUM_HELD_OUT:])):
-        sums = [(f"{a}+{b}=", f"{a + b:02d}", 1 + a / 4) for a, b in chosen]
-        rows = [{"input": asked, "label": answer, "output": answer, "weight": weight} for asked, answer, weight in sums]
+        rows = [_row(a, b) for a, b in chosen]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = TinyTask(folder)
     server.must_finish(*task.warm_up(), preludes=[("build_model", [str(folder / "untrained"), ALPHABET])])

@@ -57,7 +57,7 @@ def make_vision_task(root: Path, model_type: str = "qwen2_5_vl") -> VisionTask:
     tokenizer = build_character_tokenizer("abcdefghijklmnopqrstuvwxyz? +=0123456789:\n")
     model = build_vision_model(root / "model", tokenizer, model_type=model_type, sizes=sizes, seed=3, init_std=0.1)
     rows = [_row(root, number) for number in range(48)]
-    text = [{"input": f"{n % 10}+1=", "label": "r", "output": "r"} for n in range(16)]
+    text = [{"input": f"{n % 10}+1=", "label": "r", "output": "r", "chosen": "r", "rejected": "g"} for n in range(16)]
     mixed = [row for n in range(16) for row in (rows[2 * n], rows[2 * n + 1], text[n])]
     return VisionTask(
         root,
@@ -82,4 +82,5 @@ def _row(root: Path, number: int) -> dict[str, Any]:
     shade = tuple(max(0, min(255, value + (number * 7) % 21 - 10)) for value in COLOURS[name])
     file = root / f"{number:02d}.png"
     Image.new("RGB", (SIDE, SIDE), shade).save(file)
-    return {"input": "<image>colour?", "image": file.name, "label": name, "output": name}
+    pair = {"chosen": name, "rejected": "rgbw"[(number + 1) % 4]}
+    return {"input": "<image>colour?", "image": file.name, "label": name, "output": name, **pair}

@@ -39,7 +39,7 @@ def read_labels(tmp_path: Path, *rows: dict[str, Any], **options: Any) -> Loaded
 
 def test_a_pair_has_prompt_responses_margin_and_weight(tmp_path: Path) -> None:
     keys = PreferenceKeys(margin="m", weight="w")
-    loaded = read(tmp_path, {**PAIR, "m": 2, "w": 0.5}, keys=keys)
+    loaded = read(tmp_path, {**PAIR, "m": 2, "w": "0.5"}, keys=keys)
     (pair,) = loaded.pairs
     assert (pair.pair_id, pair.prompt.text, pair.chosen, pair.rejected) == ("p:0", "1+1?", " 2", " 3")
     assert (pair.margin, pair.weight) == (2.0, 0.5)

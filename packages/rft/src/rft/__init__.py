@@ -1,8 +1,8 @@
 """The library behind `rft-train`: from settings to a run. Reads no argv, prints nothing, holds no equation.
 
-`rft.grpo`, `rft.rl`, `rft.sft` and `rft.reward_model` train, `rft.evaluate` and `rft.generate` use a model, `rft.Run`
-is a run as an object (docs/python.md), and `rft.open_loop` gives a policy and a trainer for a loop of one's own
-(`rft.custom_loop`). The import of the package itself loads no torch.
+`rft.grpo`, `rft.rl`, `rft.sft`, `rft.dpo` and `rft.reward_model` train, `rft.evaluate` and `rft.generate` use a model,
+`rft.Run` is a run as an object (docs/python.md), and `rft.open_loop` gives a policy and a trainer for a loop of one's
+own (`rft.custom_loop`). The import of the package itself loads no torch.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rft.library.inference import generate as generate
     from rft.library.reward_service import serve_reward as serve_reward
     from rft.library.run import Run as Run
+    from rft.library.training_calls import dpo as dpo
     from rft.library.training_calls import grpo as grpo
     from rft.library.training_calls import reward_model as reward_model
     from rft.library.training_calls import rl as rl
@@ -49,6 +50,7 @@ __all__ = [
     "Trainer",
     "TrainingBatch",
     "TrainingSample",
+    "dpo",
     "evaluate",
     "generate",
     "grpo",
@@ -75,6 +77,7 @@ _PLACES = {
     "Trainer": "rft_trainer.loops.trainer",
     "TrainingBatch": "rft_trainer.batches.training_batch",
     "TrainingSample": "rft_trainer.records.rollouts",
+    "dpo": "rft.library.training_calls",
     "evaluate": "rft.library.inference",
     "generate": "rft.library.inference",
     "grpo": "rft.library.training_calls",

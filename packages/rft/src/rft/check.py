@@ -12,7 +12,8 @@ from rft.build.environment import enter_environment
 from rft.build.images import tokenizer_with_images
 from rft.build.rewards import check_reward
 from rft.build.rl_data import RlData, rl_data
-from rft.settings import RlSettings, RmSettings, SftSettings
+from rft.settings import DpoSettings, RlSettings, RmSettings, SftSettings
+from rft.stages.preference_data import PreferenceData, preference_data
 from rft.stages.rm import RmInputs, rm_inputs
 from rft.stages.sft import SftData, sft_data
 from rft_core.errors import ServiceError
@@ -159,6 +160,24 @@ class RmCheck:
         return TokenizedExample(title, pieces, [bool(mask) for mask in pack([sample]).loss_mask_T])
 
 
+@dataclass(frozen=True, slots=True)
+class DpoCheck:
+    """Data of a run on preferences, as its start would read them."""
+
+    tokenizer: HfTokenizer
+    data: PreferenceData
+
+    def check_reward(self) -> None:
+        """Return at once: nothing scores preferences."""
+
+    def first_example(self) -> TokenizedExample:
+        """Return the first chosen, or labelled, response token by token, and which of its tokens are learned."""
+        sample = self.data.training.samples[0]
+        title = f"{sample.sample_id} as the model sees it ({sample.num_tokens} tokens):"
+        learned = [bool(mask) for mask in pack([sample]).loss_mask_T]
+        return TokenizedExample(title, [self.tokenizer.decode([token]) for token in sample.token_ids], learned)
+
+
 def check_rl(settings: RlSettings, world_size: int) -> RlCheck:
     """Read and render the data of an RL run for `world_size` ranks.
 
@@ -183,6 +202,16 @@ def check_sft(settings: SftSettings, world_size: int) -> SftCheck:
     """
     tokenizer = tokenizer_with_images(settings.model, settings.images)
     return SftCheck(tokenizer, sft_data(settings, tokenizer, model_facts(settings.model.pretrain).max_positions))
+
+
+def check_dpo(settings: DpoSettings, world_size: int) -> DpoCheck:
+    """Read and render the rows of a run on preferences; their number does not depend on `world_size`.
+
+    Raises:
+        OptionsError, DataError: as the start would.
+    """
+    tokenizer = tokenizer_with_images(settings.model, settings.images)
+    return DpoCheck(tokenizer, preference_data(settings, tokenizer, model_facts(settings.model.pretrain).max_positions))
 
 
 def check_rm(settings: RmSettings, world_size: int) -> RmCheck:

@@ -49,6 +49,11 @@ from rft_trainer.settings.data import (
 from rft_trainer.settings.environment import EnvironmentSettings, EvalEnvironmentSettings
 from rft_trainer.settings.evaluation import EvaluationSampleSettings, EvaluationSettings, RlEvaluationSettings
 from rft_trainer.settings.images import ControlledImageSettings, GenerateImageSettings
+from rft_trainer.settings.preference_training import (
+    PreferenceDataSettings,
+    PreferenceLossSettings,
+    PreferenceTrainingSettings,
+)
 from rft_trainer.settings.pretraining import PretrainingSettings
 from rft_trainer.settings.reward_model import (
     AgreementSettings,
@@ -101,6 +106,25 @@ class SftSettings:
     data: SftDataSettings = field(default_factory=SftDataSettings)
     images: ControlledImageSettings = field(default_factory=ControlledImageSettings)
     training: SftTrainingSettings = field(default_factory=SftTrainingSettings)
+    optimizer: AdamSettings = field(default_factory=AdamSettings)
+    strategy: StrategySettings = field(default_factory=StrategySettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
+    watch: WatchSettings = field(default_factory=WatchSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpoSettings:
+    """Train a model on preferences between responses."""
+
+    model: ModelSettings
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
+    data: PreferenceDataSettings = field(default_factory=PreferenceDataSettings)
+    images: ControlledImageSettings = field(default_factory=ControlledImageSettings)
+    loss: PreferenceLossSettings = field(default_factory=PreferenceLossSettings)
+    training: PreferenceTrainingSettings = field(default_factory=PreferenceTrainingSettings)
     optimizer: AdamSettings = field(default_factory=AdamSettings)
     strategy: StrategySettings = field(default_factory=StrategySettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)

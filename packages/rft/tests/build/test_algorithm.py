@@ -343,8 +343,8 @@ def test_only_a_critic_has_a_head() -> None:
         ("gpro", "--advantage_estimator grpo"),
         ("ppo2", "--advantage_estimator ppo"),
         ("sft", ""),
-        ("dpo", ""),
-        ("kto", ""),
+        ("dpo", "rft-train dpo"),
+        ("kto", "rft-train dpo --loss_type kto"),
         ("qwertz", ""),
     ],
 )

@@ -17,6 +17,10 @@ fsdp zero_stage eval_steps save_path save_steps load_checkpoint nproc
 seed run_name log_interval use_wandb use_tensorboard
 """
 _OF_SFT = "output_key max_len packing_samples learning_rate held_out_rows patience"
+_OF_DPO = """
+chosen_key rejected_key loss_type beta label_smoothing reference_free rpo_alpha max_len learning_rate held_out_rows
+patience
+"""
 _OF_RL = """
 label_key reward reward_pretrain remote_rm_url advantage_estimator policy_loss eps_clip loss_agg_mode init_kl_coef
 rollout_batch_size n_samples_per_prompt num_episodes temperature top_p prompt_max_len generate_max_len
@@ -39,6 +43,30 @@ SFT = Command(
         held_out=Measure(name="loss", less_is_better=True),
         line=(Measure(name="policy/gradient_norm", label="norm"),),
         curves="sft/loss policy/gradient_norm",
+    ),
+    stage_result="run",
+)
+
+DPO = Command(
+    **asdict(commands.DPO),
+    summary="train a model on preferences between responses",
+    essential=_TRAINED + _OF_DPO,
+    training=Training(
+        purpose="train it on pairs of responses",
+        train="rft.stages.dpo:train",
+        check="rft.check:check_dpo",
+        workload="rft.planning.workload:SFT",
+        plan_lines="rft_cli.pages.run_plan:dpo_lines",
+        models="rft_cli.pages.run_plan:trained_model_lines",
+        next_commands="rft_cli.pages.advice:after_sft",
+        measure=Measure(name="dpo/loss", label="loss", less_is_better=True, digits=4),
+        held_out=Measure(name="accuracy", is_share=True),
+        line=(
+            Measure(name="dpo/accuracy", label="accuracy"),
+            Measure(name="dpo/margin", label="margin"),
+            Measure(name="policy/gradient_norm", label="norm"),
+        ),
+        curves="dpo/loss dpo/accuracy dpo/margin dpo/chosen_reward dpo/rejected_reward policy/gradient_norm",
     ),
     stage_result="run",
 )
@@ -115,6 +143,7 @@ BUILT_IN = (
         trains=True,
     ),
     SFT,
+    DPO,
     RM,
     RL,
     Command(
@@ -193,14 +222,14 @@ _NOT_YET = "not in this version"
 REFUSED_COMMANDS: dict[str, Refusal] = {
     "pretrain": Refusal(_NOT_YET, "rft-train sft"),
     "genrec": Refusal(_NOT_YET, "rft-train rl"),
-    "dpo": Refusal(_NOT_YET, "rft-train rl"),
     "doctor": Refusal(_NOT_YET, "rft-train check"),
     "report": Refusal(_NOT_YET, "rft-train runs show RUN"),
     "reward": Refusal("it has another name", "rft-train rm"),
-    **dict.fromkeys(
-        ("kto", "orpo", "ipo", "cdpo", "simpo"),
-        Refusal(f"{_NOT_YET}: it does not train on preferences", "rft-train rl --reward_pretrain DIR"),
-    ),
+    **{
+        name: Refusal("it is a loss of dpo", f"rft-train dpo --loss_type {name}")
+        for name in ("kto", "orpo", "ipo", "simpo", "cpo")
+    },
+    "cdpo": Refusal("it is dpo with smoothed labels", "rft-train dpo --label_smoothing 0.1"),
     "tokenizer": Refusal("a tokenizer is made together with a new model", "rft-train build"),
     "dashboard": Refusal(_NOT_YET, "rft-train runs"),
     "compare": Refusal(_NOT_YET, "rft-train runs"),

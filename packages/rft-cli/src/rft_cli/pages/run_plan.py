@@ -12,7 +12,9 @@ from rft.build.rl_data import RlData, response_limits
 from rft.config.commands import load
 from rft.process.machine import Machine
 from rft.resolved import Resolved
-from rft.settings import RlSettings, SftSettings
+from rft.settings import DpoSettings, RlSettings, SftSettings
+from rft.stages.dpo import REFERENCE_FILE, loss_record
+from rft.stages.preference_data import PreferenceData, ReadPreferences
 from rft.stages.sft import SftData
 from rft_cli.pages.run_plan_algorithm import algorithm_lines
 from rft_cli.pages.run_plan_layout import engine_line, strategy_line
@@ -121,7 +123,8 @@ def _constrained(settings: RlSettings) -> str:
     return f"; every response is one of the sequences of the task {task}" if task else ""
 
 
-def _preparation(settings: RlSettings | SftSettings) -> str:
+def _preparation(settings: RlSettings | SftSettings | DpoSettings) -> str:
+    """Return how rows are rendered."""
     data = settings.data
     how = "in the main thread"
     if data.num_workers:
@@ -188,6 +191,84 @@ def _held_out_line(settings: SftSettings, data: SftData) -> str:
     kept_out = settings.data.held_out_rows and not settings.data.eval_data
     origin = f", kept out of the training rows by seed {settings.run.seed}" if kept_out else ""
     return f"held out: {len(data.held_out):,} demonstrations{origin}"
+
+
+def dpo_lines(resolved: Resolved[DpoSettings], data: PreferenceData) -> list[tuple[str, list[str]]]:
+    """Titled groups of lines: the resolved plan of a run on preferences."""
+    settings, chosen, training = resolved.settings, resolved.settings.training, data.training
+    noun = training.noun
+    tokens = sum(sample.num_loss_tokens for sample in training.samples)
+    size = min(chosen.train_batch_size, training.num_rows)
+    held_out = data.held_out.num_rows if data.held_out else 0
+    kept_out = held_out and not settings.data.eval_data
+    origin = f", kept out of the training rows by seed {settings.run.seed}" if kept_out else ""
+    lines = [*_row_lines(training), f"held out: {held_out:,} {noun}{origin}"]
+    lines += [f"held out, {line}" for line in _left_out(data.held_out)] if data.held_out and not kept_out else []
+    return [
+        ("data", [*lines, *notes_on(resolved, data.notes)]),
+        ("preparation", [_preparation(settings)]),
+        (
+            "batches",
+            [
+                f"{training.num_rows:,} {noun} ({tokens:,} response tokens) / {size:,} = "
+                f"{-(-training.num_rows // size):,} steps an epoch, {data.num_steps:,} steps at most",
+                cut_line(
+                    chosen.micro_train_batch_size,
+                    chosen.max_tokens_per_micro_batch,
+                    chosen.packing_samples,
+                    kind=("sample", noun),
+                ),
+            ],
+        ),
+        ("loss", _loss_lines(settings)),
+        ("layout", [strategy_line(settings.strategy, bf16=settings.model.bf16)]),
+        ("saving", [saving_line(settings.checkpoint)]),
+    ]
+
+
+def _row_lines(training: ReadPreferences) -> list[str]:
+    """Return sources, lengths and every row that was left out (the first ten by name)."""
+    loaded = training.loaded
+    lines: list[str] = []
+    for spec in loaded.specs:
+        number = sum(prompt.source == spec.name for prompt in loaded.prompts)
+        share = "" if spec.probability is None else f", drawn with probability {spec.probability:g}"
+        lines.append(f"source {spec.name}: {number:,} rows from {spec.place}{share}")
+    lines += [f"skipped {error.problem.where}: {error.problem.what}" for error in loaded.skipped.problems]
+    longest = max(sample.num_tokens for sample in training.samples)
+    lines.append(f"longest prompt with a response: {longest} tokens")
+    return lines + _left_out(training)
+
+
+def _left_out(read: ReadPreferences) -> list[str]:
+    lines: list[str] = []
+    if read.left_out:
+        lines.append(f"left out, too long: {_named([f'{name} ({length})' for name, length in read.left_out])}")
+    if read.loaded.equal:
+        lines.append(f"left out, both responses equal: {_named(read.loaded.equal)}")
+    return lines
+
+
+def _named(names: list[str] | tuple[str, ...]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _loss_lines(settings: DpoSettings) -> list[str]:
+    """Return the loss with its numbers, and where its reference comes from."""
+    config = loss_record(settings.loss)
+    terms = [f"{config.loss_type}, beta {config.strength:g}"]
+    terms += [f"label smoothing {config.smoothing:g}"] if config.smoothing else []
+    terms += [f"divergence {config.f_divergence}"] if config.f_divergence != "reverse_kl" else []
+    terms += [f"gamma {config.simpo_gamma:g}"] if config.loss_type == "simpo" else []
+    terms += [f"likelihood x {config.cpo_alpha:g}"] if config.loss_type == "cpo" else []
+    terms += [f"excess tokens x {settings.loss.ld_alpha:g}"] if settings.loss.ld_alpha < 1 else []
+    terms += ["pairs weighted by the policy"] if config.use_weighting else []
+    terms += [f"+ {config.rpo_alpha:g} x likelihood of the chosen response"] if config.rpo_alpha else []
+    if not config.needs_reference:
+        return [", ".join(terms), "no reference: nothing is computed before the first step"]
+    start = "the model without its adapters" if settings.adapter.lora_rank else "the model as the run begins"
+    return [", ".join(terms), f"reference: {start}, asked once; its log-probs are kept in {REFERENCE_FILE}"]
 
 
 def rl_model_lines(resolved: Resolved[RlSettings], machine: Machine) -> list[tuple[str, list[str]]]:

@@ -22,7 +22,7 @@ _WIDTH = 60
 _MEASURED = {
     "accuracy": "accuracy",
     "reward": "mean reward",
-    "loss": "loss (nats a token)",
+    "loss": "loss",
     "calibration_error": "calibration error",
     "turns_mean": "turns of a conversation",
     "call_share": "turns with a well-formed call",

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 from rft_core.errors import DataError
@@ -85,6 +84,11 @@ class LoadedPairs:
     unused: tuple[str, ...] = ()
     """A sentence on each source that has columns which nothing reads."""
 
+    @property
+    def prompts(self) -> list[PromptRow]:
+        """Return the prompt of every row."""
+        return [pair.prompt for pair in self.pairs]
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedLabels:
@@ -97,6 +101,13 @@ class LoadedLabels:
     skipped: SkipLog
     notes: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    equal: tuple[str, ...] = ()
+    """None: a response that is compared with no other is equal to none."""
+
+    @property
+    def prompts(self) -> list[PromptRow]:
+        """Return the prompt of every row."""
+        return [response.prompt for response in self.responses]
 
 
 def load_pairs(
@@ -275,14 +286,17 @@ def _prompt(parts: Divided, source: str, index: int, columns: Columns, images: I
 
 
 def _number(row: Row, key: str, flag: str, columns: Columns, default: float) -> float:
-    """Return the number in a column; the default without a column."""
+    """Return the number in a column, which a file of text holds as text; the default without a column."""
     if not key:
         return default
     value = columns.field(row, key, flag)
-    is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
+    try:
+        number = math.nan if isinstance(value, bool) or value is None else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
         raise wrong_type(row, key, f"{type(value).__name__} {shown(value)}", "the field must be a finite number")
-    return float(value)
+    return number
 
 
 def _weight(row: Row, key: str, columns: Columns) -> float:

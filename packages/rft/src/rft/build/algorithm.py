@@ -40,8 +40,11 @@ AGGREGATIONS: dict[str, Aggregation] = {
 SHORTCUTS = {"use_gspo": "gspo", "use_gmpo": "gmpo", "use_cpg_loss": "cpgd"}
 """Switches that stand for a `policy_loss`."""
 
-_PREFERENCES = ("it learns from pairs of answers, and no command of this version trains on pairs", "")
-_OTHER_METHODS = dict.fromkeys(("dpo", "ipo", "kto", "orpo", "simpo", "cdpo"), _PREFERENCES) | {
+_PREFERENCES = "it learns from preferences between given responses, and no rewards"
+_OTHER_METHODS = {
+    "dpo": (_PREFERENCES, "rft-train dpo"),
+    "cdpo": (_PREFERENCES, "rft-train dpo --label_smoothing 0.1"),
+    **{name: (_PREFERENCES, f"rft-train dpo --loss_type {name}") for name in ("ipo", "kto", "orpo", "simpo", "cpo")},
     "rm": ("reward models are trained by a command of their own", "rft-train rm"),
 }
 """Methods that are no algorithms of reinforcement learning: why, and what to do."""

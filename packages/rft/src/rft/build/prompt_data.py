@@ -6,7 +6,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -157,10 +157,10 @@ def read_training(
     )
     _tell(loaded)
     _check_rows(loaded, row_check)
-    chosen = _first(loaded.prompts, rows.max_samples) if rows.max_samples else list(loaded.prompts)
+    chosen = first_rows(loaded.prompts, rows.max_samples) if rows.max_samples else list(loaded.prompts)
     # after the selection, so that images are exchanged among the rows that are used
     chosen = images.arranged(chosen)
-    kept, left_out = _render(
+    kept, left_out = render_rows(
         chosen,
         renderer_for(text, tokenizer, turns),
         prompt_max_len,
@@ -194,7 +194,7 @@ def with_label_column(read: Callable[[str], Rows], settings: RlSettings | EvalSe
     return read(""), ""
 
 
-def _first(prompts: Sequence[PromptRow], limit: int) -> list[PromptRow]:
+def first_rows(prompts: Sequence[PromptRow], limit: int) -> list[PromptRow]:
     """`limit` rows, from each source in proportion to its size, the first ones of each; global order is kept."""
     sizes = Counter(prompt.source for prompt in prompts)
     # by the quantile of a row within its source: the smallest are the first rows of each, in proportion
@@ -217,6 +217,11 @@ _HELD_OUT_FLAGS = {
         ("output_key", "eval_output_key"),
     )
 }
+
+
+def held_out_settings() -> AbstractContextManager[None]:
+    """Let errors of reading, which name the settings of training data, name those of held-out data."""
+    return renamed_settings(_HELD_OUT_FLAGS)
 
 
 @contextmanager
@@ -274,7 +279,7 @@ def read_held_out(
         _check_rows(loaded, row_check)
     _tell(loaded)
     chosen = images.arranged([prompt for prompt in loaded.prompts if not limit or prompt.index < limit])
-    kept, left_out = _render(chosen, renderer_for(text, tokenizer, turns), prompt_max_len, 0, 1, limit_flag)
+    kept, left_out = render_rows(chosen, renderer_for(text, tokenizer, turns), prompt_max_len, 0, 1, limit_flag)
     if left_out:
         name, length = max(left_out, key=lambda item: item[1])
         raise DataError(
@@ -365,7 +370,7 @@ def hold_out(
     return training, [samples[index] for index in sorted(chosen)]
 
 
-def _render(
+def render_rows(
     rows: Sequence[PromptRow],
     renderer: PromptRenderer,
     prompt_max_len: int,

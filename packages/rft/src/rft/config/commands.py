@@ -53,6 +53,12 @@ SFT = CommandSettings(
     rules="rft.config.rules.sft:problems",
     notes="rft.config.rules.sft:idle_settings",
 )
+DPO = CommandSettings(
+    name="dpo",
+    settings="rft.settings:DpoSettings",
+    rules="rft.config.rules.dpo:problems",
+    notes="rft.config.rules.dpo:idle_settings",
+)
 RM = CommandSettings(
     name="rm",
     settings="rft.settings:RmSettings",
@@ -77,7 +83,7 @@ CONFORMANCE = CommandSettings(
     rules="rft.config.rules.compared_engines:problems",
 )
 BUILD = CommandSettings(name="build", settings="rft.settings:BuildModelSettings")
-OWN = (SFT, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD)
+OWN = (SFT, DPO, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD)
 
 _PROGRAMS: list[Callable[[], Mapping[str, ConfiguredCommand]]] = []
 

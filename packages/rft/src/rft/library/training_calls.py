@@ -1,4 +1,4 @@
-"""Training from Python: `rft.grpo`, `rft.rl`, `rft.sft`, `rft.reward_model`, with the commands' settings as keywords.
+"""Training from Python: `rft.grpo`, `rft.rl`, `rft.sft`, `rft.dpo`, `rft.reward_model`, settings as typed keywords.
 
 ```python
 import rft
@@ -10,8 +10,8 @@ run = rft.grpo("Qwen/Qwen3-0.6B", [{"input": "2+3=", "label": "5"}], reward, max
 run.plot()
 ```
 
-They make the run that `rft-train rl`, `sft` and `rm` make: same settings, same errors, same directory. Nothing is
-printed; a notebook gets a panel.
+They make the run that `rft-train` makes with the command of that name: same settings, same errors, same directory.
+Nothing is printed; a notebook gets a panel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rft.config.commands import RL, RM, SFT
+from rft.config.commands import DPO, RL, RM, SFT, load
 from rft.config.origins import KEYWORD, GivenSetting
 from rft.front_end import FrontEnd
 from rft.library.callbacks import Callback, CallbackSink
@@ -42,7 +42,7 @@ from rft_trainer.settings.run import RunSettings
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from rft.library.keywords import RlKeywords, RmKeywords, SftKeywords
+    from rft.library.keywords import DpoKeywords, RlKeywords, RmKeywords, SftKeywords
 
 Config: TypeAlias = str | Path | Sequence[str | Path]
 """Files of settings, or directories of runs."""
@@ -152,6 +152,27 @@ def sft(
     return _trained(prepared, [*givens(SFT.name, settings), *own], config, callbacks, panel)
 
 
+def dpo(
+    model: Model,
+    data: Rows,
+    *,
+    eval_data: Rows | None = None,
+    tokenizer: object | None = None,
+    config: Config = (),
+    callbacks: Sequence[Callback] = (),
+    panel: bool | None = None,
+    **settings: Unpack[DpoKeywords],
+) -> Run:
+    """Train a model on preferences between responses, as `rft-train dpo` does, and return the run.
+
+    `loss_type` chooses among DPO (Rafailov et al. 2023, arXiv 2305.18290) and its relatives. Rows have the columns that
+    docs/preferences.md lists. Arguments and errors are those of `rl`; the settings are in docs/reference/dpo.md.
+    """
+    own = _places(model, data, eval_data, tokenizer)
+    prepared = resolved(DPO.name, settings, config, own)
+    return _trained(prepared, [*givens(DPO.name, settings), *own], config, callbacks, panel)
+
+
 def reward_model(
     model: Model,
     data: Rows,
@@ -228,14 +249,10 @@ def train(
             trained = stage.train(
                 prepared, command, in_place=in_place, front=front, reward=function, script=script, signals=signals
             )
-        elif prepared.command == RM.name:
-            from rft.stages import rm as preferences
-
-            trained = preferences.train(prepared, command, in_place=in_place, front=front, signals=signals)
         else:
-            from rft.stages import sft as supervised
-
-            trained = supervised.train(prepared, command, in_place=in_place, front=front, signals=signals)
+            # by name, since a stage brings torch
+            stage_train = load(f"rft.stages.{prepared.command}:train")
+            trained = stage_train(prepared, command, in_place=in_place, front=front, signals=signals)
     except SavedAfterSignal:
         # a callback ends a run as it likes; whoever interrupts the program wants no line after this one to run
         if signals.received != BY_PROGRAM:

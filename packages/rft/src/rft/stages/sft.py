@@ -144,7 +144,7 @@ def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, 
     refuse_unknown_parts(policy, settings.optimizer)
     parallel = parallelize(ShardablePolicy(policy), settings.strategy, settings.optimizer, machine, restored)
     progress, early_stop = Progress(), EarlyStop(chosen.patience, chosen.min_improvement, chosen.target_loss)
-    best = _best_weights(chosen, parallel, restored)
+    best = best_weights(chosen, parallel, restored)
     # before the saver, which restores what it remembers
     guard = make_guards(settings.run, started, progress, ["policy"], keeps_out=True)["policy"]
     ledger = make_ledger(data.mixture, data.training.data_hash, len(data.samples), chosen.max_epochs, settings.run.seed)
@@ -267,7 +267,7 @@ def _loss(settings: SftSettings, parallel: ParallelModel[CausalPolicy], machine:
     )
 
 
-def _best_weights(
+def best_weights(
     chosen: SftTrainingSettings, parallel: ParallelModel[CausalPolicy], restored: ResumePoint | None
 ) -> WeightsSnapshot | None:
     """Make the copy of the best weights where patience ends the run, since the best evaluation is then not the last."""

@@ -1,0 +1,89 @@
+"""Settings of `dpo` that contradict one another, or have no effect beside the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rft.config.rules.sourced_values import MakeProblem, SourcedValues, Values
+from rft.config.rules.training import idle_evaluation, training_problems
+from rft_algos.algorithms.preference import SMOOTHED, WITHOUT_REFERENCE
+from rft_core.errors import Problem
+from rft_trainer.settings.preference_training import PreferenceDataSettings, PreferenceLossSettings
+
+_OF_LOSS = {
+    "label_smoothing": SMOOTHED,
+    "f_divergence": ("sigmoid",),
+    "f_alpha": ("sigmoid",),
+    "simpo_gamma": ("simpo",),
+    "cpo_alpha": ("cpo",),
+    "discopop_tau": ("discopop",),
+    "desirable_weight": ("kto",),
+    "undesirable_weight": ("kto",),
+    "completion_key": ("kto",),
+    "label_key": ("kto",),
+}
+"""Settings that only some losses have."""
+
+
+class _Defaults(PreferenceLossSettings, PreferenceDataSettings):
+    """Defaults of both groups, by name."""
+
+
+_OF_PAIRS = {"ld_alpha": 1.0, "use_weighting": False, "rpo_alpha": 0.0}
+"""Settings of pairs with the value that turns them off."""
+
+
+def problems(given: SourcedValues) -> Iterator[Problem]:
+    """Yield the contradictions of preference training."""
+    values, make_problem = given.values, given.make_problem
+    yield from _nothing_to_wait_for(values, make_problem)
+    yield from _of_other_losses(given)
+    yield from _of_no_pair(values, make_problem)
+    if values["label_smoothing"] and values["f_divergence"] != "reverse_kl":
+        why = "smoothed labels are of the loss whose divergence is reverse_kl"
+        yield make_problem("dpo.smoothed_divergence", ["label_smoothing", "f_divergence"], why, "--label_smoothing 0")
+    yield from training_problems(given)
+
+
+def _nothing_to_wait_for(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
+    for name in ("patience", "target_loss"):
+        if values[name] and not values["eval_data"] and not values["held_out_rows"]:
+            why = f"{name} depends on the held-out loss, and no rows are held out"
+            yield make_problem("dpo.no_held_out", [name, "held_out_rows"], why, "--held_out_rows 200")
+
+
+def _of_other_losses(given: SourcedValues) -> Iterator[Problem]:
+    """Refuse a number of another loss: whoever gives it takes the run for one of that loss."""
+    for name, losses in _OF_LOSS.items():
+        # by the value: the file of a run that is continued gives every setting
+        if given.values[name] == _default(name) or given.values["loss_type"] in losses:
+            continue
+        why = f"{name} stands in the loss of {', '.join(losses)} alone"
+        yield given.make_problem("dpo.other_loss", [name, "loss_type"], why, f"--loss_type {losses[0]}")
+
+
+def _default(name: str) -> object:
+    return getattr(_Defaults, name)
+
+
+def _of_no_pair(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
+    if values["loss_type"] != "kto":
+        return
+    for name, off in _OF_PAIRS.items():
+        if values[name] != off:
+            why = f"kto has responses that are not compared, and {name} is of pairs"
+            yield make_problem("dpo.no_pairs", [name, "loss_type"], why, "--loss_type sigmoid")
+    if values["reference_free"]:
+        why = "the reference point of kto is a divergence from the reference"
+        yield make_problem("dpo.kto_reference", ["reference_free", "loss_type"], why, "--no_reference_free")
+
+
+def idle_settings(given: SourcedValues, defaults: Values) -> list[str]:
+    """Return a note for each given setting that has no effect beside the others."""
+    notes = idle_evaluation(given)
+    values, origins = given.values, given.origins
+    if values["reference_free"] and values["loss_type"] in WITHOUT_REFERENCE:
+        notes.append(f"reference_free ({origins['reference_free']}) has no effect: {values['loss_type']} has none")
+    if values["f_alpha"] != defaults["f_alpha"] and values["f_divergence"] != "alpha":
+        notes.append(f"f_alpha = {values['f_alpha']:g} ({origins['f_alpha']}) has no effect without f_divergence alpha")
+    return notes
