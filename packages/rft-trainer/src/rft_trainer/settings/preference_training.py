@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rft_algos.algorithms.preference import Divergence, PreferenceLoss, PreferenceLossType
 from rft_trainer.settings.data import HeldOutColumnSettings, HeldOutSettings, TrainRowsSettings
-from rft_trainer.settings.sft import SftTrainingSettings
+from rft_trainer.settings.sft import SequenceTrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class PreferenceLossSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreferenceTrainingSettings(SftTrainingSettings):
+class PreferenceTrainingSettings(SequenceTrainingSettings):
     """Epochs, batch sizes and early stopping of preference training."""
 
     learning_rate: float = field(default=1e-6, metadata={"above": 0.0})

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftTrainingSettings:
-    """Epochs, batch sizes and early stopping of supervised fine-tuning."""
+class SequenceTrainingSettings:
+    """Epochs, batch sizes and early stopping of training on sequences."""
 
     learning_rate: float = field(default=1e-5, metadata={"above": 0.0})
     """Peak learning rate."""
@@ -34,6 +34,20 @@ class SftTrainingSettings:
     max_len: int | None = field(default=None, metadata={"minimum": 2})
     """Maximum length of a sequence, in tokens; longer rows are refused and counted; none = what the model can take."""
 
+    patience: int = field(default=0, metadata={"minimum": 0})
+    """Evaluations without a better held-out loss after which the run ends, with the best weights; 0 = never early."""
+
+    min_improvement: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Fall of the held-out loss, in nats a token, that counts as better (with `patience`)."""
+
+    target_loss: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Held-out loss, in nats a token, at which the run ends; 0 = at none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftTrainingSettings(SequenceTrainingSettings):
+    """Epochs, batch sizes, loss and early stopping of supervised fine-tuning."""
+
     label_smoothing: float = field(default=0.0, metadata={"minimum": 0.0, "below": 1.0})
     """Share e of each target that the whole vocabulary has: the loss of a token is -(1 - e) log p(token) - e times the
     mean of log p over the vocabulary."""
@@ -43,12 +57,3 @@ class SftTrainingSettings:
 
     neftune_noise_alpha: float = field(default=0.0, metadata={"minimum": 0.0})
     """Noise on the embeddings while training: uniform in +- alpha / sqrt(tokens of the sample x width); 0 = none."""
-
-    patience: int = field(default=0, metadata={"minimum": 0})
-    """Evaluations without a better held-out loss after which the run ends, with the best weights; 0 = never early."""
-
-    min_improvement: float = field(default=0.0, metadata={"minimum": 0.0})
-    """Fall of the held-out loss, in nats a token, that counts as better (with `patience`)."""
-
-    target_loss: float = field(default=0.0, metadata={"minimum": 0.0})
-    """Held-out loss, in nats a token, at which the run ends; 0 = at none."""

@@ -18,17 +18,6 @@ class TrainingKeywords(TypedDict, total=False):
     gradient_checkpointing_mode: Literal["full", "selective"]
     gradient_checkpointing_every: int
     flash_attn: bool
-    freeze_prefix: str | bool
-    train_only_tokens_from: int
-    aux_loss_coef: float
-    fused_linear_logprob: bool
-    chunk_size: int
-    lora_rank: int
-    lora_alpha: float
-    lora_dropout: float
-    target_modules: str
-    lora_type: Literal["lora", "rslora", "dora"]
-    load_in_4bit: bool
     prompt_data_probs: str
     prompt_split: str
     max_samples: int
@@ -36,18 +25,8 @@ class TrainingKeywords(TypedDict, total=False):
     prefetch_factor: int
     dataloader_pin_memory: bool
     input_key: str
-    input_template: str
-    apply_chat_template: bool
-    system_prompt: str
     eval_split: str
     max_eval_samples: int
-    eval_input_key: str
-    images_key: str
-    limit_mm_image_per_prompt: int
-    mixed_mm_data: bool
-    max_pixels: int
-    min_pixels: int
-    shuffle_images: bool
     train_batch_size: int
     micro_train_batch_size: int
     max_tokens_per_micro_batch: int
@@ -116,7 +95,33 @@ class TrainingKeywords(TypedDict, total=False):
     fingerprint_steps: int
 
 
-class RlKeywords(TrainingKeywords, total=False):
+class PolicyKeywords(TrainingKeywords, total=False):
+    """Settings of a policy's training."""
+
+    freeze_prefix: str | bool
+    train_only_tokens_from: int
+    aux_loss_coef: float
+    fused_linear_logprob: bool
+    chunk_size: int
+    lora_rank: int
+    lora_alpha: float
+    lora_dropout: float
+    target_modules: str
+    lora_type: Literal["lora", "rslora", "dora"]
+    load_in_4bit: bool
+    input_template: str
+    apply_chat_template: bool
+    system_prompt: str
+    eval_input_key: str
+    images_key: str
+    limit_mm_image_per_prompt: int
+    mixed_mm_data: bool
+    max_pixels: int
+    min_pixels: int
+    shuffle_images: bool
+
+
+class RlKeywords(PolicyKeywords, total=False):
     """Settings of `rft-train rl`."""
 
     label_key: str
@@ -126,6 +131,8 @@ class RlKeywords(TrainingKeywords, total=False):
     reward_timeout: float
     reward_memory: float
     reward_variables: str
+    code_seconds: int
+    code_memory: float
     reward_weights: str
     reward_routes: str
     reward_source_key: str
@@ -273,6 +280,13 @@ class RlKeywords(TrainingKeywords, total=False):
     value_head_prefix: str
     save_value_network: bool
     freezing_actor_steps: int
+    pretrain_data: str
+    pretrain_data_probs: str
+    pretrain_split: str
+    pretrain_input_key: str
+    pretrain_output_key: str
+    pretrain_text_key: str
+    ptx_coef: float
     rollout_batch_size: int
     n_samples_per_prompt: int
     micro_rollout_batch_size: int
@@ -309,7 +323,7 @@ class RlKeywords(TrainingKeywords, total=False):
     max_unscored_share: float
 
 
-class SftKeywords(TrainingKeywords, total=False):
+class SftKeywords(PolicyKeywords, total=False):
     """Settings of `rft-train sft`."""
 
     output_key: str
@@ -319,38 +333,67 @@ class SftKeywords(TrainingKeywords, total=False):
     roles_to_train: str
     held_out_rows: int
     learning_rate: float
+    patience: int
+    min_improvement: float
+    target_loss: float
     label_smoothing: float
     z_loss_coef: float
     neftune_noise_alpha: float
+
+
+class DpoKeywords(PolicyKeywords, total=False):
+    """Settings of `rft-train dpo`."""
+
+    chosen_key: str
+    rejected_key: str
+    weight_key: str
+    completion_key: str
+    label_key: str
+    held_out_rows: int
+    loss_type: Literal[
+        "sigmoid",
+        "hinge",
+        "ipo",
+        "ipo_sum",
+        "exo_pair",
+        "nca_pair",
+        "robust",
+        "sppo_hard",
+        "apo_zero",
+        "apo_down",
+        "discopop",
+        "orpo",
+        "simpo",
+        "cpo",
+        "kto",
+    ]
+    beta: float | None
+    label_smoothing: float
+    reference_free: bool
+    f_divergence: Literal["reverse_kl", "forward_kl", "jensen_shannon", "alpha"]
+    f_alpha: float
+    simpo_gamma: float
+    cpo_alpha: float
+    discopop_tau: float
+    desirable_weight: float
+    undesirable_weight: float
+    ld_alpha: float
+    use_weighting: bool
+    rpo_alpha: float
+    learning_rate: float
     patience: int
     min_improvement: float
     target_loss: float
 
 
-class RmKeywords(TypedDict, total=False):
+class RmKeywords(TrainingKeywords, total=False):
     """Settings of `rft-train rm`."""
 
-    bf16: bool
-    model_code: str
-    device: Literal["auto", "cpu", "cuda"]
-    gradient_checkpointing: bool
-    gradient_checkpointing_mode: Literal["full", "selective"]
-    gradient_checkpointing_every: int
-    flash_attn: bool
     heads_types: str
     heads_weights: str
     pooling_method: Literal["last", "attn"]
     probing_layer: int
     scale_for_train: bool
-    prompt_data_probs: str
-    prompt_split: str
-    max_samples: int
-    num_workers: int
-    prefetch_factor: int
-    dataloader_pin_memory: bool
-    eval_split: str
-    max_eval_samples: int
-    input_key: str
     chosen_key: str
     rejected_key: str
     outcome_key: str
@@ -362,74 +405,8 @@ class RmKeywords(TypedDict, total=False):
     tie_margin: float
     center_rewards_coefficient: float
     learning_rate: float
-    max_epochs: int
-    max_steps: int
-    train_batch_size: int
-    micro_train_batch_size: int
-    max_tokens_per_micro_batch: int
-    packing_samples: bool
-    max_len: int | None
     patience: int
     min_improvement: float
-    lr_warmup_ratio: float
-    lr_schedule: Literal["cosine", "linear", "constant"]
-    min_lr_ratio: float
-    adam_betas: tuple[float, float]
-    adam_epsilon: float
-    l2: float
-    lr_factors: str
-    l2_factors: str
-    max_norm: float
-    fsdp: bool
-    shard_size: int | None
-    fsdp_cpu_offload: bool
-    zero_stage: int
-    zpg: int
-    overlap_comm: bool
-    sp_size: int
-    sp_mode: Literal["auto", "ulysses", "ring"]
-    tp_size: int
-    adam_offload: bool
-    use_mp_opt: bool
-    fp16: bool
-    meta_init: bool
-    enable_ema: bool
-    ema_decay: float
-    eval_steps: int
-    save_path: str
-    save_steps: int
-    save_interval: int
-    save_minutes: float
-    load_checkpoint: bool
-    ckpt_path: str
-    ckpt_weights_only: bool
-    ckpt_partial: str
-    accept_changes: str
-    max_ckpt_num: int
-    max_ckpt_mem: int
-    save_model_only: bool
-    async_save: bool
-    seed: int
-    debug: bool
-    run_name: str
-    log_interval: int
-    max_refused_steps: int
-    max_rows_set_aside: int
-    max_rollbacks: int
-    max_norm_spike: float
-    weight_check_steps: int
-    use_wandb: str | bool
-    wandb_org: str
-    wandb_group: str
-    wandb_run_name: str
-    use_tensorboard: str | bool
-    use_trackio: str | bool
-    nproc: int
-    watchdog_seconds: float
-    watchdog_first_seconds: float
-    watchdog_collective_seconds: float
-    heartbeat_seconds: float
-    fingerprint_steps: int
 
 
 class EvalKeywords(TypedDict, total=False):
@@ -456,6 +433,8 @@ class EvalKeywords(TypedDict, total=False):
     reward_timeout: float
     reward_memory: float
     reward_variables: str
+    code_seconds: int
+    code_memory: float
     reward_weights: str
     reward_routes: str
     reward_source_key: str
@@ -594,6 +573,8 @@ class ServeRewardKeywords(TypedDict, total=False):
     reward_timeout: float
     reward_memory: float
     reward_variables: str
+    code_seconds: int
+    code_memory: float
     reward_weights: str
     reward_routes: str
     reward_source_key: str

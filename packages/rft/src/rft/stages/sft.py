@@ -61,7 +61,7 @@ from rft_trainer.runs.checkpointing import Progress
 from rft_trainer.runs.rollback import Rollback
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
-from rft_trainer.settings.sft import SftTrainingSettings
+from rft_trainer.settings.sft import SequenceTrainingSettings
 from rft_trainer.update.numeric_guard import NumericGuard
 from rft_trainer.update.optimizer_step import MicroBatchLoss, Updater
 from rft_trainer.update.policy_loss import PolicyLoss
@@ -268,7 +268,7 @@ def _loss(settings: SftSettings, parallel: ParallelModel[CausalPolicy], machine:
 
 
 def best_weights(
-    chosen: SftTrainingSettings, parallel: ParallelModel[CausalPolicy], restored: ResumePoint | None
+    chosen: SequenceTrainingSettings, parallel: ParallelModel[CausalPolicy], restored: ResumePoint | None
 ) -> WeightsSnapshot | None:
     """Make the copy of the best weights where patience ends the run, since the best evaluation is then not the last."""
     if not chosen.patience:
