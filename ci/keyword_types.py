@@ -25,6 +25,12 @@ OWN_ARGUMENTS = {
     "generate": {"prompt"},
     "serve-reward": set(),
 }
+SCORING = ("RlKeywords", "EvalKeywords", "ServeRewardKeywords")
+BASES = {
+    "TrainingKeywords": ("Settings of every training.", ("RlKeywords", "SftKeywords")),
+    "RewardKeywords": ("Settings of everything that scores responses.", SCORING),
+}
+"""Meaning of each class that others share, and those that do."""
 
 HEADER = '''"""Keyword arguments of `rft.rl`, `rft.sft`, `rft.evaluate` and `rft.generate`: settings by name.
 
@@ -41,11 +47,19 @@ def keyword_types() -> str:
     """The text of the module."""
     tables = {name: _annotations(command) for name, command in CLASSES.items()}
     shared = {name: kind for name, kind in tables["RlKeywords"].items() if tables["SftKeywords"].get(name) == kind}
-    parts = [HEADER, _class("TrainingKeywords", "TypedDict, total=False", "Settings of every training.", shared)]
+    rewards = {
+        name: kind
+        for name, kind in tables["RlKeywords"].items()
+        if name not in shared and all(tables[other].get(name) == kind for other in SCORING)
+    }
+    bases = {"TrainingKeywords": shared, "RewardKeywords": rewards}
+    parts = [HEADER]
+    for name, (meaning, _) in BASES.items():
+        parts.append(_class(name, "TypedDict, total=False", meaning, bases[name]))
     for name, table in tables.items():
-        trains = name in ("RlKeywords", "SftKeywords")
-        base = "TrainingKeywords, total=False" if trains else "TypedDict, total=False"
-        own = {key: kind for key, kind in table.items() if not trains or key not in shared}
+        names = [base for base, (_, members) in BASES.items() if name in members]
+        own = {key: kind for key, kind in table.items() if not any(key in bases[base] for base in names)}
+        base = f"{', '.join(names or ['TypedDict'])}, total=False"
         parts.append(_class(name, base, f"Settings of `rft-train {CLASSES[name]}`.", own))
     return "\n\n".join(parts)
 

@@ -60,6 +60,8 @@ class RenderedPrompt:
     """The conversation that `text` renders; empty where it is plain text."""
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """All columns of the row, where code of the user scores."""
+    place: str = field(default="", compare=False)
+    """file:line of the row, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ class PromptRenderer:
             media,
             self.messages(prompt),
             prompt.columns,
+            prompt.place,
         )
 
     def text(self, prompt: PromptRow) -> str:

@@ -41,8 +41,6 @@ from rft_trainer.settings.images import GenerateImageSettings
 
 _LOG = logging.getLogger(__name__)
 Rows = TypeVar("Rows")
-RowCheck = Callable[[PromptRow], None]
-"""Check of a row, which raises `DataError` for one that cannot be used."""
 
 _CHUNK = 256
 _NO_IMAGES = ImageReading()
@@ -101,12 +99,8 @@ def read_training(
     prompt_max_len: int,
     images: ImageReading = _NO_IMAGES,
     whole_rows: bool = False,
-    row_check: RowCheck | None = None,
 ) -> PreparedPrompts:
-    """Read and render the rows to train on; with `whole_rows` they keep all columns, for code of the user.
-
-    `row_check` is called with every row.
-    """
+    """Read and render the rows to train on; with `whole_rows` they keep all columns, for code of the user."""
     if not rows.prompt_data:
         raise OptionsError(
             code="data.no_prompt_data",
@@ -127,7 +121,6 @@ def read_training(
         whole_rows=whole_rows,
     )
     _tell(loaded)
-    _check_rows(loaded, row_check)
     chosen = _first(loaded.prompts, rows.max_samples) if rows.max_samples else list(loaded.prompts)
     # after the selection, so that images are exchanged among the rows that are used
     chosen = images.arranged(chosen)
@@ -223,7 +216,6 @@ def read_held_out(
     prompt_max_len: int,
     images: ImageReading = _NO_IMAGES,
     whole_rows: bool = False,
-    row_check: RowCheck | None = None,
 ) -> tuple[RenderedPrompt, ...]:
     """The first `limit` held-out rows (0 = all); one that does not fit is an error, since it would change the score."""
     with _held_out_settings():
@@ -236,7 +228,6 @@ def read_held_out(
             images=images.column,
             whole_rows=whole_rows,
         )
-        _check_rows(loaded, row_check)
     _tell(loaded)
     chosen = images.arranged(loaded.prompts[:limit] if limit else loaded.prompts)
     kept, left_out = _render(chosen, renderer_for(text, tokenizer), prompt_max_len, 0, 1, "--prompt_max_len")
@@ -288,11 +279,6 @@ def given_prompts(
             do=f"--prompt_max_len {max(len(r.token_ids) for r in too_long)}",
         )
     return as_prompts(rendered)
-
-
-def _check_rows(loaded: LoadedPrompts, check: RowCheck | None) -> None:
-    for row in loaded.prompts if check is not None else ():
-        check(row)
 
 
 def _given_rows(data: GenerateDataSettings, column: ImageColumn | None) -> list[PromptRow]:

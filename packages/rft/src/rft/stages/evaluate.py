@@ -21,7 +21,6 @@ from rft.hub.run_settings import with_model_directories
 from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine
 from rft.reward_names import reads_columns
-from rft.reward_routes import row_check
 from rft.settings import EvalSettings
 from rft_algos.statistics import Interval, mean_interval, paired_difference_interval, wilson_interval
 from rft_core.errors import OptionsError, ServiceError
@@ -33,6 +32,7 @@ from rft_trainer.evaluation.task_metrics import TaskMetrics
 from rft_trainer.protocols import Collectives
 from rft_trainer.records.rollouts import Prompt, Rollout
 from rft_trainer.records.scores import Reward
+from rft_trainer.rewards.routes import require_routes
 from rft_trainer.runs.step_report import gather_rows, rollout_row
 
 
@@ -162,9 +162,9 @@ def _prompts(settings: EvalSettings, tokenizer: HfTokenizer) -> list[Prompt]:
         prompt_max_len=settings.sampling.prompt_max_len,
         images=row_images(settings.images, settings.output.seed),
         whole_rows=reads_columns(settings),
-        row_check=row_check(settings.reward),
     )
     rendered, _ = with_label_column(lambda key: read(label_key=key), settings)
+    require_routes(settings.reward, rendered)
     return as_prompts(rendered)
 
 
