@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -18,8 +19,6 @@ CLASSES = {
     "GenerateKeywords": "generate",
     "ServeRewardKeywords": "serve-reward",
 }
-TRAINING = ("RlKeywords", "SftKeywords", "DpoKeywords")
-"""Commands that train: what all of them have is written once."""
 ARGUMENTS = {"pretrain", "prompt_data", "reward"}
 """Settings that are arguments of their own."""
 OWN_ARGUMENTS = {
@@ -31,6 +30,10 @@ OWN_ARGUMENTS = {
     "generate": {"prompt"},
     "serve-reward": set(),
 }
+POLICIES = ("RlKeywords", "SftKeywords", "DpoKeywords")
+TRAINING = (*POLICIES, "RmKeywords")
+SCORING = ("RlKeywords", "EvalKeywords", "ServeRewardKeywords")
+"""Classes of commands that train a policy, that train, and that score responses: what all of them have is written once."""
 
 HEADER = '''"""Keyword arguments of the calls of `rft` that train, evaluate, generate and serve: settings by name.
 
@@ -46,24 +49,34 @@ from typing import Literal, TypedDict
 def keyword_types() -> str:
     """The text of the module."""
     tables = {name: _annotations(command) for name, command in CLASSES.items()}
-    policies = ("RlKeywords", "SftKeywords", "DpoKeywords")
-    of_policies = {
-        name: kind
-        for name, kind in tables["RlKeywords"].items()
-        if all(tables[other].get(name) == kind for other in policies)
+    rl = tables["RlKeywords"]
+
+    def common(names: Iterable[str], but: Iterable[str] = ()) -> dict[str, str]:
+        return {
+            key: kind
+            for key, kind in rl.items()
+            if key not in but and all(tables[name].get(key) == kind for name in names)
+        }
+
+    shared = common(TRAINING)
+    of_policies = common(POLICIES, but=shared)
+    rewards = common(SCORING, but={*shared, *of_policies})
+    bases = {
+        "TrainingKeywords": ("Settings of every training.", "TypedDict", shared),
+        "PolicyKeywords": ("Settings of a policy's training.", "TrainingKeywords", of_policies),
+        "RewardKeywords": ("Settings of everything that scores responses.", "TypedDict", rewards),
     }
-    shared = {name: kind for name, kind in of_policies.items() if tables["RmKeywords"].get(name) == kind}
-    of_policies = {name: kind for name, kind in of_policies.items() if name not in shared}
-    parts = [
-        HEADER,
-        _class("TrainingKeywords", "TypedDict, total=False", "Settings of every training.", shared),
-        _class("PolicyKeywords", "TrainingKeywords, total=False", "Settings of a policy's training.", of_policies),
-    ]
-    bases = dict.fromkeys(policies, "PolicyKeywords") | {"RmKeywords": "TrainingKeywords"}
+    parts = [HEADER, *(_class(name, f"{base}, total=False", why, keys) for name, (why, base, keys) in bases.items())]
     for name, table in tables.items():
-        base = f"{bases.get(name, 'TypedDict')}, total=False"
-        known = {} if name not in bases else shared if name == "RmKeywords" else shared | of_policies
+        names = ["PolicyKeywords"] if name in POLICIES else ["TrainingKeywords"] if name in TRAINING else []
+        names += ["RewardKeywords"] if name in SCORING else []
+        known = {
+            **(of_policies if name in POLICIES else {}),
+            **(shared if name in TRAINING else {}),
+            **(rewards if name in SCORING else {}),
+        }
         own = {key: kind for key, kind in table.items() if key not in known}
+        base = f"{', '.join(names or ['TypedDict'])}, total=False"
         parts.append(_class(name, base, f"Settings of `rft-train {CLASSES[name]}`.", own))
     return "\n\n".join(parts)
 

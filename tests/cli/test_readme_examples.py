@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 import rft
+from rft_cli.config.resolve import resolve
 from rft_models.tiny_models.text import build_character_model
 from rft_trainer.records.scores import RewardItem
 from rft_trainer.rewards.in_process import FunctionReward
+from rft_trainer.rewards.registry import reward_by_name
 
 ROOT = Path(__file__).parents[2]
 TOLD = {
@@ -59,6 +61,29 @@ def test_every_function_on_the_page_of_rewards_scores_the_row_that_it_is_about()
         right, wrong = reward([item, replace(item, response_text="abcd")])
         assert (right.value, wrong.value) == (3.0 if name == "one_response" else 1.0, 0.0), name
         assert dict(right.breakdown) == ({"length": 4.0} if name == "compute_score" else {})
+
+
+def test_every_example_of_a_rule_on_the_page_of_rewards_has_its_reward() -> None:
+    page = (ROOT / "docs" / "rewards.md").read_text()
+    table = page.partition("| rule | settings | label | response | reward |\n")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[1:]]
+    seen: set[str] = set()
+    for name, settings, label, response, value in rows:
+        given = dict(text.split("=", 1) for text in re.findall(r"`([^`]*)`", settings))
+        words = ["--pretrain", "m", "--reward", name.strip("`")]
+        for setting, text in given.items():
+            words += [f"--{setting}", *text.split(",")]
+        chosen = resolve("eval", words).settings.reward
+        options = {setting: getattr(chosen, setting) for setting in given}
+        reward = reward_by_name(chosen.reward, options=options)
+        try:
+            [score] = reward([RewardItem("p", "?", response.strip("`"), label.strip("`") or None, "stop", 1)])
+        finally:
+            reward.close()
+        assert score.value == pytest.approx(float(value), abs=1e-6), (name, settings, response)
+        seen.add(chosen.reward)
+    assert len(rows) == 17
+    assert seen == set(["numeric", "fuzzy", "choice", "format", "regex", "length", "language", "json_schema"])
 
 
 def test_the_page_of_runs_in_python_reads_a_run(

@@ -60,13 +60,15 @@ def test_parts_of_other_sources_are_absent() -> None:
 
 
 def test_weights_of_sources_that_a_call_lacks_are_no_error() -> None:
-    part = RewardComponent("routes", routed())
+    names = ("numeric", "format", "choice", "exact")
+    part = RewardComponent("routes", routed(), routed=names)
+    assert part.part_names == names
     weights = {"numeric": 0.9, "format/order": 0.5, "choice": 2.0}
-    combined = CombinedReward([part], weights, absent=routed().part_names)
+    combined = CombinedReward([part], weights)
     assert [score.value for score in combined(ITEMS[:2])] == [0.9, 2.0]
     assert [score.value for score in combined(ITEMS[1:2])] == [2.0]
     with pytest.raises(OptionsError, match="names nothing"):
-        CombinedReward([part], {"nothing": 1.0}, absent=routed().part_names)(ITEMS)
+        CombinedReward([part], {"nothing": 1.0})(ITEMS)
 
 
 def test_a_source_without_a_route_and_a_reward_without_a_score_have_a_status() -> None:

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 from rft.decoder_sizes import model_sizes
 from rft.reward_kinds import REWARD_KINDS
-from rft.reward_routes import routes_of
 from rft_core.errors import OptionsError
 from rft_dist.planning.memory_estimate import GIB
 from rft_trainer.installed_tasks.discovery import task_names
 from rft_trainer.rewards.in_process import IN_PROCESS
+from rft_trainer.rewards.routes import routes_of
 from rft_trainer.rewards.rules.table import find_rule
 from rft_trainer.rewards.servers.http_client import checked_url
 from rft_trainer.settings.rewards import RewardModelSettings, RewardSettings

@@ -113,7 +113,7 @@ def test_rows_are_read_with_the_settings_that_name_them(calls: Any, values: bool
         run=RlRunSettings(seed=5),
     )
     found = rl_data.rl_data(settings, calls.double("tokenizer"), 12)
-    read = "images='images', label_key='l', output_key=None, prompt_max_len=30, row_check=None, whole_rows=False)"
+    read = "images='images', label_key='l', output_key=None, prompt_max_len=30, whole_rows=False)"
     sizes = BatchSizes(
         rollout_batch_size=4,
         n_samples_per_prompt=2,

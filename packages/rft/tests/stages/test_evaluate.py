@@ -47,7 +47,7 @@ class Run:
         calls.replace(evaluate, with_model_directories=lambda settings: settings)
         calls.put(
             evaluate,
-            "make_engine row_images read_held_out sampling_options reads_columns row_check columns_of",
+            "make_engine row_images read_held_out sampling_options reads_columns require_routes columns_of",
             function_names=["exact"],
             tokenizer_with_images=calls.double("tokenizer"),
             enter_environment=environment,
@@ -83,10 +83,10 @@ def test_an_evaluation_gives_its_settings_to_the_parts_that_they_belong_to(calls
         "enter_environment(settings.conversation, tokenizer, stack)",
         "row_images(settings.images, 3)",
         "reads_columns(settings)",
-        "row_check(settings.reward)",
         "read_held_out('e.jsonl', data.eval_split, data.max_eval_samples, data, tokenizer, images=row_images(), "
         "label_key=data.label_key, output_key=None, prompt_max_len=settings.sampling.prompt_max_len, "
-        "row_check=row_check(), whole_rows=reads_columns())",
+        "whole_rows=reads_columns())",
+        "require_routes(settings.reward, read_held_out())",
         "as_prompts(read_held_out())",
         f"load_policy(model.pretrain, device=machine.device, dtype=torch.{'bfloat16' if bf16 else 'float32'})",
         "eval()",

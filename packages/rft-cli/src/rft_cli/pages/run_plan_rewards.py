@@ -7,7 +7,7 @@ from typing import Any
 
 from rft.build.environment import runs_in_processes
 from rft.build.judge import JudgeFacts
-from rft.build.rewards import FunctionFacts, RewardFacts, reward_facts
+from rft.build.rewards import RewardFacts, RewardFunctionFacts, reward_facts
 from rft.config.values import as_text
 from rft.settings import RlSettings
 from rft_trainer.settings.environment import EvalEnvironmentSettings
@@ -54,7 +54,7 @@ def _settings(settings: Mapping[str, Any]) -> str:
     return f" ({', '.join(known)})" if known else ""
 
 
-def _where_called(function: FunctionFacts, chosen: RewardSettings) -> str:
+def _where_called(function: RewardFunctionFacts, chosen: RewardSettings) -> str:
     """Return where a function runs, and for how long it may."""
     processes = f"{chosen.reward_workers} process{'es' if chosen.reward_workers > 1 else ''}"
     if function.runs == "here":

@@ -65,6 +65,8 @@ class RenderedPrompt:
     """Of a whole conversation: which of its tokens are learned; empty for a prompt."""
     weight: float = 1.0
     """Weight of the row in the loss of demonstrations."""
+    place: str = field(default="", compare=False)
+    """file:line of the row, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,7 @@ class PromptRenderer:
             self.messages(prompt),
             prompt.columns,
             weight=prompt.weight,
+            place=prompt.place,
         )
 
     def _conversation(self, prompt: PromptRow) -> RenderedPrompt:
@@ -170,6 +173,7 @@ class PromptRenderer:
             prompt.columns,
             tuple(learned),
             prompt.weight,
+            prompt.place,
         )
 
     def _encoded(self, prompt: PromptRow, masked: MaskedText) -> tuple[list[int], list[bool], StoredMedia | None]:

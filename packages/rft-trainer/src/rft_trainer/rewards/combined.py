@@ -19,6 +19,13 @@ class RewardComponent:
     reward: Reward
     waits: bool = False
     """Whether its time goes by in waiting for others, so that it may run beside the rest."""
+    routed: tuple[str, ...] = ()
+    """Names of its parts, where it is several that judge the rows of some sources each."""
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Names of its parts: its own, or those of the rewards behind its routes."""
+        return self.routed or (self.name,)
 
 
 class CombinedReward:
@@ -27,24 +34,16 @@ class CombinedReward:
     A response has a reward only where every part has one: a sum without a part is the sum of another task.
     """
 
-    def __init__(
-        self,
-        parts: Sequence[RewardComponent],
-        weights: Mapping[str, float] | None = None,
-        *,
-        absent: Collection[str] = (),
-    ) -> None:
+    def __init__(self, parts: Sequence[RewardComponent], weights: Mapping[str, float] | None = None) -> None:
         """Store the parts and their weights.
 
         Args:
             parts: with different names.
             weights: by names of breakdowns; a part that it does not name counts nothing. None: each part once.
-            absent: parts that no response of a call may have, because another source of rows has them.
         """
         assert len({part.name for part in parts}) == len(parts), [part.name for part in parts]
         self._parts = tuple(parts)
         self._weights = weights
-        self._absent = tuple(absent)
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
         """Score the items; raise `OptionsError` where a weight names something that no breakdown has."""
@@ -103,7 +102,9 @@ class CombinedReward:
             raise unknown_parts(self._weights or {}, unknown, known, "no weight of the model was changed by this step")
 
     def _may_be_absent(self, name: str) -> bool:
-        return any(name == part or name.startswith(f"{part}/") for part in self._absent)
+        """Return whether a part judges the rows of some sources, of which a call may hold none."""
+        routed = (name for part in self._parts for name in part.routed)
+        return any(name == part or name.startswith(f"{part}/") for part in routed)
 
 
 def unknown_parts(
@@ -120,8 +121,8 @@ def unknown_parts(
     # a reward by its name may give a part of another name: exact gives correctness
     meant = {name: entries[0] for name in unknown if len(entries := part_names(name)) == 1 and entries[0] in known}
     kept = {meant.get(name, name): weight for name, weight in weights.items() if name in known or name in meant}
-    whole = sorted(name for name in known if name.rpartition("/")[0] not in known)
-    kept = kept or dict.fromkeys(whole, 1.0)
+    outermost = sorted(name for name in known if name.rpartition("/")[0] not in known)
+    kept = kept or dict.fromkeys(outermost, 1.0)
     return OptionsError(
         code="reward.unknown_part",
         what=f"reward_weights names {', '.join(unknown)}; the parts are {', '.join(sorted(known))}",

@@ -21,10 +21,10 @@ class NamedReward:
         return [self._named(score) for score in self.reward(items)]
 
     def close(self) -> None:
-        """Close the reward."""
+        """Close the reward that has the name."""
         self.reward.close()
 
     def _named(self, score: Score) -> Score:
-        whole = {} if score.value is None else {self.name: score.value}
+        total = {} if score.value is None else {self.name: score.value}
         parts = {f"{self.name}/{part}": value for part, value in score.breakdown.items() if part != self.name}
-        return replace(score, breakdown=whole | parts)
+        return replace(score, breakdown=total | parts)

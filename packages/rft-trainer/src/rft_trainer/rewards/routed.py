@@ -72,11 +72,6 @@ class RoutedReward:
             for item, own, scores in zip(items, names, found, strict=True)
         ]
 
-    @property
-    def part_names(self) -> tuple[str, ...]:
-        """Names of its components, each of which is absent from the responses of other sources."""
-        return tuple(part.name for part in self._parts.values())
-
     def close(self) -> None:
         """Close the reward of every part."""
         for part in self._parts.values():

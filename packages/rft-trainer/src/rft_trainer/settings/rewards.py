@@ -88,7 +88,7 @@ class JudgeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardFunctionSettings:
-    """Which rewards score a response, and the processes that run them."""
+    """The rewards that score a response, and the processes that run them."""
 
     reward: str = ""
     """Rewards joined by commas, added up: each the name of a rule or an installed task, or a function of your own as

@@ -43,8 +43,6 @@ from rft_trainer.settings.images import GenerateImageSettings
 
 _LOG = logging.getLogger(__name__)
 Rows = TypeVar("Rows")
-RowCheck = Callable[[PromptRow], None]
-"""Check of a row, which raises `DataError` for one that cannot be used."""
 
 _CHUNK = 256
 _NO_IMAGES = ImageReading()
@@ -127,12 +125,10 @@ def read_training(
     turns: TrainedTurns | None = None,
     limit_flag: str = "--prompt_max_len",
     weight_key: str = "",
-    row_check: RowCheck | None = None,
 ) -> PreparedPrompts:
     """Read and render the rows to train on; with `whole_rows` they keep all columns, for code of the user.
 
     `turns`: of whole conversations, which are read as such then; None = the last reply is what a prompt is asked for.
-    `row_check` is called with every row.
     """
     if not rows.prompt_data:
         raise OptionsError(
@@ -156,7 +152,6 @@ def read_training(
         weight_key=weight_key or None,
     )
     _tell(loaded)
-    _check_rows(loaded, row_check)
     chosen = first_rows(loaded.prompts, rows.max_samples) if rows.max_samples else list(loaded.prompts)
     # after the selection, so that images are exchanged among the rows that are used
     chosen = images.arranged(chosen)
@@ -259,7 +254,6 @@ def read_held_out(
     whole_rows: bool = False,
     turns: TrainedTurns | None = None,
     limit_flag: str = "--prompt_max_len",
-    row_check: RowCheck | None = None,
 ) -> tuple[RenderedPrompt, ...]:
     """The first `limit` held-out rows of each set (0 = all).
 
@@ -276,7 +270,6 @@ def read_held_out(
             whole_rows=whole_rows,
             conversations=turns is not None,
         )
-        _check_rows(loaded, row_check)
     _tell(loaded)
     chosen = images.arranged([prompt for prompt in loaded.prompts if not limit or prompt.index < limit])
     kept, left_out = render_rows(chosen, renderer_for(text, tokenizer, turns), prompt_max_len, 0, 1, limit_flag)
@@ -328,11 +321,6 @@ def given_prompts(
             do=f"--prompt_max_len {max(len(r.token_ids) for r in too_long)}",
         )
     return as_prompts(rendered)
-
-
-def _check_rows(loaded: LoadedPrompts, check: RowCheck | None) -> None:
-    for row in loaded.prompts if check is not None else ():
-        check(row)
 
 
 def _given_rows(data: GenerateDataSettings, column: ImageColumn | None) -> list[PromptRow]:

@@ -30,7 +30,6 @@ from rft.reward_names import (
     server_places,
     weights_of,
 )
-from rft.reward_routes import routes_of
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import OptionsError
 from rft_models.reward_model.loading import load_reward_model
@@ -44,7 +43,8 @@ from rft_trainer.rewards.in_process import IN_PROCESS
 from rft_trainer.rewards.named import NamedReward
 from rft_trainer.rewards.registry import reward_by_name, reward_names
 from rft_trainer.rewards.reward_model import ModelReward
-from rft_trainer.rewards.routed import RoutedReward
+from rft_trainer.rewards.routed import RoutedReward, Routes
+from rft_trainer.rewards.routes import routes_of
 from rft_trainer.rewards.rules.table import RuleRuns, find_rule
 from rft_trainer.rewards.servers.remote_reward_model import RemoteReward
 from rft_trainer.rewards.user_function import RewardTrial
@@ -94,14 +94,10 @@ def build_reward(
         for kind in build_order():
             for part in kind.build(settings, machine):
                 add(part)
-        names = [part.reward.part_names if isinstance(part.reward, RoutedReward) else [part.name] for part in parts]
-        _refuse_equal_names([name for own in names for name in own])
+        _refuse_equal_names([name for part in parts for name in part.part_names])
         # all parts were built: from here the reward closes them
         built.pop_all()
-    if len(parts) == 1 and weights is None:
-        return parts[0].reward
-    absent = [name for part in parts if isinstance(part.reward, RoutedReward) for name in part.reward.part_names]
-    return CombinedReward(parts, weights, absent=absent) if absent else CombinedReward(parts, weights)
+    return parts[0].reward if len(parts) == 1 and weights is None else CombinedReward(parts, weights)
 
 
 def check_reward(settings: RlSettings, prompts: Sequence[Prompt]) -> list[RewardTrial]:
@@ -112,27 +108,37 @@ def check_reward(settings: RlSettings, prompts: Sequence[Prompt]) -> list[Reward
     require_image_rewards(settings)
     columns, routes = columns_of(prompts), routes_of(settings.reward)
     trials = [_trial(settings, name, prompts[0], columns) for name in function_names(settings)]
-    for name in routes.names if routes else ():
-        # a row of its own; where there is none, the reward is made all the same, and judges the first row
-        sources = [routes.of(routes.source_of(prompt.columns, prompt.source)) for prompt in prompts]
-        own = (prompt for prompt, names in zip(prompts, sources, strict=True) if name in (names or ()))
-        trials.append(_trial(settings, name, next(own, prompts[0]), columns))
+    if routes is not None:
+        trials += _routed_trials(settings, routes, prompts, columns)
     for kind in build_order():
         kind.check(settings)
     return trials
 
 
+def _routed_trials(
+    settings: RlSettings, routes: Routes, prompts: Sequence[Prompt], columns: Mapping[str, str]
+) -> list[RewardTrial]:
+    """Return a call of each reward of the routes with a row of its own.
+
+    Where there is no such row, the reward is made all the same, and judges the first row.
+    """
+    first: dict[str, Prompt] = {}
+    for prompt in prompts:
+        for name in routes.of(routes.source_of(prompt.columns, prompt.source)) or ():
+            first.setdefault(name, prompt)
+    return [_trial(settings, name, first.get(name, prompts[0]), columns) for name in routes.names]
+
+
 def _trial(settings: RlSettings, name: str, prompt: Prompt, columns: Mapping[str, str]) -> RewardTrial:
     """Return a call of a reward: a function of a user says itself what it was given."""
     # made and closed at once: a function that cannot be imported shows itself here
-    part, items = _function_part(settings, name, columns), trial_items(prompt)
-    reward = part.reward.reward if isinstance(part.reward, NamedReward) else part.reward
+    reward, items = _made(settings.reward, name, columns), trial_items(prompt)
     try:
         call = getattr(reward, "trial", None)
         if call is not None:
             return call(items)
         return RewardTrial(
-            written=f"the rule {part.name}, on {prompt.prompt_id}",
+            written=f"the rule {part_of(name)}, on {prompt.prompt_id}",
             place="",
             arguments={"label": prompt.label},
             responses=tuple(item.response_text for item in items),
@@ -173,8 +179,8 @@ class RewardModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionFacts:
-    """A reward function."""
+class RewardFunctionFacts:
+    """One of the reward functions, before anything is loaded."""
 
     name: str
     runs: RuleRuns
@@ -191,7 +197,7 @@ class FunctionFacts:
 class RewardFacts:
     """The parts of a run's reward, before anything is loaded."""
 
-    functions: tuple[FunctionFacts, ...]
+    functions: tuple[RewardFunctionFacts, ...]
     models: tuple[RewardModelFacts, ...]
     models_stay: bool
     """On the device between their phases."""
@@ -241,14 +247,15 @@ def reward_facts(settings: RlSettings) -> RewardFacts:
     )
 
 
-def _function_facts(settings: RlSettings) -> tuple[FunctionFacts, ...]:
+def _function_facts(settings: RlSettings) -> tuple[RewardFunctionFacts, ...]:
     routes = routes_of(settings.reward)
     sources: dict[str, list[str]] = {name: [] for name in function_names(settings)}
-    for source, names in (routes.by_source if routes else {}).items():
+    by_source: Mapping[str, tuple[str, ...]] = routes.by_source if routes else {}
+    for source, names in by_source.items():
         for name in names:
             sources.setdefault(name, []).append(source)
     return tuple(
-        FunctionFacts(
+        RewardFunctionFacts(
             name=name.removeprefix(IN_PROCESS),
             runs=_where_it_runs(name),
             package=package_of(name) if name in task_names() else "",
@@ -303,7 +310,8 @@ def _functions(
                 parts[name] = _function_part(settings, name, columns, log)
                 built.callback(parts[name].reward.close)
             built.pop_all()
-        yield RewardComponent("routes", RoutedReward(routes, parts))
+        names = tuple(part.name for part in parts.values())
+        yield RewardComponent("routes", RoutedReward(routes, parts), routed=names)
 
 
 def _under_its_name(part: RewardComponent) -> RewardComponent:
@@ -314,13 +322,17 @@ def _function_part(
     settings: RlSettings | EvalSettings, name: str, columns: Mapping[str, str], log: Path | None = None
 ) -> RewardComponent:
     """Make the component of one name, whose parts stand under it beside others."""
-    chosen = settings.reward
+    part = RewardComponent(part_of(name), _made(settings.reward, name, columns, log))
+    return _under_its_name(part) if are_named(settings) else part
+
+
+def _made(chosen: RewardSettings, name: str, columns: Mapping[str, str], log: Path | None = None) -> Reward:
     # a name that is written down; the built-in default means nothing else, whatever is installed
     if chosen.reward or chosen.reward_routes:
         refuse_built_in(name, reward_names(), flag="--reward")
     limits = user_code_limits(chosen.reward_memory, chosen.reward_variables)
     try:
-        reward = reward_by_name(
+        return reward_by_name(
             name,
             num_workers=chosen.reward_workers,
             timeout=chosen.reward_timeout,
@@ -331,8 +343,6 @@ def _function_part(
         )
     except OptionsError as error:
         raise among_others(error, name, chosen) from error
-    part = RewardComponent(part_of(name), reward)
-    return _under_its_name(part) if are_named(settings) else part
 
 
 def server_components(commands: RlSettings | EvalSettings, machine: Machine | None = None) -> list[RewardComponent]:

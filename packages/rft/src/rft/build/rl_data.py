@@ -22,7 +22,6 @@ from rft.build.prompt_data import (
 )
 from rft.build.reward_parts import unit_test_notes
 from rft.reward_names import reads_columns
-from rft.reward_routes import row_check
 from rft.settings import EvalSettings, RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_core.errors import OptionsError
@@ -35,6 +34,7 @@ from rft_trainer.data.rendering import RenderedPrompt
 from rft_trainer.evaluation.task_metrics import TaskMetrics
 from rft_trainer.loops.rl import StepConfig
 from rft_trainer.records.rollouts import Prompt, TrainingSample
+from rft_trainer.rewards.routes import require_routes
 from rft_trainer.settings.data import PromptTextSettings, TrainRowsSettings
 
 
@@ -133,10 +133,8 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
         prompt_max_len=settings.sampling.prompt_max_len,
         images=images,
         whole_rows=whole_rows,
-        row_check=row_check(settings.reward),
     )
     training, label_key = with_label_column(lambda key: read(label_key=key), settings)
-    held_out: list[Prompt] = []
     rendered: Sequence[RenderedPrompt] = ()
     if data.eval_data:
         rendered = read_held_out(
@@ -150,9 +148,9 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
             prompt_max_len=settings.sampling.prompt_max_len,
             images=images,
             whole_rows=whole_rows,
-            row_check=row_check(settings.reward),
         )
-        held_out = as_prompts(rendered)
+    require_routes(settings.reward, [*training.rendered, *rendered])
+    held_out = as_prompts(rendered) if rendered else []
     prompts = training.prompts()
     sizes = BatchSizes(
         rollout_batch_size=batch.rollout_batch_size,

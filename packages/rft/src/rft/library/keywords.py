@@ -121,12 +121,9 @@ class PolicyKeywords(TrainingKeywords, total=False):
     shuffle_images: bool
 
 
-class RlKeywords(PolicyKeywords, total=False):
-    """Settings of `rft-train rl`."""
+class RewardKeywords(TypedDict, total=False):
+    """Settings of everything that scores responses."""
 
-    label_key: str
-    eval_metrics: str
-    eval_label_key: str
     reward_workers: int
     reward_timeout: float
     reward_memory: float
@@ -166,7 +163,6 @@ class RlKeywords(PolicyKeywords, total=False):
         "th",
     ]
     json_schema: str
-    shuffle_rewards: bool
     reward_pretrain: str
     reward_offload: Literal["auto", "held", "phase"]
     reward_batch_tokens: int
@@ -185,6 +181,15 @@ class RlKeywords(PolicyKeywords, total=False):
     judge_pattern: str
     judge_range: tuple[float, float]
     judge_max_new_tokens: int
+
+
+class RlKeywords(PolicyKeywords, RewardKeywords, total=False):
+    """Settings of `rft-train rl`."""
+
+    label_key: str
+    eval_metrics: str
+    eval_label_key: str
+    shuffle_rewards: bool
     environment: str
     environment_workers: int
     environment_memory: float
@@ -409,7 +414,7 @@ class RmKeywords(TrainingKeywords, total=False):
     min_improvement: float
 
 
-class EvalKeywords(TypedDict, total=False):
+class EvalKeywords(RewardKeywords, total=False):
     """Settings of `rft-train eval`."""
 
     bf16: bool
@@ -429,63 +434,6 @@ class EvalKeywords(TypedDict, total=False):
     max_pixels: int
     min_pixels: int
     shuffle_images: bool
-    reward_workers: int
-    reward_timeout: float
-    reward_memory: float
-    reward_variables: str
-    code_seconds: int
-    code_memory: float
-    reward_weights: str
-    reward_routes: str
-    reward_source_key: str
-    number_tolerance: float
-    number_relative_tolerance: float
-    fuzzy_measure: Literal["f1", "ratio"]
-    choice_options_key: str
-    format_tags: str
-    response_pattern: str
-    response_pattern_match: Literal["search", "full"]
-    length_range: tuple[int, int]
-    length_slack: int
-    length_unit: Literal["tokens", "characters"]
-    response_language: Literal[
-        "",
-        "en",
-        "de",
-        "fr",
-        "es",
-        "it",
-        "pt",
-        "nl",
-        "zh",
-        "ja",
-        "ko",
-        "ru",
-        "el",
-        "ar",
-        "he",
-        "hi",
-        "th",
-    ]
-    json_schema: str
-    reward_pretrain: str
-    reward_offload: Literal["auto", "held", "phase"]
-    reward_batch_tokens: int
-    remote_rm_url: str
-    remote_rm_timeout: float
-    remote_rm_batch_size: int
-    remote_rm_concurrency: int
-    remote_rm_retries: int
-    reward_wait: float
-    on_reward_outage: Literal["stop", "unscored"]
-    judge_pretrain: str
-    judge_url: str
-    judge_model: str
-    judge_template: str
-    task_instruction: str
-    judge_pattern: str
-    judge_range: tuple[float, float]
-    judge_max_new_tokens: int
     environment: str
     environment_workers: int
     environment_memory: float
@@ -555,7 +503,7 @@ class GenerateKeywords(TypedDict, total=False):
     output: str
 
 
-class ServeRewardKeywords(TypedDict, total=False):
+class ServeRewardKeywords(RewardKeywords, total=False):
     """Settings of `rft-train serve-reward`."""
 
     host: str
@@ -569,60 +517,3 @@ class ServeRewardKeywords(TypedDict, total=False):
     request_read_timeout: float
     bf16: bool
     device: Literal["auto", "cpu", "cuda"]
-    reward_workers: int
-    reward_timeout: float
-    reward_memory: float
-    reward_variables: str
-    code_seconds: int
-    code_memory: float
-    reward_weights: str
-    reward_routes: str
-    reward_source_key: str
-    number_tolerance: float
-    number_relative_tolerance: float
-    fuzzy_measure: Literal["f1", "ratio"]
-    choice_options_key: str
-    format_tags: str
-    response_pattern: str
-    response_pattern_match: Literal["search", "full"]
-    length_range: tuple[int, int]
-    length_slack: int
-    length_unit: Literal["tokens", "characters"]
-    response_language: Literal[
-        "",
-        "en",
-        "de",
-        "fr",
-        "es",
-        "it",
-        "pt",
-        "nl",
-        "zh",
-        "ja",
-        "ko",
-        "ru",
-        "el",
-        "ar",
-        "he",
-        "hi",
-        "th",
-    ]
-    json_schema: str
-    reward_pretrain: str
-    reward_offload: Literal["auto", "held", "phase"]
-    reward_batch_tokens: int
-    remote_rm_url: str
-    remote_rm_timeout: float
-    remote_rm_batch_size: int
-    remote_rm_concurrency: int
-    remote_rm_retries: int
-    reward_wait: float
-    on_reward_outage: Literal["stop", "unscored"]
-    judge_pretrain: str
-    judge_url: str
-    judge_model: str
-    judge_template: str
-    task_instruction: str
-    judge_pattern: str
-    judge_range: tuple[float, float]
-    judge_max_new_tokens: int

@@ -19,13 +19,13 @@ from rft.hub.run_settings import with_model_directories
 from rft.process.machine import open_machine
 from rft.reward_kinds import build_order
 from rft.reward_names import all_functions, rule_columns
-from rft.reward_routes import routes_of
 from rft.serving.addresses import is_loopback
 from rft.serving.scoring_queue import Counters, ScoringQueue
 from rft.settings import EvalSettings, ServeRewardSettings, ServingSettings
 from rft_core.errors import OptionsError, ServiceError, install_command
 from rft_models.settings import WeightsSettings
 from rft_trainer.records.scores import Reward
+from rft_trainer.rewards.routes import routes_of
 from rft_trainer.rewards.servers.http_client import TOKEN
 
 _START_SECONDS = 30.0

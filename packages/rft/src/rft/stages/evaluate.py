@@ -23,7 +23,6 @@ from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine
 from rft.resolved import with_values
 from rft.reward_names import function_names, reads_columns
-from rft.reward_routes import row_check
 from rft.settings import EvalSettings
 from rft.stages.evaluation_compare import ComparedWith, compared_with
 from rft.stages.evaluation_output import checked_output, manifest_of, partial_rows, write_output
@@ -41,6 +40,7 @@ from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
 from rft_trainer.evaluation.task_metrics import TaskMetrics
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import Reward
+from rft_trainer.rewards.routes import require_routes
 from rft_trainer.rewards.voted_answers import answer_reader
 from rft_trainer.runs.step_report import rollout_row
 from rft_trainer.settings.evaluation import parse_ks
@@ -249,9 +249,9 @@ def _prompts(settings: EvalSettings, tokenizer: HfTokenizer) -> list[Prompt]:
         prompt_max_len=settings.sampling.prompt_max_len,
         images=row_images(settings.images, settings.output.seed),
         whole_rows=reads_columns(settings) or bool(settings.output.eval_by),
-        row_check=row_check(settings.reward),
     )
     rendered, _ = with_label_column(lambda key: read(label_key=key), settings)
+    require_routes(settings.reward, rendered)
     return as_prompts(rendered)
 
 

@@ -15,7 +15,7 @@ from rft_trainer.rewards.rules.final_answer import final_answer
 from rft_trainer.rewards.rules.normalized_text import normalized
 from rft_trainer.rewards.rules.table import RuleContext
 
-_ALONE = re.compile(r"\W{0,3}(?:\\text\{)?\(?([A-Za-z])(?:[).:}\s*]|$)")
+_FIRST_LETTER = re.compile(r"\W{0,3}(?:\\text\{)?\(?([A-Za-z])(?:[).:}\s*]|$)")
 _SAID = re.compile(r"(?i:answer|choice|option)\s{0,3}(?i:is|:)?\s{0,3}:?\s{0,3}\*{0,2}\(?([A-HJ-Z])(?![A-Za-z0-9'])")
 """Without I, which begins sentences: it is read in brackets and in marked answers."""
 _BRACKETS = re.compile(r"\(([A-Z])\)")
@@ -90,10 +90,10 @@ def chosen_letter(response: str, options: Sequence[str]) -> str | None:
     said = _SAID.findall(text) or _BRACKETS.findall(text)
     if said:
         return said[-1]
-    alone = _ALONE.match(text.strip())
+    first = _FIRST_LETTER.match(text.strip())
     # a response that begins with "a" or "I" begins a sentence, unless nothing else stands there
-    is_word = alone is not None and alone[1] in "aAI" and alone.end() < len(text.strip()) and alone[0][-1:].isspace()
-    return None if alone is None or is_word else alone[1].upper()
+    is_word = first is not None and first[1] in "aAI" and first.end() < len(text.strip()) and first[0][-1:].isspace()
+    return None if first is None or is_word else first[1].upper()
 
 
 def _position(text: str, options: Sequence[str]) -> int | None:

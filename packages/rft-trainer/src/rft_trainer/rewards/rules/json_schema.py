@@ -113,10 +113,11 @@ def _fault_of(schema: Any) -> str:
             state="nothing was started",
             do=install_command("json-schema"),
         ) from error
-    if not isinstance(schema, dict | bool):
+    if not isinstance(schema, dict):
         return "a schema is an object"
+    known = cast("dict[str, Any]", schema)
     try:
-        validator_for(schema).check_schema(schema)
+        validator_for(known).check_schema(known)
     except SchemaError as error:
         return f"{error.json_path}: {error.message}"
     return ""

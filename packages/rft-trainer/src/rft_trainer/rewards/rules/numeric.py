@@ -18,13 +18,13 @@ _TAIL = 1000
 _LARGEST_POWER = 400
 # a sign belongs to a number only where no number or word stands before it: 3-5 are two numbers
 _SIGN = r"(?:(?<![\w)}.])[-+])?"
-_WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
+_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
 _POWER = r"[eE](?P<e>[-+]?[0-9]+)|\s?(?:\\times|\\cdot|\*|\u00d7)\s?10\s?\^\s?\{?(?P<power>[-+]?[0-9]+)\}?"
 _NUMBER = re.compile(
     rf"(?P<sign>{_SIGN})\\?\$?\s?(?:"
     r"\\[dt]?frac\s?\{\s?(?P<frac_top>-?[0-9]+)\s?\}\s?\{\s?(?P<frac_bottom>[0-9]+)\s?\}"
     r"|(?:(?P<whole>[0-9]+)\s)?(?P<top>[0-9]+)\s?/\s?(?P<bottom>[0-9]+)(?![0-9/])"
-    rf"|(?P<decimal>{_WHOLE}(?:\.[0-9]+)?|\.[0-9]+)(?:{_POWER})?"
+    rf"|(?P<decimal>{_DIGITS}(?:\.[0-9]+)?|\.[0-9]+)(?:{_POWER})?"
     r")\s?(?P<percent>\\?%)?"
 )
 

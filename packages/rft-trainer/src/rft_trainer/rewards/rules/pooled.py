@@ -46,7 +46,7 @@ class PooledReward:
         ]
 
     def close(self) -> None:
-        """Stop the processes."""
+        """Stop the processes of the pool."""
         self._pool.close()
 
 

@@ -20,7 +20,7 @@ RuleRuns = Literal["here", "algebra in processes", "processes", "sandboxes"]
 
 @dataclass(frozen=True, slots=True)
 class RuleContext:
-    """What the builder of a rule gets."""
+    """Inputs of the builder of a rule."""
 
     num_workers: int = 1
     """Scoring processes, for rules that use any."""

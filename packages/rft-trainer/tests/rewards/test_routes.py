@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rft.reward_routes import routes_of, row_check
 from rft_core.errors import DataError, OptionsError
-from rft_trainer.data.prompts import PromptRow
+from rft_trainer.data.rendering import RenderedPrompt
+from rft_trainer.rewards.routes import require_routes, routes_of
 from rft_trainer.settings.rewards import RewardSettings
 
 
@@ -14,9 +14,9 @@ def settings(routes: str, key: str = "data_source") -> RewardSettings:
     return RewardSettings(reward_routes=routes, reward_source_key=key)
 
 
-def row(source: str | None, file: str = "train") -> PromptRow:
+def row(source: str | None, file: str = "train") -> RenderedPrompt:
     columns = {} if source is None else {"data_source": source}
-    return PromptRow(f"{file}:0", "?", None, "1", None, file, 0, columns=columns, place="train.jsonl:7")
+    return RenderedPrompt(f"{file}:0", "?", (1,), "1", None, file, 0, columns=columns, place="train.jsonl:7")
 
 
 def test_routes_are_sources_with_their_rewards() -> None:
@@ -29,7 +29,7 @@ def test_routes_are_sources_with_their_rewards() -> None:
     }
     assert routes.names == ("gsm8k", "choice", "format", "own.py:f")
     assert routes_of(settings("")) is None
-    assert row_check(settings("")) is None
+    require_routes(settings(""), [row("anything")])
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,10 @@ def test_what_is_no_route_is_refused(routes: str, what: str, do: str) -> None:
 
 
 def test_a_row_without_a_route_is_refused_by_its_place_with_the_nearest() -> None:
-    check = row_check(settings("openai/gsm8=math+format,arc=choice"))
-    assert check is not None
-    check(row("arc"))
+    chosen = settings("openai/gsm8=math+format,arc=choice")
+    require_routes(chosen, [row("arc")])
     with pytest.raises(DataError) as caught:
-        check(row("openai/gsm8k"))
+        require_routes(chosen, [row("openai/gsm8k")])
     problem = caught.value.problem
     assert (problem.code, problem.where) == ("reward.no_route", "train.jsonl:7:data_source")
     assert "'openai/gsm8k'" in problem.what
@@ -63,20 +62,17 @@ def test_a_row_without_a_route_is_refused_by_its_place_with_the_nearest() -> Non
 
 
 def test_rows_without_the_column_have_the_name_of_their_file_or_no_route() -> None:
-    check = row_check(settings("train=math"))
-    assert check is not None
-    check(row(None))
+    chosen = settings("train=math")
+    require_routes(chosen, [row(None)])
     with pytest.raises(DataError):
-        check(row(None, file="test"))
-    check = row_check(settings("train=math", key="level"))
-    assert check is not None
+        require_routes(chosen, [row(None, file="test")])
+    chosen = settings("train=math", key="level")
     with pytest.raises(DataError) as caught:
-        check(row(None))
+        require_routes(chosen, [row(None)])
     assert caught.value.problem.where == "train.jsonl:7"
     assert caught.value.problem.do == "--reward_routes 'train=math,*=math'"
 
 
 def test_every_row_has_a_route_where_one_stands_for_the_rest() -> None:
-    check = row_check(settings("a=math,*=exact"))
-    assert check is not None
-    check(row("anything"))
+    chosen = settings("a=math,*=exact")
+    require_routes(chosen, [row("anything")])

@@ -1,21 +1,18 @@
-"""The routes that settings name: which reward judges the rows of which source. No torch is imported here."""
+"""Routes as settings name them: which reward judges the rows of which source."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from shlex import quote
-from typing import TYPE_CHECKING
 
 from rft_core.errors import DataError, OptionsError
 from rft_core.nearest_names import nearest_names
-from rft_trainer.data.prompts import PromptRow
 from rft_trainer.data.readers.rows import shown
+from rft_trainer.data.rendering import RenderedPrompt
 from rft_trainer.installed_tasks.discovery import task_names
 from rft_trainer.rewards.routed import ANY, Routes
 from rft_trainer.rewards.rules.table import find_rule, rule_names
 from rft_trainer.settings.rewards import RewardFunctionSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def routes_of(chosen: RewardFunctionSettings) -> Routes | None:
@@ -45,25 +42,23 @@ def routes_of(chosen: RewardFunctionSettings) -> Routes | None:
     return Routes(by_source, chosen.reward_source_key) if by_source else None
 
 
-def row_check(chosen: RewardFunctionSettings) -> Callable[[PromptRow], None] | None:
-    """Return a check that a route leads to a row; None without routes.
+def require_routes(chosen: RewardFunctionSettings, rows: Iterable[RenderedPrompt]) -> None:
+    """Refuse rows to which no route leads, where there are routes.
 
     Raises:
         OptionsError: as `routes_of`.
+        DataError: no route leads to a row.
     """
     routes = routes_of(chosen)
     if routes is None:
-        return None
-
-    def check(row: PromptRow) -> None:
+        return
+    for row in rows:
         source = routes.source_of(row.columns, row.source)
         if routes.of(source) is None:
             raise _no_route(routes, row, source)
 
-    return check
 
-
-def _no_route(routes: Routes, row: PromptRow, source: str | None) -> DataError:
+def _no_route(routes: Routes, row: RenderedPrompt, source: str | None) -> DataError:
     named = f"has no column {routes.key}" if source is None else f"is of the source {shown(source)}"
     nearest = nearest_names(source or "", [name for name in routes.by_source if name != ANY], count=1)
     given = ",".join(f"{name}={'+'.join(rewards)}" for name, rewards in routes.by_source.items())
