@@ -33,7 +33,7 @@ OWN_ARGUMENTS = {
 POLICIES = ("RlKeywords", "SftKeywords", "DpoKeywords")
 TRAINING = (*POLICIES, "RmKeywords")
 SCORING = ("RlKeywords", "EvalKeywords", "ServeRewardKeywords")
-"""Classes of commands that train a policy, that train, and that score responses: what all of them have is written once."""
+"""Classes of commands that train a policy, that train, and that score responses: what all have is written once."""
 
 HEADER = '''"""Keyword arguments of the calls of `rft` that train, evaluate, generate and serve: settings by name.
 

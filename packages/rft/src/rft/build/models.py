@@ -11,7 +11,7 @@ from rft_models.attention.kernels import describe_attention
 from rft_models.families.custom import load_model_code
 from rft_models.layers.gradient_checkpointing import Checkpointing
 from rft_models.layers.moe_router import Router, router_facts
-from rft_models.loading.context_length import model_facts
+from rft_models.loading.context_length import ModelFacts, model_facts
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import FreezeReport, preview
 from rft_models.policy.load_for_training import checkpointing_of, freezing_of
@@ -45,11 +45,10 @@ def preview_model(settings: ModelSettings, device: str) -> ModelPreview:
     Raises:
         OptionsError: what is to be frozen does not exist, leaves nothing to train, or there are no routers to balance.
     """
-    rules = freezing_of(settings)
-    attention, checkpointing = attention_line(settings, device)
+    facts, rules = model_facts(settings.pretrain), freezing_of(settings)
     return ModelPreview(
-        attention=attention,
-        checkpointing=checkpointing,
+        attention=_attention(facts, settings, device),
+        checkpointing=checkpointing_of(settings),
         frozen=preview(settings.pretrain, rules) if rules.freezes else None,
         router=router_facts(settings.pretrain) if settings.aux_loss_coef else None,
     )
@@ -60,14 +59,14 @@ def attention_line(
 ) -> tuple[str, Checkpointing | None]:
     """(the attention kernel in words, what the backward pass recomputes), from the configuration, as `model_facts`."""
     facts = model_facts(settings.pretrain, without_head=without_head)
-    attention = describe_attention(
-        facts.model_type,
-        device,
-        weights_dtype(settings.bf16),
-        flash_attn=settings.flash_attn,
-        text_type=facts.text_type,
+    return _attention(facts, settings, device), checkpointing_of(settings)
+
+
+def _attention(facts: ModelFacts, settings: TrainedWeightsSettings, device: str) -> str:
+    dtype = weights_dtype(settings.bf16)
+    return describe_attention(
+        facts.model_type, device, dtype, flash_attn=settings.flash_attn, text_type=facts.text_type
     )
-    return attention, checkpointing_of(settings)
 
 
 def refuse_unknown_parts(policy: CausalPolicy, adam: AdamSettings, value_head: str = "") -> None:
