@@ -33,7 +33,7 @@ class FunctionRewards:
     def __init__(self, parts: Sequence[str | FunctionReward]) -> None:
         self.function = tuple(part if isinstance(part, str) else part.function for part in parts)
         self.name = "+".join(map(_written, parts))
-        self._parts = tuple(parts)
+        self.parts = tuple(parts)
         self._sum: CombinedReward | None = None
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
@@ -44,7 +44,7 @@ class FunctionRewards:
 
     def bind_columns(self, columns: Mapping[str, str]) -> None:
         """Bind the arguments of every function to these columns of the data."""
-        for part in self._parts:
+        for part in self.parts:
             if not isinstance(part, str):
                 part.bind_columns(columns)
 
@@ -53,7 +53,7 @@ class FunctionRewards:
         self.close()
         with ExitStack() as built:
             components: list[RewardComponent] = []
-            for part in self._parts:
+            for part in self.parts:
                 component = make(part) if isinstance(part, str) else RewardComponent(part.name, part)
                 built.callback(component.reward.close)
                 components.append(component)
@@ -118,6 +118,29 @@ def _refuse_equal_names(parts: Sequence[str | FunctionReward]) -> None:
     if named:
         what = f"holds {named[0]!r} and a function called {twice[0]}, which is a part of it"
     raise _refused(what, why, "def a name for each of them")
+
+
+def refuse_weights_in_order(weights: object, chosen: ChosenReward) -> None:
+    """Refuse weights as a list, in the order of the rewards: they are given by the names of the parts.
+
+    Raises:
+        OptionsError: with the weights by name.
+    """
+    if not isinstance(weights, list | tuple):
+        return
+    numbers = list(cast("Sequence[object]", weights))
+    parts = chosen.function.parts if isinstance(chosen.function, FunctionRewards) else ()
+    names = [entry for part in parts for entry in _entries(part)] or ["correctness"]
+    # another number of parts than of weights: which is whose is not known
+    named = dict(zip(names, numbers, strict=True)) if len(names) == len(numbers) else dict.fromkeys(names, 1.0)
+    raise OptionsError(
+        code="library.reward_weights",
+        what=f"reward_weights is a list of {len(numbers)} numbers",
+        where="keyword argument reward_weights",
+        why="weights are given by the names of the reward's parts, which are those of its metrics",
+        state="nothing was started",
+        do=f"reward_weights={named!r}",
+    )
 
 
 def _entries(part: str | FunctionReward) -> Sequence[str]:
