@@ -110,9 +110,9 @@ def validated(merged: MergedSources) -> Resolved[Any]:
         SettingsError: with every problem of all sources.
     """
     command = merged.command
-    told = " ".join(problem.do for problem in merged.problems)
+    remedies = " ".join(problem.do for problem in merged.problems)
     # one that was given under another name is answered there already
-    missing = [row for row in merged.missing if not re.search(rf"(?:--|\b){row.name}(?: |=|: )", told)]
+    missing = [row for row in merged.missing if not re.search(rf"(?:--|\b){row.name}(?: |=|: )", remedies)]
     problems = merged.problems + [errors.missing_setting(command, setting) for setting in missing]
     # a contradiction is checked between values that are all legal by themselves
     if not problems:

@@ -129,7 +129,7 @@ def refuse_weights_in_order(weights: object, chosen: ChosenReward) -> None:
     if not isinstance(weights, list | tuple):
         return
     numbers = list(cast("Sequence[object]", weights))
-    parts = chosen.function.parts if isinstance(chosen.function, FunctionRewards) else ()
+    parts: Sequence[str | FunctionReward] = getattr(chosen.function, "parts", ())
     names = [entry for part in parts for entry in _entries(part)] or ["correctness"]
     # another number of parts than of weights: which is whose is not known
     named = dict(zip(names, numbers, strict=True)) if len(names) == len(numbers) else dict.fromkeys(names, 1.0)

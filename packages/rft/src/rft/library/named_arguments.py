@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
+from rft.config.commands import SFT
 from rft.config.other_names import named_elsewhere
 from rft_core.errors import OptionsError
 
@@ -81,14 +82,14 @@ def _refuse_objects(function: str, given: Mapping[str, object]) -> None:
     """Refuse objects that hold settings in other libraries: here each setting is a keyword."""
     if "peft_config" in given:
         rank = getattr(given["peft_config"], "r", 8)
-        raise _held(function, "peft_config", f"lora_rank={rank}")
+        raise _settings_object(function, "peft_config", f"lora_rank={rank}")
     if "args" in given and not isinstance(given["args"], str):
         rate = getattr(given["args"], "learning_rate", 1e-6)
-        name = "learning_rate" if function == "sft" else "actor_learning_rate"
-        raise _held(function, "args", f"{name}={rate}")
+        name = "learning_rate" if function == SFT.name else "actor_learning_rate"
+        raise _settings_object(function, "args", f"{name}={rate}")
 
 
-def _held(function: str, name: str, do: str) -> OptionsError:
+def _settings_object(function: str, name: str, do: str) -> OptionsError:
     return OptionsError(
         code="library.settings_object",
         what=f"rft.{function} was given {name}, an object of settings",
