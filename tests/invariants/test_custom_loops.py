@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.compare import read_rows
-from support.custom_loops import NUM_STEPS, PAIRS, LoopTask, dpo, grpo, make_loop_task, run_on_ranks, sft
+from support.custom_loops import LOOPS, NUM_STEPS, PAIRS, LoopTask, dpo, grpo, make_loop_task, run_on_ranks, sft
 from support.runs import ForkServer
 from torch import Tensor
 
@@ -101,18 +101,35 @@ def test_dpo_by_hand_is_that_of_a_plain_loop(task: LoopTask, tmp_path: Path) -> 
     assert max(gaps.values()) <= 1e-5, gaps
 
 
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "replicated": {},
+    "fsdp": {"fsdp": True},
+    "zero_1": {"zero_stage": 1},
+    "zero_3": {"zero_stage": 3},
+    "shared_sequences": {"sp_size": 2},
+    "parts_of_every_matrix": {"tp_size": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def by_hand(task: LoopTask, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every loop on two ranks with every strategy, one after another in the same two processes."""
+    folder = tmp_path_factory.mktemp("by-hand")
+    run_on_ranks(task, 2, [(loop, folder / name / loop, more) for name, more in STRATEGIES.items() for loop in LOOPS])
+    return folder
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_on_two_ranks_loops_by_hand_are_the_runs_on_two_ranks(
-    sharded: bool, task: LoopTask, server: ForkServer, tmp_path: Path
+    strategy: str, task: LoopTask, by_hand: Path, server: ForkServer, tmp_path: Path
 ) -> None:
-    flags = ["--fsdp"] if sharded else []
+    flags = [word for name, value in STRATEGIES[strategy].items() for word in (f"--{name}", str(value).lower())]
+    hand = by_hand / strategy
     server.must_finish(*task.rl_words(tmp_path / "rl", *flags), num_ranks=2)
     server.must_finish(*task.sft_words(tmp_path / "sft", *flags), num_ranks=2)
-    options = {"fsdp": sharded}
-    cases = [("grpo", tmp_path / "grpo", options), ("sft", tmp_path / "demonstrations", options)]
-    run_on_ranks(task, 2, [*cases, ("dpo", tmp_path / "pairs", options)])
-    assert largest_difference(tmp_path / "rl", tmp_path / "grpo") <= CLOSE
-    assert largest_difference(tmp_path / "sft", tmp_path / "demonstrations") <= CLOSE
-    expected, found = plain_dpo(task), weights(tmp_path / "pairs")
+    assert change(task, hand / "grpo") > 0.02
+    assert largest_difference(tmp_path / "rl", hand / "grpo") <= CLOSE
+    assert largest_difference(tmp_path / "sft", hand / "sft") <= CLOSE
+    expected, found = plain_dpo(task), weights(hand / "dpo")
     assert max(float((value - expected[name]).abs().max()) for name, value in found.items()) <= 1e-5

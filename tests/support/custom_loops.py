@@ -187,7 +187,7 @@ def run_on_ranks(task: LoopTask, num_ranks: int, cases: list[tuple[str, Path, di
         for rank in range(num_ranks)
     ]
     for process in ranks:
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=600)
         assert process.returncode == 0, output[-4000:]
 
 

@@ -191,7 +191,12 @@ def test_a_word_that_is_no_command_is_refused_with_a_command(word: str, capsys: 
     assert main([word, "--json_errors"]) == 2
     problem = json.loads(capsys.readouterr().err)["problem"]
     assert problem["code"] == "command.unknown"
-    near = {"rll": "rl", "train": table.REFUSED_COMMANDS["train"].do.removeprefix("rft-train ")}
+    near = {
+        "rll": "rl",
+        "grpo": "rl --advantage_estimator grpo",
+        "infer": "generate",
+        "train": table.REFUSED_COMMANDS["train"].do.removeprefix("rft-train "),
+    }
     assert problem["do"] == f"rft-train {near.get(word, '--help')}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -206,6 +207,19 @@ def test_a_watch_over_a_process_alone_has_no_store(world: World) -> None:
     assert (second["serves_store"], second["rank"]) == (False, 1)
     assert alone["beat"] == BEAT_SECONDS
     assert alone["scrub"]("x") == "x"
+
+
+@pytest.mark.parametrize(("shares", "left"), [(True, ["their groups", "collect"]), (False, ["destroy", "collect"])])
+def test_a_group_that_deepspeed_shares_is_left_with_the_groups_that_it_keeps(
+    world: World, monkeypatch: pytest.MonkeyPatch, shares: bool, left: list[str]
+) -> None:
+    kept = SimpleNamespace(
+        is_initialized=lambda: shares, destroy_process_group=lambda: world.calls.append(("their groups",))
+    )
+    monkeypatch.setitem(sys.modules, "deepspeed.comm", kept)
+    world.size = 2
+    stop_process_group()
+    assert [call[0] for call in world.calls] == left
 
 
 @pytest.mark.parametrize(("size", "left"), [(0, []), (1, []), (2, ["destroy", "collect"])])

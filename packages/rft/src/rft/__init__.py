@@ -93,9 +93,26 @@ _PLACES = {
 """Where each public name stands; it is imported when it is first asked for."""
 
 
+_ELSEWHERE = {
+    "GRPOTrainer": "rft.grpo(model, data, reward)",
+    "GRPOConfig": "rft.grpo(model, data, reward, actor_learning_rate=1e-6): settings are keywords",
+    "PPOTrainer": 'rft.rl(model, data, reward, advantage_estimator="gae")',
+    "ppo": 'rft.rl(model, data, reward, advantage_estimator="gae")',
+    "SFTTrainer": "rft.sft(model, data)",
+    "SFTConfig": "rft.sft(model, data, learning_rate=1e-5): settings are keywords",
+    "DPOTrainer": "rft.open_loop(model) and a loss of your own (docs/own-dpo.md)",
+    "dpo": "rft.open_loop(model) and a loss of your own (docs/own-dpo.md)",
+    "train": "rft.rl(model, data, reward), or rft.sft(model, data)",
+    "eval": "rft.evaluate(model, data, reward)",
+    "load": "rft.Run(directory).model()",
+}
+"""Names of other libraries, and what is called in their place."""
+
+
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        instead = f"; use {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{instead}")
     return getattr(import_module(_PLACES[name]), name)
 
 

@@ -180,6 +180,20 @@ def test_rows_that_are_dicts_are_answered_with_their_columns(
     assert caught.value.problem.do == do
 
 
+def test_completions_in_the_place_of_a_batch_are_answered_with_the_call_that_makes_one(
+    opened: Callable[..., CustomLoop],
+) -> None:
+    loop = opened()
+    for given, do in (
+        (loop.policy.sample(["1+1="]), "trainer.forward_backward(sampled.batch(advantages), loss)"),
+        ([1.0], "trainer.forward_backward(policy.demonstrations([(prompt, response)]), loss)"),
+    ):
+        no_batch: Any = given
+        with pytest.raises(OptionsError) as caught:
+            loop.trainer.forward_backward(no_batch, rft.objective("sft"))
+        assert caught.value.problem.do == do
+
+
 def test_the_name_of_a_loss_is_answered_with_the_loss(opened: Callable[..., CustomLoop]) -> None:
     loop = opened()
     name: Any = "grpo"

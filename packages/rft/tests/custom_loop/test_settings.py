@@ -141,3 +141,9 @@ def test_a_name_that_has_no_effect_is_refused(name: str, do: str) -> None:
 )
 def test_settings_that_go_together_are_taken(given: dict[str, Any]) -> None:
     loop_settings("model", given)
+
+
+def test_completions_a_prompt_are_said_where_they_are_sampled() -> None:
+    with pytest.raises(OptionsError) as caught:
+        loop_settings("model", {"num_generations": 4})
+    assert caught.value.problem.do == "policy.sample(prompts, n=4)"

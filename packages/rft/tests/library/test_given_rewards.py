@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rft.library.given_rewards import FunctionRewards, chosen_reward
+from rft.library.given_rewards import FunctionRewards, chosen_reward, refuse_weights_in_order
 from rft_core.errors import OptionsError
 from rft_trainer.records.scores import RewardItem
 from rft_trainer.rewards.combined import RewardComponent
@@ -94,3 +94,16 @@ def test_what_is_no_reward_is_refused(given: Any, what: str) -> None:
     with pytest.raises(OptionsError) as caught:
         chosen_reward(given)
     assert caught.value.problem.what == what
+
+
+def test_weights_in_the_order_of_the_rewards_are_answered_with_their_names() -> None:
+    chosen = chosen_reward(["exact", right])
+    for weights, named in (
+        ([1.0, 0.5], "{'correctness': 1.0, 'right': 0.5}"),
+        ([1.0], "{'correctness': 1.0, 'right': 1.0}"),
+    ):
+        with pytest.raises(OptionsError) as caught:
+            refuse_weights_in_order(weights, chosen)
+        assert caught.value.problem.do == f"reward_weights={named}"
+    refuse_weights_in_order("correctness=1", chosen)
+    refuse_weights_in_order({"correctness": 1}, chosen)

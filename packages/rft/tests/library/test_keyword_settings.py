@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rft.config.errors import SettingsError
-from rft.library.keyword_settings import command_words, givens, resolved
+from rft.library.keyword_settings import as_texts, command_words, givens, resolved
 from rft_core.errors import OptionsError
 
 MODEL: dict[str, Any] = {"pretrain": "m", "prompt_data": "d.jsonl"}
@@ -56,3 +56,16 @@ def test_the_words_of_the_command_mean_the_same() -> None:
     assert " ".join(words[4:]).startswith(
         "--pretrain m --prompt_data d.jsonl --seed 7 --filter_groups false --use_wandb"
     )
+
+
+def test_a_mapping_is_written_as_a_flag_has_it() -> None:
+    assert as_texts({"correctness": 1.0, "good": 0.5}) == ("correctness=1.0,good=0.5",)
+
+
+def test_a_setting_that_was_given_under_another_name_is_not_told_as_missing() -> None:
+    with pytest.raises(SettingsError) as caught:
+        resolved("rl", {"model_name_or_path": "m", "prompt_data": "d"})
+    assert [problem.do for problem in caught.value.problems] == ["pretrain='m'"]
+    with pytest.raises(SettingsError) as caught:
+        resolved("rl", {"num_generations": 4})
+    assert len(caught.value.problems) == 2, "the model is missing beside it"

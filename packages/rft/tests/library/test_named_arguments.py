@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,3 +50,30 @@ def test_a_text_under_another_name_of_an_optional_argument_is_a_setting_among_ot
     with pytest.raises(OptionsError) as caught:
         call("model", ROWS, eval_dataset="held.jsonl", max_steps="many")
     assert len(caught.value.problems) == 2
+
+
+def test_objects_of_settings_are_answered_with_a_keyword() -> None:
+    calls: list[tuple[Any, dict[str, Any], str]] = [
+        (rft.grpo, {"peft_config": SimpleNamespace(r=16)}, "lora_rank=16"),
+        (rft.grpo, {"args": SimpleNamespace(learning_rate=2e-6)}, "actor_learning_rate=2e-06"),
+        (rft.sft, {"args": SimpleNamespace(learning_rate=2e-5)}, "learning_rate=2e-05"),
+    ]
+    for call, given, do in calls:
+        with pytest.raises(OptionsError) as caught:
+            call("model", ROWS, **given)
+        assert caught.value.problem.do == do
+
+
+def test_the_model_of_a_loop_is_called_as_its_setting() -> None:
+    call: Any = rft.open_loop
+    with pytest.raises(OptionsError) as caught:
+        call(model="some/where")
+    assert caught.value.problem.do == "pretrain='some/where'"
+
+
+def test_names_of_other_libraries_are_answered_with_a_call() -> None:
+    for name, instead in (("GRPOTrainer", "rft.grpo"), ("SFTTrainer", "rft.sft"), ("dpo", "rft.open_loop")):
+        with pytest.raises(AttributeError, match=f"; use {instead}"):
+            getattr(rft, name)
+    with pytest.raises(AttributeError, match=r"'nothing'$"):
+        getattr(rft, "nothing")  # noqa: B009

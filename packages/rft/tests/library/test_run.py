@@ -191,3 +191,12 @@ def test_the_import_of_the_package_loads_no_torch() -> None:
     with pytest.raises(AttributeError):
         _ = rft.Walk  # type: ignore[attr-defined]
     assert library.Run is rft.Run
+
+
+def test_methods_of_other_trainers_are_answered_with_the_call(folder: Path) -> None:
+    run: Any = rft.Run(folder)
+    calls = {"save_model": "run.export", "push_to_hub": f"rft-train export {folder} ", "train": "run.resume"}
+    for name, instead in calls.items():
+        with pytest.raises(AttributeError, match=f"; use {instead}"):
+            getattr(run, name)
+    assert not hasattr(run, "nothing")

@@ -31,6 +31,11 @@ def test_of_several_figures_of_one_quantity_the_mean_is_proposed() -> None:
     with pytest.raises(OptionsError) as caught:
         columns["rewards"]
     assert caught.value.problem.do == "['reward/mean']"
+    # nearer by its letters is another one
+    columns = RunColumns([{"time/share_reward": 0.1, "reward/max": 1.0, "reward/min": 0.0, "reward/mean": 0.5}], "m")
+    with pytest.raises(OptionsError) as caught:
+        columns["reward"]
+    assert caught.value.problem.do == "['reward/mean']"
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,9 @@ BUILT_IN = (
 
 _NOT_YET = "not in this version"
 
+_ALGORITHMS = ("grpo", "dapo", "dr_grpo", "gspo", "rloo", "ppo")
+"""Names of `--advantage_estimator` that other programs have a command for."""
+
 REFUSED_COMMANDS: dict[str, Refusal] = {
     "pretrain": Refusal(_NOT_YET, "rft-train sft"),
     "genrec": Refusal(_NOT_YET, "rft-train rl"),
@@ -235,6 +238,8 @@ REFUSED_COMMANDS: dict[str, Refusal] = {
     "compare": Refusal(_NOT_YET, "rft-train runs"),
     "distill": Refusal(_NOT_YET, "rft-train sft"),
     "merge": Refusal("it has another name", "rft-train export"),
+    **{name: Refusal("it is an algorithm", f"rft-train rl --advantage_estimator {name}") for name in _ALGORITHMS},
+    **{name: Refusal("it has another name", "rft-train generate") for name in ("infer", "inference", "predict")},
     "train": Refusal("it has another name", "rft-train rl"),
     "test": Refusal("it has another name", "rft-train eval"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -204,6 +205,11 @@ def stop_process_group() -> None:
     replace the exit code of the error that is being reported.
     """
     if dist.is_initialized() and not is_single_process_group():
-        dist.destroy_process_group()
+        # DeepSpeed keeps groups of its own, with which a later one of this process would be taken for the first
+        shared = sys.modules.get("deepspeed.comm")
+        if shared is not None and shared.is_initialized():
+            shared.destroy_process_group()
+        else:
+            dist.destroy_process_group()
         meeting_ended()
         gc.collect()  # the frames of a caught error may hold the group in a cycle

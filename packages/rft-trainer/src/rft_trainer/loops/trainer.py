@@ -100,7 +100,10 @@ class Trainer:
                 else than a number with a gradient.
             PeerError: the ranks have different batches.
         """
-        if not batch.samples:
+        samples = getattr(batch, "samples", None)
+        if samples is None:
+            raise _no_batch(batch)
+        if not samples:
             raise _empty(batch)
         if self._policy_loss is None:
             raise _of_a_run(
@@ -178,6 +181,20 @@ class Trainer:
         other = [rank for rank, one in enumerate(digests) if one != digests[0]]
         if other:
             raise _different(other)
+
+
+def _no_batch(given: object) -> OptionsError:
+    is_sampled = callable(getattr(given, "batch", None))
+    return OptionsError(
+        code="batch.none",
+        what=f"the batch is of type {type(given).__name__}",
+        where="trainer.forward_backward",
+        why="completions become a batch with one advantage each" if is_sampled else "it is a TrainingBatch",
+        state="no weight was changed",
+        do="trainer.forward_backward(sampled.batch(advantages), loss)"
+        if is_sampled
+        else "trainer.forward_backward(policy.demonstrations([(prompt, response)]), loss)",
+    )
 
 
 def _empty(batch: TrainingBatch) -> OptionsError:

@@ -5,6 +5,7 @@ All problems of all sources are reported together.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,10 @@ def validated(merged: MergedSources) -> Resolved[Any]:
         SettingsError: with every problem of all sources.
     """
     command = merged.command
-    problems = merged.problems + [errors.missing_setting(command, setting) for setting in merged.missing]
+    remedies = " ".join(problem.do for problem in merged.problems)
+    # one that was given under another name is answered there already
+    missing = [row for row in merged.missing if not re.search(rf"(?:--|\b){row.name}(?: |=|: )", remedies)]
+    problems = merged.problems + [errors.missing_setting(command, setting) for setting in missing]
     # a contradiction is checked between values that are all legal by themselves
     if not problems:
         problems = contradictions.contradictions(command, merged.values, merged.origins)

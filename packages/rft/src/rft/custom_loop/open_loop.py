@@ -27,6 +27,7 @@ from rft.custom_loop.reference import reference_scorer
 from rft.custom_loop.saving import LoopCheckpoints, find_checkpoint
 from rft.custom_loop.settings import LoopKeywords, LoopSettings, loop_settings
 from rft.hub.run_settings import with_model_directories
+from rft.library.named_arguments import loop_arguments
 from rft.parallel.parallelize import ParallelModel, parallelize, trainable_policy
 from rft.parallel.policy_weights import checkpoint_parts, engine_adapters, engine_weights, fused_policy
 from rft.parallel.shardable import ShardablePolicy
@@ -91,6 +92,7 @@ class CustomLoop:
         self._opened.__exit__(kind, error, trace)
 
 
+@loop_arguments
 def open_loop(
     pretrain: str | Path,
     *,

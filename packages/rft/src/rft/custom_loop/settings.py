@@ -137,6 +137,14 @@ def loop_settings(pretrain: str | Path, keywords: Mapping[str, object]) -> LoopS
 
 
 def _unknown(name: str, value: object, known: list[str]) -> OptionsError:
+    if "n_samples_per_prompt" in named_elsewhere(name):
+        return OptionsError(
+            code="loop.of_the_call",
+            what=f"open_loop was given {name}={value!r}",
+            where="rft.open_loop",
+            why="how many completions a prompt has is said where they are sampled",
+            do=f"policy.sample(prompts, n={value})",
+        )
     near = next((other for other in named_elsewhere(name) if other in known), "")
     nearest = [near] if near else nearest_names(name, known, count=1)
     return OptionsError(

@@ -33,7 +33,7 @@ class FunctionRewards:
     def __init__(self, parts: Sequence[str | FunctionReward]) -> None:
         self.function = tuple(part if isinstance(part, str) else part.function for part in parts)
         self.name = "+".join(map(_written, parts))
-        self._parts = tuple(parts)
+        self.parts = tuple(parts)
         self._sum: CombinedReward | None = None
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
@@ -44,7 +44,7 @@ class FunctionRewards:
 
     def bind_columns(self, columns: Mapping[str, str]) -> None:
         """Bind the arguments of every function to these columns of the data."""
-        for part in self._parts:
+        for part in self.parts:
             if not isinstance(part, str):
                 part.bind_columns(columns)
 
@@ -53,7 +53,7 @@ class FunctionRewards:
         self.close()
         with ExitStack() as built:
             components: list[RewardComponent] = []
-            for part in self._parts:
+            for part in self.parts:
                 component = make(part) if isinstance(part, str) else RewardComponent(part.name, part)
                 built.callback(component.reward.close)
                 # a named reward has its part under its own name, as beside others on the command line
@@ -109,7 +109,7 @@ def chosen_reward(reward: GivenReward | None) -> ChosenReward:
 
 def _refuse_equal_names(parts: Sequence[str | FunctionReward]) -> None:
     """Refuse two rewards that write the same part: metrics and weights would have one of them."""
-    names = [part.rpartition(":")[2] if isinstance(part, str) else part.name for part in parts]
+    names = list(map(_part_name, parts))
     if not (twice := sorted({name for name in names if names.count(name) > 1})):
         return
     named = [part for part, name in zip(parts, names, strict=True) if name == twice[0] and isinstance(part, str)]
@@ -121,6 +121,35 @@ def _refuse_equal_names(parts: Sequence[str | FunctionReward]) -> None:
     if named:
         what = f"holds {named[0]!r} and a function called {twice[0]}, which is a part of it"
     raise _refused(what, why, "def a name for each of them")
+
+
+def refuse_weights_in_order(weights: object, chosen: ChosenReward) -> None:
+    """Refuse weights as a list, in the order of the rewards: they are given by the names of the parts.
+
+    Raises:
+        OptionsError: with the weights by name.
+    """
+    if not isinstance(weights, list | tuple):
+        return
+    numbers = list(cast("Sequence[object]", weights))
+    parts: Sequence[str | FunctionReward] = getattr(chosen.function, "parts", ())
+    given = parts or (chosen.setting.split(",") if "," in chosen.setting else ())
+    names = list(map(_part_name, given)) or ["correctness"]
+    # another number of parts than of weights: which is whose is not known
+    named = dict(zip(names, numbers, strict=True)) if len(names) == len(numbers) else dict.fromkeys(names, 1.0)
+    raise OptionsError(
+        code="library.reward_weights",
+        what=f"reward_weights is a list of {len(numbers)} numbers",
+        where="keyword argument reward_weights",
+        why="weights are given by the names of the reward's parts, which are those of its metrics",
+        state="nothing was started",
+        do=f"reward_weights={named!r}",
+    )
+
+
+def _part_name(part: str | FunctionReward) -> str:
+    """Return the name of a reward's part beside others."""
+    return part.rpartition(":")[2] if isinstance(part, str) else part.name
 
 
 def _written(part: str | FunctionReward) -> str:

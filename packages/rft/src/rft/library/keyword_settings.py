@@ -92,6 +92,10 @@ def as_texts(value: object, setting: Setting | None = None) -> tuple[str, ...]:
         if setting is not None and "bare" in setting.metadata:
             return (str(setting.metadata["bare"]) if value else "",)
         return (str(value).lower(),)
+    if isinstance(value, Mapping):
+        # NAME=NUMBER of a flag
+        pairs = cast("Mapping[object, object]", value).items()
+        return (",".join(f"{name}={number}" for name, number in pairs),)
     if isinstance(value, list | tuple):
         return tuple(str(part) for part in cast("Sequence[object]", value))
     return (str(value),)

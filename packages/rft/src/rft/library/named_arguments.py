@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
+from rft.config.commands import SFT
 from rft.config.other_names import named_elsewhere
 from rft_core.errors import OptionsError
 
@@ -20,6 +21,7 @@ _GENERATION = {"model": "pretrain", "prompts": "prompt_data", "tokenizer": "proc
 _PROMPT = "prompt"
 """A text to answer on the command line, where `prompts` are texts or the `Path` of a file."""
 _EXAMPLES = {
+    "pretrain": 'pretrain="Qwen/Qwen3-0.6B"',
     "model": 'model="Qwen/Qwen3-0.6B"',
     "data": 'data=[{"input": "2+3=", "label": "5"}]',
     "prompts": 'prompts=["2+3="]',
@@ -41,6 +43,11 @@ def generation_arguments(function: Callable[Parameters, Result]) -> Callable[Par
     return _answering(function, _GENERATION)
 
 
+def loop_arguments(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Decorator of `open_loop`, whose model is called as the setting is."""
+    return _answering(function, {"pretrain": "model"})
+
+
 def _answering(function: Callable[Parameters, Result], meanings: Mapping[str, str]) -> Callable[Parameters, Result]:
     """Return `function` with an error of ours where Python would say that a positional argument is missing.
 
@@ -53,6 +60,7 @@ def _answering(function: Callable[Parameters, Result], meanings: Mapping[str, st
 
     @wraps(function)
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        _refuse_objects(function.__name__, kwargs)
         given = {*positional[: len(args)], *kwargs}
         others = {name: value for name, value in kwargs.items() if name not in parameters}
         for argument, meaning in meanings.items():
@@ -68,6 +76,28 @@ def _answering(function: Callable[Parameters, Result], meanings: Mapping[str, st
         return function(*args, **kwargs)
 
     return call
+
+
+def _refuse_objects(function: str, given: Mapping[str, object]) -> None:
+    """Refuse objects that hold settings in other libraries: here each setting is a keyword."""
+    if "peft_config" in given:
+        rank = getattr(given["peft_config"], "r", 8)
+        raise _settings_object(function, "peft_config", f"lora_rank={rank}")
+    if "args" in given and not isinstance(given["args"], str):
+        rate = getattr(given["args"], "learning_rate", 1e-6)
+        name = "learning_rate" if function == SFT.name else "actor_learning_rate"
+        raise _settings_object(function, "args", f"{name}={rate}")
+
+
+def _settings_object(function: str, name: str, do: str) -> OptionsError:
+    return OptionsError(
+        code="library.settings_object",
+        what=f"rft.{function} was given {name}, an object of settings",
+        where="keyword argument",
+        why="every setting is a keyword of its own, by the name of its flag; names of other trainers are answered",
+        state="nothing was started",
+        do=do,
+    )
 
 
 def _means(written: str, argument: str, meaning: str) -> bool:

@@ -30,6 +30,20 @@ _CURVES = ("reward/mean", "sft/loss", "eval/accuracy", "eval/loss", "policy/entr
 _PANEL = (6.0, 2.2)
 """Width and height of a curve, in inches."""
 
+_ELSEWHERE = {
+    "train": "run.resume(), which trains on",
+    "evaluate": "rft.evaluate(run, data, reward)",
+    "predict": "rft.generate(run, prompts)",
+    "generate": "rft.generate(run, prompts)",
+    "save_model": "run.export(directory)",
+    "save_pretrained": "run.export(directory)",
+    "push_to_hub": "rft-train export {name} DIRECTORY --push_to_hub ORG/NAME",
+    "log_history": "run.metrics",
+    "history": "run.metrics",
+    "state": "run.metrics",
+}
+"""Methods of other trainers, and what is called in their place."""
+
 
 class Run:
     """A run of `rft-train rl`, `sft` or another command, finished or not.
@@ -240,6 +254,11 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}): {self.outcome} at step {self.step}"
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise AttributeError, with what is called in the place of a method of another trainer."""
+        instead = f"; use {_ELSEWHERE[name].format(name=self.__dict__.get('path', ''))}" if name in _ELSEWHERE else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{instead}")
 
     @property
     def _files(self) -> RunFiles:

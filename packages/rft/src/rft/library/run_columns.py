@@ -61,6 +61,7 @@ class UnknownColumn(OptionsError, KeyError):
     def __init__(self, where: str, name: object, names: Sequence[str]) -> None:
         # of several figures of one quantity the mean is what is meant
         near = sorted(nearest_names(str(name), names), key=lambda near: not near.endswith("/mean"))
+        near = [f"{name}/mean"] if f"{name}/mean" in names else near
         listed = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
         super().__init__(
             code="run.no_column",

@@ -26,7 +26,7 @@ from rft.config.origins import KEYWORD, GivenSetting
 from rft.front_end import FrontEnd
 from rft.library.callbacks import Callback, CallbackSink
 from rft.library.given_model import model_place
-from rft.library.given_rewards import ChosenReward, GivenReward, chosen_reward
+from rft.library.given_rewards import ChosenReward, GivenReward, chosen_reward, refuse_weights_in_order
 from rft.library.given_rows import Rows, rows_file
 from rft.library.keyword_settings import command_words, givens, resolved
 from rft.library.named_arguments import training_arguments
@@ -126,6 +126,7 @@ def rl(
             step is finished and saved.
     """
     chosen = chosen_reward(reward)
+    refuse_weights_in_order(settings.get("reward_weights"), chosen)
     own = [*_places(model, data, eval_data, tokenizer), *_reward_setting(chosen)]
     prepared = resolved(RL.name, settings, config, own)
     return _trained(prepared, [*givens(RL.name, settings), *own], config, callbacks, panel, chosen)
