@@ -78,7 +78,7 @@ def as_read(rows: Sequence[Row], keys: Keys, skips: SkipLog | None = None, *, co
     has_response = keys.output is None or keys.output != _DEFAULT.output or keys.output in present
     if conversations and not has_response:
         if form is not None and form.turns is not None:
-            return _whole(rows, form.turns, present, skips or SkipLog())
+            return _as_conversations(rows, form.turns, present, skips or SkipLog())
         if form is None and _ends_with_reply(rows, keys.input):
             return ReadRows(rows, Keys(keys.input), conversations=True)
     if form is None:
@@ -91,7 +91,9 @@ def as_read(rows: Sequence[Row], keys: Keys, skips: SkipLog | None = None, *, co
     return ReadRows(_converted(rows, form, skips or SkipLog()), found, _note(form, found, keys, present))
 
 
-def _whole(rows: Sequence[Row], turns: tuple[str, str, str], present: Sequence[str], skips: SkipLog) -> ReadRows:
+def _as_conversations(
+    rows: Sequence[Row], turns: tuple[str, str, str], present: Sequence[str], skips: SkipLog
+) -> ReadRows:
     """Return the rows with their chats as messages of role and content."""
     column = turns[0]
     converted: list[Row] = []
