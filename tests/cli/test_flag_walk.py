@@ -364,6 +364,10 @@ SFT = SHARED | {
     "z_loss_coef": Row("--z_loss_coef 0.1", "metrics:sft/z_loss"),
     "neftune_noise_alpha": Row("--neftune_noise_alpha 5", "weights"),
     "weight_key": Row("--weight_key weight", "weights", f"--prompt_data {BENCH}/weighed.jsonl"),
+    "data_store": Row("--data_store on", "plan", f"--data_store_path {BENCH}/store"),
+    "data_store_path": Row(
+        f"--data_store_path {BENCH}/other_store", "plan", f"--data_store on --data_store_path {BENCH}/store"
+    ),
     "train_on_turns": Row(
         "--train_on_turns last", "example", f"--prompt_data {BENCH}/talk.jsonl --eval_data= --apply_chat_template"
     ),

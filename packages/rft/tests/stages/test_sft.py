@@ -24,7 +24,7 @@ def no_notes(monkeypatch: pytest.MonkeyPatch) -> None:
 def read(calls: Any) -> Any:
     """Reading and rendering as doubles: six training samples and two held-out ones."""
     training = calls.double("training", mixture_of=lambda ids: ("mixture", ids))
-    samples = [SimpleNamespace(sample_id=f"s{number}") for number in range(6)]
+    samples = [SimpleNamespace(sample_id=f"s{number}", num_loss_tokens=number) for number in range(6)]
     calls.put(
         sft,
         "refuse_beside_images",
@@ -34,6 +34,7 @@ def read(calls: Any) -> Any:
         read_held_out="held out",
         hold_out=(samples[:4], samples[4:]),
         trained_turns="turns",
+        wants_store=False,
     )
     calls.put(sft, demonstrations=(samples, [("long", 9)]))
     return calls
@@ -54,6 +55,7 @@ def test_rows_are_read_with_the_settings_that_name_them(read: Any, max_len: int,
         "refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer)",
         "row_images(settings.images, settings.run.seed)",
         "trained_turns(data)",
+        "wants_store(settings, tokenizer)",
         "read_training(data, data, tokenizer, images='images', label_key=None, limit_flag='--max_len', "
         f"output_key=data.output_key, prompt_max_len={longest}, turns='turns', weight_key=data.weight_key)",
         f"demonstrations(training.rendered, tokenizer, {longest})",
@@ -61,14 +63,15 @@ def test_rows_are_read_with_the_settings_that_name_them(read: Any, max_len: int,
     ids = [f"s{number}" for number in range(6)]
     assert [sample.sample_id for sample in found.samples] == ids
     assert (found.training, found.left_out, found.held_out) == ("training", [("long", 9)], [])
-    assert found.mixture == ("mixture", ids)
+    assert (found.mixture, found.num_loss_tokens) == (("mixture", ids), 15)
 
 
 def test_held_out_rows_are_those_of_a_file_or_else_taken_from_the_training_rows(read: Any) -> None:
     given = settings_of(read, eval_data="e.jsonl", held_out_rows=2)
     found = sft.sft_data(given, read.double("tokenizer"), 77)
-    assert read.taken()[-3:] == [
+    assert read.taken()[-4:] == [
         "held_out_text(data)",
+        "trained_turns(data)",
         "read_held_out('e.jsonl', data.eval_split, data.max_eval_samples, 'text', tokenizer, images='images', "
         "label_key=None, limit_flag='--max_len', output_key=data.output_key, prompt_max_len=77, turns='turns')",
         "demonstrations('held out', tokenizer, 77)",

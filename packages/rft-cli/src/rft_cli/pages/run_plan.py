@@ -16,6 +16,7 @@ from rft.settings import DpoSettings, RlSettings, SftSettings
 from rft.stages.dpo import REFERENCE_FILE, loss_record
 from rft.stages.preference_data import PreferenceData, ReadPreferences
 from rft.stages.sft import SftData
+from rft.stages.sft_store import StoredRows
 from rft_cli.pages.run_plan_algorithm import algorithm_lines
 from rft_cli.pages.run_plan_layout import engine_line, strategy_line
 from rft_cli.pages.run_plan_model import model_lines
@@ -67,8 +68,10 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
     ]
 
 
-def _training_lines(training: PreparedPrompts) -> list[str]:
+def _training_lines(training: PreparedPrompts | StoredRows) -> list[str]:
     """Return sources, lengths, images, and every row that was left out (the first ten by name)."""
+    if isinstance(training, StoredRows):
+        return training.lines()
     total = len(training.rendered) + len(training.left_out)
     longest = max((len(row.token_ids) for row in training.rendered), default=0)
     fit = f"{len(training.rendered):,} of {total:,} rows fit (longest prompt {longest} tokens)"
@@ -160,7 +163,7 @@ def saving_line(chosen: CheckpointSettings) -> str:
 def sft_lines(resolved: Resolved[SftSettings], data: SftData) -> list[tuple[str, list[str]]]:
     """Titled groups of lines: the resolved plan of a supervised run."""
     settings, chosen = resolved.settings, resolved.settings.training
-    tokens = sum(sample.num_loss_tokens for sample in data.samples)
+    tokens = data.num_loss_tokens
     left_out = [f"left out, too long: {len(data.left_out):,} demonstrations"] if data.left_out else []
     size = min(chosen.train_batch_size, len(data.samples))
     return [

@@ -21,7 +21,7 @@ _BITS = 24
 
 
 class NoiseRows(NamedTuple):
-    """What the noise of the tokens of a row is drawn from."""
+    """Keys and sizes from which the noise of the tokens of a row is drawn."""
 
     keys_K: Tensor
     """[K] int64, one a token."""

@@ -86,11 +86,12 @@ def prompts_from_rows(
     whole_rows: bool = False,
     conversations: bool = False,
     weight_key: str | None = None,
+    first: int = 0,
 ) -> list[PromptRow]:
     """Build one prompt a row. A key may be dotted to reach into nested objects (`reward_model.ground_truth`).
 
     Numbers become text; with `whole_rows` a label is any JSON value, and all columns are kept. With `conversations`
-    the prompts are whole conversations, some turns of which are learned.
+    the prompts are whole conversations, some turns of which are learned. `first` is the number of the first row.
 
     Raises `DataError` for a missing (`MissingColumnError`), null or wrongly typed field, and, with `images`, for an
     image that is none, or whose place is not clear.
@@ -104,7 +105,7 @@ def prompts_from_rows(
     }
     columns = Columns(rows, {flag: key for flag, key in named.items() if key})
     prompts: list[PromptRow] = []
-    for index, row in enumerate(rows):
+    for index, row in enumerate(rows, start=first):
         try:
             if conversations:
                 text, messages = None, conversation_of(row, input_key, columns, with_images=images is not None)

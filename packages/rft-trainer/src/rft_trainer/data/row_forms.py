@@ -87,7 +87,7 @@ def as_read(
     has_response = keys.output is None or keys.output != _DEFAULT.output or keys.output in present
     if conversations and not has_response:
         if form is not None and form.turns is not None:
-            return _whole(rows, form.turns, present, skips or SkipLog())
+            return _as_conversations(rows, form.turns, present, skips or SkipLog())
         if form is None and _ends_with_reply(rows, keys.input):
             return ReadRows(rows, Keys(keys.input), conversations=True)
     if form is None:
@@ -100,7 +100,9 @@ def as_read(
     return ReadRows(_converted(rows, form, skips or SkipLog()), found, _note(form, found, keys, present, images))
 
 
-def _whole(rows: Sequence[Row], turns: tuple[str, str, str], present: Sequence[str], skips: SkipLog) -> ReadRows:
+def _as_conversations(
+    rows: Sequence[Row], turns: tuple[str, str, str], present: Sequence[str], skips: SkipLog
+) -> ReadRows:
     """Return the rows with their chats as messages of role and content."""
     column = turns[0]
     converted: list[Row] = []

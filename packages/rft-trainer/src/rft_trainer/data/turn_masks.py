@@ -1,4 +1,4 @@
-"""Which characters of a rendered conversation are learned: the turns of chosen roles, located by the chat template.
+"""Masks of rendered conversations: the turns of chosen roles are learned, located by the chat template.
 
 A template that marks the assistant's words (`{% generation %}`) says itself where they stand. Any other is rendered
 again up to each turn: what the rendering with the turn has more than the one before it is the turn.

@@ -137,6 +137,13 @@ class SftDataSettings(HeldOutColumnSettings, HeldOutSettings, TrainRowsSettings)
     """Column of the training rows that holds their weights: a step's loss is the sum of weight x loss over its learned
     tokens, divided by the sum of these weights. A row of weight 0 is left out; empty = every row weighs 1."""
 
+    data_store: Literal["auto", "on", "off"] = "auto"
+    """Whether the training rows are tokenised once into files that are mapped into memory, so that they need not fit:
+    auto = for .jsonl and .parquet files of more than 256 MiB in all."""
+
+    data_store_path: str = ""
+    """Directory of these files, which later runs on the same data take again; empty = ~/.cache/rft/data."""
+
     train_on_turns: Literal["all", "last"] = "all"
     """Which turns of a whole conversation (`messages`, `conversations`) are learned: all of `roles_to_train`, or the
     last of them alone. A message's own "train": false or "weight": 0 takes it out."""

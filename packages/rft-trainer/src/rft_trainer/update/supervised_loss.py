@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -77,5 +78,5 @@ class SupervisedLoss:
         total = logprobs_T.sum() + log_normaliser_T.sum()
         return total if mean_T is None else total + mean_T.sum()
 
-    def whole_step(self, samples: list[TrainingSample], counts: Counts, totals: MetricTotals) -> None:
+    def whole_step(self, samples: Sequence[TrainingSample], counts: Counts, totals: MetricTotals) -> None:
         """Add nothing: every metric is of single tokens."""

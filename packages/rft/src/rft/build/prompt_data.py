@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -345,17 +345,22 @@ def hold_out(
     samples: Sequence[TrainingSample], count: int, seed: int
 ) -> tuple[list[TrainingSample], list[TrainingSample]]:
     """(those to train on, `count` others chosen by the seed), both in their order."""
-    if count >= len(samples):
+    chosen, kept = held_out_indices(len(samples), count, seed)
+    return [samples[index] for index in kept], [samples[index] for index in chosen]
+
+
+def held_out_indices(num: int, count: int, seed: int) -> tuple[list[int], Iterator[int]]:
+    """Return (indices of `count` of `num` rows chosen by the seed, those of the others), both ascending."""
+    if count >= num:
         raise OptionsError(
             code="data.held_out_rows",
-            what=f"held_out_rows = {count}, and there are {len(samples)} training rows",
+            what=f"held_out_rows = {count}, and there are {num} training rows",
             where="--held_out_rows",
             why="at least one row must be left to train on",
-            do=f"--held_out_rows {max(1, len(samples) // 20)}" if len(samples) > 1 else "--held_out_rows 0",
+            do=f"--held_out_rows {max(1, num // 20)}" if num > 1 else "--held_out_rows 0",
         )
-    chosen = {int(index) for index in permutation(derive_key(seed, "held_out"), len(samples))[:count]}
-    training = [sample for index, sample in enumerate(samples) if index not in chosen]
-    return training, [samples[index] for index in sorted(chosen)]
+    chosen = {int(index) for index in permutation(derive_key(seed, "held_out"), num)[:count]}
+    return sorted(chosen), (index for index in range(num) if index not in chosen)
 
 
 def render_rows(
@@ -403,35 +408,43 @@ def demonstrations(
     """
     samples: list[TrainingSample] = []
     left_out: list[tuple[str, int]] = []
-    # sampling stops at any of the end tokens; one of them is enough to learn
-    end = tokenizer.eos_ids[:1]
     for row in rendered:
-        sample = _conversation_sample(row) if row.learned else _answered_sample(row, tokenizer, end)
+        sample = demonstration(row, tokenizer)
         if sample.num_tokens > max_len:
             left_out.append((row.prompt_id, sample.num_tokens))
         elif sample.weight > 0:
             samples.append(sample)
-    if not samples and len(left_out) < len(rendered):
-        raise DataError(
+    if not samples:
+        raise all_left_out(left_out, len(rendered) - len(left_out), max_len)
+    return samples, left_out
+
+
+def all_left_out(too_long: Sequence[tuple[str, int]], weightless: int, max_len: int) -> DataError:
+    """Return the error of demonstrations of which none is left, for their lengths or for their weights of 0."""
+    if weightless:
+        return DataError(
             code="data.all_weigh_nothing",
-            what=f"the weights of all {len(rendered) - len(left_out)} rows that fit are 0",
+            what=f"the weights of all {weightless} rows that fit are 0",
             where="--weight_key",
             why="a row of weight 0 is left out, and here all would be",
             do="leave --weight_key out",
         )
-    if not samples:
-        longest = max((length for _, length in left_out), default=0)
-        raise DataError(
-            code="data.all_too_long",
-            what=f"0 of {len(left_out)} demonstrations have at most {max_len} tokens (the longest has {longest})",
-            where="--max_len",
-            why="a demonstration is used whole or left out, and here all would be left out",
-            do=f"--max_len {longest}",
-        )
-    return samples, left_out
+    longest = max((length for _, length in too_long), default=0)
+    return DataError(
+        code="data.all_too_long",
+        what=f"0 of {len(too_long)} demonstrations have at most {max_len} tokens (the longest has {longest})",
+        where="--max_len",
+        why="a demonstration is used whole or left out, and here all would be left out",
+        do=f"--max_len {longest}",
+    )
 
 
-def _answered_sample(row: RenderedPrompt, tokenizer: HfTokenizer, end: Sequence[int]) -> TrainingSample:
+def demonstration(row: RenderedPrompt, tokenizer: HfTokenizer) -> TrainingSample:
+    """Return the sample of a row: a whole conversation, or prompt, output and end token."""
+    if row.learned:
+        return _conversation_sample(row)
+    # sampling stops at any of the end tokens; one of them is enough to learn
+    end = tokenizer.eos_ids[:1]
     assert row.output is not None, "demonstrations are read with an output key"
     # the output is encoded apart, so that the prompt has the tokens that it has when responses are sampled
     tokens = (*row.token_ids, *tokenizer.encode(row.output), *end)

@@ -334,6 +334,8 @@ class SftKeywords(PolicyKeywords, total=False):
     output_key: str
     eval_output_key: str
     weight_key: str
+    data_store: Literal["auto", "on", "off"]
+    data_store_path: str
     train_on_turns: Literal["all", "last"]
     roles_to_train: str
     held_out_rows: int

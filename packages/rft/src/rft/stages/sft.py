@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rft.build.images import refuse_beside_images, row_images, tokenizer_with_images
+from rft.build.images import ImageReading, refuse_beside_images, row_images, tokenizer_with_images
 from rft.build.lora import adapt, counting, weights_directory
 from rft.build.models import refuse_unknown_parts
 from rft.build.prompt_data import (
     PreparedPrompts,
     data_notes,
     demonstrations,
+    held_out_indices,
     held_out_text,
     hold_out,
     read_held_out,
@@ -45,6 +46,7 @@ from rft.process.rollbacks import with_rollbacks
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun, compared_facts, execute, start
 from rft.settings import SftSettings
+from rft.stages.sft_store import StoredRows, open_store, wants_store
 from rft_algos.algorithms.published import Sft
 from rft_core.keyed_random import derive_key
 from rft_dist.strategies.weights_snapshot import WeightsSnapshot
@@ -72,12 +74,14 @@ from rft_trainer.update.supervised_loss import SupervisedLoss
 class SftData:
     """Training and held-out samples of a supervised run."""
 
-    training: PreparedPrompts
-    samples: list[TrainingSample]
+    training: PreparedPrompts | StoredRows
+    samples: Sequence[TrainingSample]
     left_out: list[tuple[str, int]]
     held_out: list[TrainingSample]
     num_steps: int
     mixture: Mixture
+    num_loss_tokens: int
+    """Learned tokens of the training samples."""
     notes: tuple[str, ...] = ()
     """What a person should know of the data before training on them."""
 
@@ -89,6 +93,8 @@ def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) 
     refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer)
     images = row_images(settings.images, settings.run.seed)
     turns = trained_turns(data)
+    if wants_store(settings, tokenizer):
+        return _stored_data(settings, tokenizer, max_len)
     training = read_training(
         data,
         data,
@@ -105,30 +111,64 @@ def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) 
     held_out: list[TrainingSample] = []
     rendered: Sequence[RenderedPrompt] = ()
     if data.eval_data:
-        rendered = read_held_out(
-            data.eval_data,
-            data.eval_split,
-            data.max_eval_samples,
-            held_out_text(data),
-            tokenizer,
-            label_key=None,
-            output_key=data.eval_output_key or data.output_key,
-            prompt_max_len=max_len,
-            images=images,
-            turns=turns,
-            limit_flag="--max_len",
-        )
-        held_out, _ = demonstrations(rendered, tokenizer, max_len)
+        held_out, rendered = _held_out(settings, tokenizer, max_len, images)
     elif data.held_out_rows:
         samples, held_out = hold_out(samples, data.held_out_rows, settings.run.seed)
-    num_steps = -(-len(samples) // chosen.train_batch_size) * chosen.max_epochs
-    if chosen.max_steps:
-        num_steps = min(num_steps, chosen.max_steps)
     # counted anew: rows that are too long or held out have left their sources
     mixture = training.mixture_of([sample.sample_id for sample in samples])
     notes = data_notes(data, tokenizer, training.rendered, rendered, unused=training.loaded.unused)
     notes += weight_notes(training.rendered)
-    return SftData(training, samples, left_out, held_out, num_steps, mixture, notes)
+    num_loss_tokens = sum(sample.num_loss_tokens for sample in samples)
+    num_steps = _num_steps(chosen, len(samples))
+    return SftData(training, samples, left_out, held_out, num_steps, mixture, num_loss_tokens, notes)
+
+
+def _held_out(
+    settings: SftSettings, tokenizer: HfTokenizer, max_len: int, images: ImageReading
+) -> tuple[list[TrainingSample], Sequence[RenderedPrompt]]:
+    """Read the held-out rows of a file."""
+    data = settings.data
+    rendered = read_held_out(
+        data.eval_data,
+        data.eval_split,
+        data.max_eval_samples,
+        held_out_text(data),
+        tokenizer,
+        label_key=None,
+        output_key=data.eval_output_key or data.output_key,
+        prompt_max_len=max_len,
+        images=images,
+        turns=trained_turns(data),
+        limit_flag="--max_len",
+    )
+    return demonstrations(rendered, tokenizer, max_len)[0], rendered
+
+
+def _num_steps(chosen: SftTrainingSettings, num_samples: int) -> int:
+    num_steps = -(-num_samples // chosen.train_batch_size) * chosen.max_epochs
+    return min(num_steps, chosen.max_steps) if chosen.max_steps else num_steps
+
+
+def _stored_data(settings: SftSettings, tokenizer: HfTokenizer, max_len: int) -> SftData:
+    """Build or open the store of the training rows; held-out rows are read into memory."""
+    data, chosen = settings.data, settings.training
+    stored = open_store(settings, tokenizer, max_len)
+    samples, sizes = stored.samples, stored.sizes
+    num_loss_tokens = stored.num_loss_tokens
+    held_out: list[TrainingSample] = []
+    if data.eval_data:
+        held_out, _ = _held_out(settings, tokenizer, max_len, row_images(settings.images, settings.run.seed))
+    elif data.held_out_rows:
+        chosen_out, kept = held_out_indices(len(samples), data.held_out_rows, settings.run.seed)
+        held_out = [samples[index] for index in chosen_out]
+        sizes = stored.sizes_without(held_out)
+        num_loss_tokens -= sum(sample.num_loss_tokens for sample in held_out)
+        samples = samples.picked(kept)
+    notes = data_notes(data, tokenizer, ())
+    mixture = Mixture(sizes, stored.probabilities)
+    num_steps = _num_steps(chosen, len(samples))
+    left_out = [*stored.too_long]
+    return SftData(stored, samples, left_out, held_out, num_steps, mixture, num_loss_tokens, (*notes, *stored.notes))
 
 
 def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, data: SftData) -> SftLoop:

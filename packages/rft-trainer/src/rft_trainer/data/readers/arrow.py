@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,32 @@ from rft_trainer.data.readers.rows import Row, refused_value, shown
 
 def read_parquet(file: Path) -> list[Row]:
     """Read all records; `Row.line` is the record's number from 1."""
+    rows = list(iter_parquet(file))
+    if not rows:
+        raise no_rows(file)
+    return rows
+
+
+def iter_parquet(file: Path, *, after_line: int = 0) -> Iterator[Row]:
+    """Read as `read_parquet` does, one row at a time; the first `after_line` records are passed over."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows: list[Row] = []
     with open_data_file(file):
         pass  # refuses what is empty or unreadable by its own name before pyarrow does
     try:
         with pq.ParquetFile(file) as table:
             # before any row: `to_pylist` makes dictionaries, which hold a name once
             _refuse_double_columns(table.schema_arrow.names, file)
-            _append_batches(rows, table.iter_batches(), file)
+            done = 0
+            for batch in table.iter_batches():
+                start, done = max(after_line - done, 0), done + batch.num_rows
+                if start < batch.num_rows:
+                    rows: list[Row] = []
+                    _append_batches(rows, [batch.slice(start)], file, first=done - batch.num_rows + start + 1)
+                    yield from rows
     except (pa.ArrowException, OSError) as error:
         raise _damaged(error, file, "parquet") from error
-    if not rows:
-        raise no_rows(file)
-    return rows
 
 
 def read_arrow(file: Path) -> list[Row]:

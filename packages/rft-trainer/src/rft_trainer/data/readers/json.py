@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,14 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refu
 
 def read_jsonl(file: Path, skips: SkipLog) -> list[Row]:
     """Read one JSON object a line; blank lines are skipped, a byte order mark and CRLF are accepted."""
-    rows: list[Row] = []
+    rows = list(iter_jsonl(file, skips))
+    if not rows:
+        raise no_rows(file)
+    return rows
+
+
+def iter_jsonl(file: Path, skips: SkipLog, *, after_line: int = 0) -> Iterator[Row]:
+    """Read as `read_jsonl` does, one row at a time; the first `after_line` lines are passed over unread."""
     line, offset = 0, 0
     with open_data_file(file) as stream:
         # one byte more than allowed, so that a file without line ends is refused before it is all in memory
@@ -70,18 +77,18 @@ def read_jsonl(file: Path, skips: SkipLog) -> list[Row]:
             line += 1
             if len(raw) > MAX_LINE_BYTES:
                 raise _too_long(file, line)
+            if line <= after_line:
+                offset += len(raw)
+                continue
             body = raw.removeprefix(BYTE_ORDER_MARK) if line == 1 else raw
             try:
                 fields = _line_fields(body, file, line, offset + len(raw) - len(body))
                 if fields is not None:
-                    rows.append(Row(fields, str(file), line))
+                    yield Row(fields, str(file), line)
             except DataError as error:
                 skips.take(error)
             # also of a row that was skipped: positions in messages are those of the file
             offset += len(raw)
-    if not rows:
-        raise no_rows(file)
-    return rows
 
 
 def _line_fields(raw: bytes, file: Path, line: int, offset: int) -> dict[str, Any] | None:

@@ -42,4 +42,11 @@ def _noise(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
 
 def idle_settings(given: SourcedValues, defaults: Values) -> list[str]:
     """Return a note for each given setting of a part that the run does not have."""
-    return idle_evaluation(given)
+    return [*idle_evaluation(given), *_idle_store(given)]
+
+
+def _idle_store(given: SourcedValues) -> list[str]:
+    values, origin = given.values, given.origins["data_store_path"]
+    if origin.kind == "default" or values["data_store"] != "off":
+        return []
+    return [f"data_store_path = {values['data_store_path']} ({origin}) has no effect: data_store is off"]

@@ -1,0 +1,1 @@
+"""Tokenised samples of large data on disk, read through memory maps; it may import `data.readers` and `records`."""

@@ -1,0 +1,81 @@
+"""Samples of a store as a sequence: each is made from the memory map when it is asked for, and kept by nobody."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, overload
+
+from rft_trainer.data.store.shards import ShardFacts, open_shard
+from rft_trainer.records.rollouts import TrainingSample
+
+
+class StoredSamples(Sequence[TrainingSample]):
+    """All samples of a store, or those of some indices; memory is that of the pages that are read.
+
+    Example::
+
+        samples = StoredSamples(directory, published_shards(directory), ["train"])
+        samples[3].sample_id          # "train:3", where no row before it was left out
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        shards: Sequence[ShardFacts],
+        sources: Sequence[str],
+        indices: Iterable[int] | None = None,
+    ) -> None:
+        """Map the shards; `indices` choose among the samples, None = all of them in order."""
+        self._arguments = (directory, shards, sources)
+        self._sources = sources
+        self._ends = list(accumulate(facts.num_samples for facts in shards))
+        self._batches: list[Any] = [open_shard(directory, number) for number in range(len(shards))]
+        # eight bytes a sample, where a list of numbers has four times that
+        self._indices = None if indices is None else array("q", indices)
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        if self._indices is not None:
+            return len(self._indices)
+        return self._ends[-1] if self._ends else 0
+
+    def picked(self, indices: Iterable[int]) -> StoredSamples:
+        """Return those at these indices, in this order."""
+        return StoredSamples(*self._arguments, indices)
+
+    @overload
+    def __getitem__(self, index: int) -> TrainingSample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TrainingSample]: ...
+    def __getitem__(self, index: int | slice) -> TrainingSample | list[TrainingSample]:
+        """Make the sample, or the list of samples, from the tokens on disk."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        place = number if self._indices is None else self._indices[number]
+        shard = bisect_right(self._ends, place)
+        row = place - (self._ends[shard - 1] if shard else 0)
+        return self._sample(self._batches[shard], row)
+
+    def sizes(self, num_sources: int) -> tuple[int, ...]:
+        """Return the number of samples of each source in the whole store."""
+        sizes = [0] * num_sources
+        for batch in self._batches:
+            for entry in batch.column("source").value_counts().to_pylist():
+                sizes[entry["values"]] += entry["counts"]
+        return tuple(sizes)
+
+    def _sample(self, batch: Any, row: int) -> TrainingSample:
+        source, index, prompt_length, weight, token_ids, loss_mask = (column[row].as_py() for column in batch.columns)
+        return TrainingSample(
+            f"{self._sources[source]}:{index}",
+            tuple(token_ids),
+            prompt_length,
+            0.0,
+            loss_mask=tuple(loss_mask),
+            weight=weight,
+        )
