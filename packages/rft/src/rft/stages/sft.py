@@ -144,7 +144,7 @@ def _held_out(
     return demonstrations(rendered, tokenizer, max_len)[0], rendered
 
 
-def _num_steps(chosen: SftTrainingSettings, num_samples: int) -> int:
+def _num_steps(chosen: SequenceTrainingSettings, num_samples: int) -> int:
     num_steps = -(-num_samples // chosen.train_batch_size) * chosen.max_epochs
     return min(num_steps, chosen.max_steps) if chosen.max_steps else num_steps
 
