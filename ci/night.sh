@@ -4,9 +4,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 uv run pytest -n "${RFT_TEST_PROCESSES:-2}" --dist loadgroup -m night
-if command -v bwrap >/dev/null; then
-    uv run pytest -m "night and system"
-else
-    echo "not run: tests/integration/test_code_example.py, because bubblewrap is not installed"
-fi
 uv run python ci/mutate.py --jobs 2

@@ -1,24 +1,19 @@
-"""The example of the reward `code`: its rows have tests that its programs pass, and its commands teach a model."""
+"""The example of the reward `code`: its rows have tests that their programs pass, and no other function does."""
 
 from __future__ import annotations
 
 import json
-import re
 import runpy
-import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
-from rft_cli.main import main
 from rft_trainer.rewards.code_tests import read_tests
-from rft_trainer.runs.reader import read_run
 from rft_trainer.sandbox.cage_main import encode
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "code_reward"
-(COMMANDS,) = re.findall(r"^```sh\n(.*?)^```", (FOLDER / "README.md").read_text(), flags=re.M | re.S)
 
 
 def make_rows(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,21 +37,3 @@ def test_the_tests_of_a_row_tell_its_program_from_every_other(tmp_path: Path, mo
         results = json.dumps([each["expected"] for each in row["tests"]])
         told.setdefault(results, set()).add(json.dumps([space["f"](x) for x in range(-20, 20)]))
     assert {len(functions) for functions in told.values()} == {1}
-
-
-@pytest.mark.night
-@pytest.mark.system
-def test_the_commands_of_the_page_raise_the_share_of_programs_that_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    made, *verbs = [shlex.split(line)[1:] for line in COMMANDS.replace("\\\n", " ").splitlines() if line]
-    make_rows(Path(made[1]), monkeypatch)
-    for words in verbs:
-        assert main(words) == 0
-    run = read_run(Path("runs/code-rl"))
-    before, after = run.accuracy("before"), run.accuracy("after")
-    assert before is not None
-    assert after is not None
-    assert before <= 0.75
-    assert after >= before + 0.15

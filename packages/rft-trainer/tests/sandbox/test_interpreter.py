@@ -35,6 +35,9 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(library))
     told = SimpleNamespace(stdout=LISTED.format(folder=tmp_path))
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: told)
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    monkeypatch.setattr(interpreter.tempfile, "tempdir", str(copies))
     interpreter.caged_python.cache_clear()
     yield library
     interpreter.caged_python.cache_clear()
