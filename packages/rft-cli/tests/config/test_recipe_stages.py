@@ -252,7 +252,7 @@ def test_a_recipe_of_one_command_names_the_command(capsys: pytest.CaptureFixture
         {"name": "a", "run": ""},
         {"run": "sft --seed 1"},
         {"name": "a", "run": "quickstart"},
-        {"name": "a", "run": "rm -r x"},
+        {"name": "a", "run": "remove -r x"},
         {"name": "a", "run": "sft", "fast": "x"},
         {"name": "a", "run": "sft 'x"},
     ],

@@ -25,7 +25,7 @@ def test_a_stage_has_a_name_words_and_words_for_a_trial() -> None:
         ({"name": "a", "run": ""}, "recipe.stage"),
         ({"name": "a"}, "recipe.stage"),
         ({"run": "sft --seed 1"}, "recipe.stage"),
-        ({"name": "a", "run": "rm x"}, "recipe.stage"),
+        ({"name": "a", "run": "remove x"}, "recipe.stage"),
         ({"name": "a", "run": "x sft"}, "recipe.stage"),
         ({"name": "a", "run": "sft", "fast": ""}, "recipe.stage"),
         ({"name": "a", "run": "sft 'b"}, "recipe.quotes"),

@@ -91,16 +91,6 @@ REFUSED_FLAGS: dict[str, Refusal] = {
         "mark_high_entropy_tokens",
     ),
     # rewards and reward models
-    **_rows(
-        "reward models are trained by a command of their own; the head of a trained one is read from its directory",
-        "rft-train rm",
-        "loss_type",
-        "margin",
-        "pooling_method",
-        "scale_for_train",
-        "probing_layer",
-        "heads_types",
-    ),
     **_rows("the reference is the policy before its first step", _OUT, "ref_model", "ref_pretrain", "reference_model"),
     # data
     **_rows("the tokenizer is that of the model's directory", _OUT, "tokenizer", "tokenizer_path", "tokenizer_name"),
