@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from rft_algos.objectives.preference_loss import (
     pairs_in_order,
 )
 from rft_trainer.batches.sequence_values import pair_values, sequence_sums
-from rft_trainer.records.rollouts import Counts, TokenBatch
+from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
 
 PREFIX = "dpo"
 """Prefix of the metrics of every loss of preferences."""
@@ -31,6 +31,9 @@ class _OfSequences:
     needs_entropy = False
     logs_entropy = False
     by_token = False
+
+    def check(self, samples: Sequence[TrainingSample]) -> None:
+        """Take any samples: those of the stage have the log-probs that its loss needs."""
 
     def token_losses(self, batch: TokenBatch, counts: Counts) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Return nothing that may be called: it is asked of objectives of single tokens alone."""

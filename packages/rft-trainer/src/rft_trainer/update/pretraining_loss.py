@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from rft_algos.algorithms.published import Sft
 from rft_algos.objectives import LossOutput, supervised_loss, token_weights
 from rft_trainer.batches.keyed_batches import KeyedBatches
-from rft_trainer.records.rollouts import Counts, TokenBatch
+from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
 from rft_trainer.update.optimizer_step import MicroBatchLoss
 
 
@@ -27,6 +27,9 @@ class PretrainingLikelihood:
 
     def __init__(self, coefficient: float) -> None:
         self._coefficient = coefficient
+
+    def check(self, samples: Sequence[TrainingSample]) -> None:
+        """Take any samples: the likelihood needs no log-probs but the policy's."""
 
     def token_losses(self, batch: TokenBatch, counts: Counts) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Return a function (log-probs [N], entropies [N], token indices [N]) -> their shares [N] of the loss."""
