@@ -33,7 +33,8 @@ OWN_ARGUMENTS = {
 POLICIES = ("RlKeywords", "SftKeywords", "DpoKeywords")
 TRAINING = (*POLICIES, "RmKeywords")
 SCORING = ("RlKeywords", "EvalKeywords", "ServeRewardKeywords")
-"""Classes of commands that train a policy, that train, and that score responses: what all have is written once."""
+ANSWERING = ("RlKeywords", "EvalKeywords", "GenerateKeywords")
+"""Classes of commands that train a policy, that train, that score and that sample: what all have is written once."""
 
 HEADER = '''"""Keyword arguments of the calls of `rft` that train, evaluate, generate and serve: settings by name.
 
@@ -61,19 +62,23 @@ def keyword_types() -> str:
     shared = common(TRAINING)
     of_policies = common(POLICIES, but=shared)
     rewards = common(SCORING, but={*shared, *of_policies})
+    sampled = common(ANSWERING, but={*shared, *of_policies, *rewards})
     bases = {
         "TrainingKeywords": ("Settings of every training.", "TypedDict", shared),
         "PolicyKeywords": ("Settings of a policy's training.", "TrainingKeywords", of_policies),
         "RewardKeywords": ("Settings of everything that scores responses.", "TypedDict", rewards),
+        "AnswerKeywords": ("Settings of everything that samples responses.", "TypedDict", sampled),
     }
     parts = [HEADER, *(_class(name, f"{base}, total=False", why, keys) for name, (why, base, keys) in bases.items())]
     for name, table in tables.items():
         names = ["PolicyKeywords"] if name in POLICIES else ["TrainingKeywords"] if name in TRAINING else []
         names += ["RewardKeywords"] if name in SCORING else []
+        names += ["AnswerKeywords"] if name in ANSWERING else []
         known = {
             **(of_policies if name in POLICIES else {}),
             **(shared if name in TRAINING else {}),
             **(rewards if name in SCORING else {}),
+            **(sampled if name in ANSWERING else {}),
         }
         own = {key: kind for key, kind in table.items() if key not in known}
         base = f"{', '.join(names or ['TypedDict'])}, total=False"

@@ -611,7 +611,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     from rft_models.layers import gradient_checkpointing as recomputing
     from rft_models.logprobs import output_head
     from rft_trainer.data import prefetch
-    from rft_trainer.rewards import registry
+    from rft_trainer.rewards.unit_tests import code
     from rft_trainer.scoring import logprobs
     from rft_trainer.update import optimizer_step
     from rft_trainer.workers import pool
@@ -639,7 +639,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
         spies.keep("code limits", (limits.cpu_seconds, limits.memory_bytes))
         return ExactReward()
 
-    patch.setattr(registry, "CodeReward", cage)
+    patch.setattr(code, "CodeReward", cage)
 
     def watch(owner: Any, name: str, look: Callable[..., None]) -> None:
         original = getattr(owner, name)

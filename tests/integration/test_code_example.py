@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_trainer.rewards.code_tests import read_tests
+from rft_trainer.rewards.unit_tests.code_tests import read_tests
 from rft_trainer.sandbox.cage_main import encode
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
-from rft_trainer.rewards.code import CodeLimits, CodeReward
+from rft_trainer.rewards.unit_tests.code import CodeLimits, CodeReward
 from rft_trainer.sandbox.cage import CageEnd, CageLimits, CageRun, run_cages
 from rft_trainer.sandbox.cage_main import decode, encode
 from rft_trainer.sandbox.interpreter import CagedPython

@@ -208,7 +208,9 @@ def explained_variance(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     return {"explained": found}
 
 
-@computes("preference", "bradley_terry", "hps", "log_exp", "dpo", "ipo", "ipo_per_token", "orpo", "simpo")
+@computes(
+    "preference", "bradley_terry", "hps", "log_exp", "rao_kupper_tie", "dpo", "ipo", "ipo_per_token", "orpo", "simpo"
+)
 def pairs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """Losses of pairs."""
     inputs, name = case["inputs"], case["name"]

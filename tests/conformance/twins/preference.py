@@ -31,6 +31,12 @@ def log_exp(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
     return (1 + (r - c).exp()).ln()
 
 
+def rao_kupper_tie(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """-log((theta^2 - 1) p_c p_r / ((p_c + theta p_r) (p_r + theta p_c))), p = e^s, theta = e^threshold."""
+    theta, p_c, p_r = x["threshold"].exp(), c.exp(), r.exp()
+    return -((theta**2 - 1) * p_c * p_r / ((p_c + theta * p_r) * (p_r + theta * p_c))).ln()
+
+
 def difference(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
     """log pi(c) - log ref(c) - (log pi(r) - log ref(r))."""
     return c - x["reference_chosen"] - (r - x["reference_rejected"])
@@ -125,7 +131,7 @@ def kto(inputs: Inputs, params: Inputs) -> dict[str, Any]:
 
 
 PAIRS: dict[str, Pair] = {
-    loss.__name__: loss for loss in (bradley_terry, hps, log_exp, dpo, ipo, ipo_per_token, orpo, simpo)
+    loss.__name__: loss for loss in (bradley_terry, hps, log_exp, rao_kupper_tie, dpo, ipo, ipo_per_token, orpo, simpo)
 }
 TWINS = {name: of_pairs(loss) for name, loss in PAIRS.items()}
 TWINS |= {"kto_reference_point": kto_reference_point, "kto": kto}

@@ -26,7 +26,9 @@ LENGTHS = torch.tensor([3.0, 5.0, 2.0, 4.0, 3.0, 7.0, 1.0, 2.0], dtype=D)
 
 OF_POLICY: dict[str, Callable[[Tensor], Any]] = {
     **dict.fromkeys(("logprobs_T", "value_T", "chosen_B", "policy_B", "policy_chosen_B"), lambda x: x),
-    **dict.fromkeys(("mean_logprobs_B", "logprobs_B", "values_T", "log_normaliser_T", "values_T"), lambda x: x),
+    **dict.fromkeys(
+        ("mean_logprobs_B", "mean_logprobs_T", "logprobs_B", "values_T", "log_normaliser_T", "values_T"), lambda x: x
+    ),
     **dict.fromkeys(("log_ratio_T", "log_ratio_prox_T", "log_ratio_old_T"), lambda x: x - OLD),
     "log_ratio_reference_T": lambda x: x - OLD - 0.2,
     "gradient_T": lambda x: x.square(),
@@ -59,7 +61,7 @@ GIVEN: dict[str, Any] = {
     "partner_lengths_B": torch.tensor([2, 3]),
     **{"clip_low": 0.2, "clip_high": 0.3, "limit_low": 0.2, "limit_high": 0.25, "clip": 0.2, "tau": 0.3, "delta": 2.0},
     **{"beta": 0.1, "gamma": 0.5, "coefficient": 0.3, "alpha": 0.5, "shift": 0.1, "reference_point": 0.1},
-    **{"max_tokens": 4, "estimator": "unbiased_k3"},
+    **{"max_tokens": 4, "estimator": "unbiased_k3", "threshold": 0.5, "label_smoothing": 0.1},
 }
 """The others, by their names."""
 AS_LOGITS_OF_TOKENS = {"loss_mask_T": MASK.reshape(2, 4)[:, 0]}

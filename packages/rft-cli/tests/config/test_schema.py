@@ -97,5 +97,5 @@ def test_no_name_is_both_a_setting_and_refused() -> None:
 
 def test_all_groups_of_a_command_are_in_its_module() -> None:
     assert set(with_settings()) == {
-        *("rl", "sft", "rm", "rm-test", "eval", "serve-reward", "generate", "conformance", "build"),
+        *("rl", "sft", "dpo", "rm", "rm-test", "eval", "serve-reward", "generate", "conformance", "build"),
     }

@@ -16,7 +16,7 @@ from rft_cli.pages.run_plan_rewards import reward_lines
         ("", "exact, called in this process, without a limit of time"),
         ("in-process:score", "score, called in this process, without a limit of time"),
         ("math", "math, called in this process, algebra in 2 processes, 3 s a comparison"),
-        ("code", "code, 2 sandboxes at once, 5 s of processor time and 0.5 GiB a response"),
+        ("code", "code (code_seconds = 5, code_memory = 0.5), 2 sandboxes at once"),
         ("own.py:score", "own.py:score, 2 processes, 3 s a response"),
     ],
 )

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from rft_algos.statistics import wilson_interval
-from rft_trainer.evaluation.pair_evaluator import PairEvaluation, PairEvaluator
+from rft_trainer.evaluation.pair_evaluator import PairEvaluation, PairScoreEvaluator
 from rft_trainer.records.pairs import PairLabel, PairLabels
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.testing.bigram import OneRank, TokenScorer
-from rft_trainer.update.pair_loss import PairObjective
+from rft_trainer.update.pair_loss import PairScoreObjective
 
 D = torch.float64
 
@@ -18,7 +18,7 @@ D = torch.float64
 def evaluation(scores: list[tuple[float, float]], outcomes: list[float]) -> PairEvaluation:
     first, second = (torch.tensor(column, dtype=D)[:, None] for column in zip(*scores, strict=True))
     labels = PairLabels.of(torch.tensor([PairLabel((one,)).as_numbers() for one in outcomes], dtype=D))
-    objective = PairObjective(tie_margin=0.5 if 0.0 in outcomes else 0.0)
+    objective = PairScoreObjective(tie_margin=0.5 if 0.0 in outcomes else 0.0)
     return PairEvaluation(("score",), first, second, labels, objective.losses(first, second, labels))
 
 
@@ -68,7 +68,7 @@ def test_ranks_score_each_pair_once() -> None:
     model = TokenScorer(6, dtype=D)
 
     def scores(ranks: OneRank) -> torch.Tensor:
-        found = PairEvaluator(model, PairObjective(), held_out(), ranks, max_sequences=1, max_tokens=0)()
+        found = PairScoreEvaluator(model, PairScoreObjective(), held_out(), ranks, max_sequences=1, max_tokens=0)()
         return torch.cat([found.first_PK, found.second_PK], dim=1)
 
     parts = [scores(RankOf(rank, 2)) for rank in (0, 1)]
@@ -81,6 +81,6 @@ def test_the_model_is_in_evaluation_mode_while_it_scores_and_trains_afterwards()
     seen: list[bool] = []
     original = model.score_matrix
     model.score_matrix = lambda tokens: (seen.append(model.training), original(tokens))[1]  # type: ignore[method-assign]
-    PairEvaluator(model, PairObjective(), held_out(), OneRank(), max_sequences=9, max_tokens=0)()
+    PairScoreEvaluator(model, PairScoreObjective(), held_out(), OneRank(), max_sequences=9, max_tokens=0)()
     assert seen == [False]
     assert model.training

@@ -8,7 +8,7 @@ from pathlib import Path
 from rft_core.keyed_random import derive_key, permutation
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.batches.units import MicroBatching, units_of
-from rft_trainer.evaluation.pair_evaluator import PairEvaluator
+from rft_trainer.evaluation.pair_evaluator import PairScoreEvaluator
 from rft_trainer.loops.early_stop import EarlyStop
 from rft_trainer.loops.reward_training import RewardModelLoop
 from rft_trainer.metrics.phase_timer import PhaseTimer
@@ -21,7 +21,7 @@ from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.sinks.jsonl import JsonlSink
 from rft_trainer.testing.bigram import MemoryWriter, OneRank, PlainOptimizer, TokenScorer
 from rft_trainer.update.optimizer_step import Updater
-from rft_trainer.update.pair_loss import PairLoss, PairObjective
+from rft_trainer.update.pair_loss import PairLoss, PairScoreObjective
 
 LABEL = PairLabel((1.0,)).as_numbers()
 # token 1 is good and token 5 is bad, whatever the prompt
@@ -40,7 +40,7 @@ def made(
     order = order or (lambda epoch: permutation(derive_key(1, "order", epoch), 10).tolist())
     ledger = Ledger(10, 3, order, data_hash="d", seed=1)
     optimizer, early_stop = PlainOptimizer([model.table]), EarlyStop(0)
-    objective = PairObjective()
+    objective = PairScoreObjective()
     loop = RewardModelLoop(
         ledger=ledger,
         units=units_of(SAMPLES),
@@ -51,7 +51,7 @@ def made(
             micro_batching=MicroBatching(2, 0, False),
             learning_rate=lambda update: 3.0,
         ),
-        evaluator=PairEvaluator(model, objective, SAMPLES[:6], one, max_sequences=4, max_tokens=0),
+        evaluator=PairScoreEvaluator(model, objective, SAMPLES[:6], one, max_sequences=4, max_tokens=0),
         saver=Saver(
             MemoryWriter(),
             model,

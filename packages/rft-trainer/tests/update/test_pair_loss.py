@@ -15,7 +15,7 @@ from rft_trainer.records.pairs import PairLabel, PairLabels
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.testing.bigram import OneRank, PlainOptimizer, TokenScorer
 from rft_trainer.update.optimizer_step import Updater
-from rft_trainer.update.pair_loss import PairLoss, PairObjective
+from rft_trainer.update.pair_loss import PairLoss, PairScoreObjective
 
 VOCAB, D = 7, torch.float64
 
@@ -38,7 +38,7 @@ def samples(heads: int = 1) -> list[TrainingSample]:
     return [sample for n, label in enumerate(labels) for sample in pair(n, label)]
 
 
-def gradient(objective: PairObjective, micro: MicroBatching) -> tuple[Tensor, dict[str, float]]:
+def gradient(objective: PairScoreObjective, micro: MicroBatching) -> tuple[Tensor, dict[str, float]]:
     model = TokenScorer(VOCAB, heads=len(objective.heads), dtype=D)
     updater = Updater(
         PairLoss(model, objective), PlainOptimizer([model.table]), OneRank(), micro_batching=micro, learning_rate=float
@@ -50,16 +50,16 @@ def gradient(objective: PairObjective, micro: MicroBatching) -> tuple[Tensor, di
 
 
 OBJECTIVES = [
-    PairObjective(tie_margin=0.5),
-    PairObjective(tie_margin=0.5, centring=0.01, heads=("a", "b")),
-    PairObjective(loss_type="hps"),
-    PairObjective(loss_type="logexp", centring=0.1),
+    PairScoreObjective(tie_margin=0.5),
+    PairScoreObjective(tie_margin=0.5, centring=0.01, heads=("a", "b")),
+    PairScoreObjective(loss_type="hps"),
+    PairScoreObjective(loss_type="logexp", centring=0.1),
 ]
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("micro", [MicroBatching(1, 0, False), MicroBatching(2, 0, False), MicroBatching(9, 16, True)])
-def test_no_cut_of_the_step_changes_gradient_or_metrics(objective: PairObjective, micro: MicroBatching) -> None:
+def test_no_cut_of_the_step_changes_gradient_or_metrics(objective: PairScoreObjective, micro: MicroBatching) -> None:
     whole, expected = gradient(objective, MicroBatching(100, 0, False))
     found, metrics = gradient(objective, micro)
     torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-14)
@@ -75,7 +75,7 @@ def test_losses_are_those_of_the_equations() -> None:
     labels = numbers(
         PairLabel((1.0,), margin=0.25), PairLabel((-1.0,)), PairLabel((0.0,), weight=3.0), PairLabel((2.0,), weight=9.0)
     )
-    found = PairObjective(tie_margin=0.5).losses(first, second, labels)[:, 0].tolist()
+    found = PairScoreObjective(tie_margin=0.5).losses(first, second, labels)[:, 0].tolist()
 
     def log_sigmoid(x: float) -> float:
         return -math.log1p(math.exp(-x))
@@ -87,18 +87,18 @@ def test_losses_are_those_of_the_equations() -> None:
 def test_without_a_margin_the_three_losses_are_one_function() -> None:
     first, second = torch.tensor([[0.3, -2.0]], dtype=D), torch.tensor([[0.1, 4.0]], dtype=D)
     labels = numbers(PairLabel((1.0, -1.0)))
-    sigmoid = PairObjective().losses(first, second, labels)
+    sigmoid = PairScoreObjective().losses(first, second, labels)
     for other in ("hps", "logexp"):
-        torch.testing.assert_close(PairObjective(loss_type=other).losses(first, second, labels), sigmoid)
+        torch.testing.assert_close(PairScoreObjective(loss_type=other).losses(first, second, labels), sigmoid)
 
 
 def test_the_denominator_is_the_pairs_of_the_step_and_metrics_count_decided_labels() -> None:
     chosen = samples()
     batch, counts = pack(chosen), count(chosen)
     scores = torch.arange(10, dtype=D)[:, None]
-    output = PairObjective(tie_margin=0.5)(batch, scores, counts)
+    output = PairScoreObjective(tie_margin=0.5)(batch, scores, counts)
     labels = PairLabels.of(batch.sequence_numbers_SN[0::2])  # type: ignore[index]
-    losses = PairObjective(tie_margin=0.5).losses(scores[0::2], scores[1::2], labels)
+    losses = PairScoreObjective(tie_margin=0.5).losses(scores[0::2], scores[1::2], labels)
     assert float(output.loss) == pytest.approx(float(losses.sum()) / 5)
     metrics = {name: float(total / parts) for name, (total, parts) in output.metrics.items()}
     # the second score is always the higher by one, and in one of three decided pairs the second is the better
@@ -110,7 +110,7 @@ def test_the_denominator_is_the_pairs_of_the_step_and_metrics_count_decided_labe
 def test_the_centring_penalty_pulls_both_scores_to_zero() -> None:
     first = torch.tensor([[3.0]], dtype=D, requires_grad=True)
     second = torch.tensor([[3.0]], dtype=D, requires_grad=True)
-    PairObjective(centring=1.0).losses(first, second, numbers(PairLabel((1.0,)))).sum().backward()
+    PairScoreObjective(centring=1.0).losses(first, second, numbers(PairLabel((1.0,)))).sum().backward()
     assert first.grad is not None
     assert second.grad is not None
     # without it the gradients of both add up to 0
@@ -119,5 +119,5 @@ def test_the_centring_penalty_pulls_both_scores_to_zero() -> None:
 
 def test_fillers_have_a_gradient_path_and_no_metrics() -> None:
     model = TokenScorer(VOCAB, heads=1, dtype=D)
-    loss = PairLoss(model, PairObjective())
+    loss = PairLoss(model, PairScoreObjective())
     assert loss.filler(pack(samples())).requires_grad

@@ -149,8 +149,9 @@ class RmCheck:
 
     data: RmInputs
 
-    def check_reward(self) -> None:
-        """Return at once: the pairs are labelled already."""
+    def check_reward(self) -> list[TriedReward]:
+        """Return nothing: the pairs are labelled already."""
+        return []
 
     def first_example(self) -> TokenizedExample:
         """Return the better text of the first pair token by token; the score is read at its last token."""
@@ -167,8 +168,9 @@ class DpoCheck:
     tokenizer: HfTokenizer
     data: PreferenceData
 
-    def check_reward(self) -> None:
-        """Return at once: nothing scores preferences."""
+    def check_reward(self) -> list[TriedReward]:
+        """Return nothing: nothing scores preferences."""
+        return []
 
     def first_example(self) -> TokenizedExample:
         """Return the first chosen, or labelled, response token by token, and which of its tokens are learned."""

@@ -99,8 +99,8 @@ def test_what_is_no_reward_is_refused(given: Any, what: str) -> None:
 def test_weights_in_the_order_of_the_rewards_are_answered_with_their_names() -> None:
     chosen = chosen_reward(["exact", right])
     for weights, named in (
-        ([1.0, 0.5], "{'correctness': 1.0, 'right': 0.5}"),
-        ([1.0], "{'correctness': 1.0, 'right': 1.0}"),
+        ([1.0, 0.5], "{'exact': 1.0, 'right': 0.5}"),
+        ([1.0], "{'exact': 1.0, 'right': 1.0}"),
     ):
         with pytest.raises(OptionsError) as caught:
             refuse_weights_in_order(weights, chosen)

@@ -72,7 +72,7 @@ def test_the_model_of_a_loop_is_called_as_its_setting() -> None:
 
 
 def test_names_of_other_libraries_are_answered_with_a_call() -> None:
-    for name, instead in (("GRPOTrainer", "rft.grpo"), ("SFTTrainer", "rft.sft"), ("dpo", "rft.open_loop")):
+    for name, instead in (("GRPOTrainer", "rft.grpo"), ("SFTTrainer", "rft.sft"), ("DPOTrainer", "rft.dpo")):
         with pytest.raises(AttributeError, match=f"; use {instead}"):
             getattr(rft, name)
     with pytest.raises(AttributeError, match=r"'nothing'$"):

@@ -60,10 +60,7 @@ def _where_called(function: RewardFunctionFacts, chosen: RewardSettings) -> str:
     if function.runs == "here":
         return "called in this process, without a limit of time"
     if function.runs == "sandboxes":
-        return (
-            f"{chosen.reward_workers} sandbox{'es' if chosen.reward_workers > 1 else ''} at once, "
-            f"{chosen.code_seconds} s of processor time and {chosen.code_memory:g} GiB a response"
-        )
+        return f"{chosen.reward_workers} sandbox{'es' if chosen.reward_workers > 1 else ''} at once"
     if function.runs == "algebra in processes":
         return f"called in this process, algebra in {processes}, {chosen.reward_timeout:g} s a comparison"
     return f"{processes}, {chosen.reward_timeout:g} s a response"

@@ -17,7 +17,6 @@ MODEL = ["reward_offload", "reward_batch_tokens"]
 SERVERS = ["remote_rm_timeout", "remote_rm_concurrency", "remote_rm_retries", "reward_wait", "on_reward_outage"]
 JUDGE = ["judge_template", "task_instruction", "judge_pattern", "judge_range", "judge_max_new_tokens"]
 BATCH, NAME = "remote_rm_batch_size", "judge_model"
-CODE = ["code_seconds", "code_memory"]
 FUNCTION = ["reward_workers", "reward_timeout", "reward_memory", "reward_variables"]
 
 
@@ -38,15 +37,14 @@ def idle(**given: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("given", "names"),
     [
-        ({}, [*MODEL, BATCH, *SERVERS, NAME, *JUDGE, *CODE]),
-        ({"reward": "exact"}, [*MODEL, BATCH, *SERVERS, NAME, *JUDGE, *CODE]),
-        ({"reward_pretrain": "a"}, [BATCH, *SERVERS, NAME, *JUDGE, *CODE, *FUNCTION]),
-        ({"reward_pretrain": "a", "reward": "exact"}, [BATCH, *SERVERS, NAME, *JUDGE, *CODE]),
-        ({"remote_rm_url": "a"}, [*MODEL, NAME, *JUDGE, *CODE, *FUNCTION]),
-        ({"judge_url": "a"}, [*MODEL, BATCH, *CODE, *FUNCTION]),
-        ({"judge_pretrain": "a"}, [*MODEL, BATCH, *SERVERS, NAME, *CODE, *FUNCTION]),
-        ({"judge_url": "a", "remote_rm_url": "b", "reward_pretrain": "c", "reward": "exact"}, CODE),
-        ({"reward": "code"}, [*MODEL, BATCH, *SERVERS, NAME, *JUDGE]),
+        ({}, [*MODEL, BATCH, *SERVERS, NAME, *JUDGE]),
+        ({"reward": "exact"}, [*MODEL, BATCH, *SERVERS, NAME, *JUDGE]),
+        ({"reward_pretrain": "a"}, [BATCH, *SERVERS, NAME, *JUDGE, *FUNCTION]),
+        ({"reward_pretrain": "a", "reward": "exact"}, [BATCH, *SERVERS, NAME, *JUDGE]),
+        ({"remote_rm_url": "a"}, [*MODEL, NAME, *JUDGE, *FUNCTION]),
+        ({"judge_url": "a"}, [*MODEL, BATCH, *FUNCTION]),
+        ({"judge_pretrain": "a"}, [*MODEL, BATCH, *SERVERS, NAME, *FUNCTION]),
+        ({"judge_url": "a", "remote_rm_url": "b", "reward_pretrain": "c", "reward": "exact"}, []),
     ],
 )
 def test_settings_are_idle_until_what_reads_them_is_named(given: dict[str, str], names: list[str]) -> None:

@@ -14,7 +14,7 @@ from rft_trainer.batches.units import split_in_order, unit_lengths, units_of
 from rft_trainer.protocols import Collectives, ScoringModel
 from rft_trainer.records.pairs import PairLabels, head_names
 from rft_trainer.records.rollouts import TrainingSample
-from rft_trainer.update.pair_loss import PairObjective
+from rft_trainer.update.pair_loss import PairScoreObjective
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,13 @@ def _accuracy(name: str, right_N: Tensor) -> dict[str, object]:
     return {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
-class PairEvaluator:
+class PairScoreEvaluator:
     """Evaluator of one reward model on held-out pairs, which are divided among the ranks."""
 
     def __init__(
         self,
         model: ScoringModel,
-        objective: PairObjective,
+        objective: PairScoreObjective,
         held_out: Sequence[TrainingSample],
         collectives: Collectives,
         *,

@@ -10,7 +10,7 @@ from rft_trainer.batches.prompt_ledger import EntryState, LedgerEntry
 from rft_trainer.batches.training_batch import TrainingBatch
 from rft_trainer.batches.units import Unit
 from rft_trainer.evaluation.ema_evaluator import SwapInEma
-from rft_trainer.evaluation.pair_evaluator import PairEvaluator
+from rft_trainer.evaluation.pair_evaluator import PairScoreEvaluator
 from rft_trainer.loops.trainer import Trainer
 from rft_trainer.loops.training_loop import Limits, StepSize, TrainingLoop
 from rft_trainer.metrics.phase_timer import Phase
@@ -29,7 +29,7 @@ class RewardModelLoop(TrainingLoop[Sequence[TrainingSample]]):
     units: Sequence[Unit]
     """What is never divided, a pair each; the ledger counts in them."""
     updater: Updater
-    evaluator: PairEvaluator | None
+    evaluator: PairScoreEvaluator | None
     """None = no pairs are held out."""
     train_batch_size: int
     """Units of an optimizer step."""

@@ -17,7 +17,7 @@ from rft_trainer.scoring.samples import flat_rollouts, sample_name
 Numbers = tuple[float, ...]
 
 
-class TokenScorer(Protocol):
+class EntropyScorer(Protocol):
     """Scorer of responses under the policy, over all ranks."""
 
     def with_entropies(self, groups: Sequence[RolloutGroup]) -> tuple[list[Numbers], list[Numbers]]:
@@ -54,7 +54,7 @@ class TokenRecorder:
     The forward of `score` is one more than the algorithm needs: of the responses that are recorded, without gradient.
     """
 
-    def __init__(self, directory: RunDirectory, scorer: TokenScorer, limits: RecordLimits, *, writes: bool) -> None:
+    def __init__(self, directory: RunDirectory, scorer: EntropyScorer, limits: RecordLimits, *, writes: bool) -> None:
         """Store the collaborators; `writes` holds on one rank alone."""
         self._directory, self._scorer, self._limits, self._writes = directory, scorer, limits, writes
         self._scored: _Scored | None = None

@@ -23,7 +23,7 @@ LossType = Literal["sigmoid", "hps", "logexp"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairObjective:
+class PairScoreObjective:
     """Loss of pairs from the scores of their responses, and its metrics.
 
     L = (1 / P) sum_p w_p sum_k l(s_better,pk, s_worse,pk) + c (s_1,pk + s_2,pk)^2, over the pairs p of the optimizer
@@ -102,7 +102,7 @@ class PairLoss:
 
     prepass = False
 
-    def __init__(self, model: ScoringModel, objective: PairObjective) -> None:
+    def __init__(self, model: ScoringModel, objective: PairScoreObjective) -> None:
         self._model = model
         self._objective = objective
 

@@ -11,9 +11,9 @@ from rft_core.errors import DataError, OptionsError
 from rft_models.families.vision import is_vision
 from rft_models.files.directories import existing_directory, read_json
 from rft_trainer.records.rollouts import Prompt
-from rft_trainer.rewards.code_tests import label_problem
 from rft_trainer.rewards.servers.http_client import Endpoint
 from rft_trainer.rewards.servers.server_wait import ServerWait, WaitRules
+from rft_trainer.rewards.unit_tests.code_tests import label_problem
 from rft_trainer.runs.stop_signals import stop_requested
 from rft_trainer.settings.rewards import RewardModelSettings
 

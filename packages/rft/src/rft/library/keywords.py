@@ -183,7 +183,25 @@ class RewardKeywords(TypedDict, total=False):
     judge_max_new_tokens: int
 
 
-class RlKeywords(PolicyKeywords, RewardKeywords, total=False):
+class AnswerKeywords(TypedDict, total=False):
+    """Settings of everything that samples responses."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    prompt_max_len: int
+    generate_max_len: int
+    constraint: str
+    engine_type: Literal["auto", "native", "hf", "vllm", "sglang"]
+    engine_tp_size: int
+    engine_mem_util: float | None
+    engine_fp8: bool
+    engine_max_rows: int
+    engine_enforce_eager: bool
+
+
+class RlKeywords(PolicyKeywords, RewardKeywords, AnswerKeywords, total=False):
     """Settings of `rft-train rl`."""
 
     label_key: str
@@ -296,21 +314,8 @@ class RlKeywords(PolicyKeywords, RewardKeywords, total=False):
     n_samples_per_prompt: int
     micro_rollout_batch_size: int
     num_episodes: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    prompt_max_len: int
-    generate_max_len: int
-    constraint: str
     use_fire: bool
     first_token_temperature: float
-    engine_type: Literal["auto", "native", "hf", "vllm", "sglang"]
-    engine_tp_size: int
-    engine_mem_util: float | None
-    engine_fp8: bool
-    engine_max_rows: int
-    engine_enforce_eager: bool
     enable_engine_sleep: bool
     engine_replicas: int
     max_staleness: int
@@ -416,7 +421,7 @@ class RmKeywords(TrainingKeywords, total=False):
     min_improvement: float
 
 
-class EvalKeywords(RewardKeywords, total=False):
+class EvalKeywords(RewardKeywords, AnswerKeywords, total=False):
     """Settings of `rft-train eval`."""
 
     bf16: bool
@@ -445,29 +450,16 @@ class EvalKeywords(RewardKeywords, total=False):
     tool_timeout: float
     rollout_timeout: float
     tool_call_pattern: str
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    prompt_max_len: int
-    generate_max_len: int
     max_len: int | None
-    constraint: str
     eval_n: int
     eval_k: str
-    engine_type: Literal["auto", "native", "hf", "vllm", "sglang"]
-    engine_tp_size: int
-    engine_mem_util: float | None
-    engine_fp8: bool
-    engine_max_rows: int
-    engine_enforce_eager: bool
     seed: int
     debug: bool
     output: str
     eval_by: str
 
 
-class GenerateKeywords(TypedDict, total=False):
+class GenerateKeywords(AnswerKeywords, total=False):
     """Settings of `rft-train generate`."""
 
     bf16: bool
@@ -486,20 +478,7 @@ class GenerateKeywords(TypedDict, total=False):
     max_pixels: int
     min_pixels: int
     image: str
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    prompt_max_len: int
-    generate_max_len: int
     max_len: int | None
-    constraint: str
-    engine_type: Literal["auto", "native", "hf", "vllm", "sglang"]
-    engine_tp_size: int
-    engine_mem_util: float | None
-    engine_fp8: bool
-    engine_max_rows: int
-    engine_enforce_eager: bool
     seed: int
     debug: bool
     output: str

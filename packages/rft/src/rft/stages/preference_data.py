@@ -16,8 +16,8 @@ from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import derive_key, permutation
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.mixture import Mixture
-from rft_trainer.data.preference_columns import LabelledKeys, PreferenceKeys
-from rft_trainer.data.preferences import (
+from rft_trainer.data.preference_rows.preference_columns import LabelledKeys, PreferenceKeys
+from rft_trainer.data.preference_rows.preferences import (
     LabelledResponse,
     LoadedLabels,
     LoadedPairs,

@@ -13,8 +13,8 @@ from rft_core.keyed_random import derive_key, permutation
 from rft_models.reward_model.encoding import RewardTextEncoder, shared_length
 from rft_trainer.batches.units import Unit
 from rft_trainer.data.mixture import Mixture
-from rft_trainer.data.preference_columns import PreferenceKeys
-from rft_trainer.data.preferences import LoadedPairs, PreferencePair, load_pairs, pairs_hash
+from rft_trainer.data.preference_rows.preference_columns import PreferenceKeys
+from rft_trainer.data.preference_rows.preferences import LoadedPairs, PreferencePair, load_pairs, pairs_hash
 from rft_trainer.data.prefetch import Prefetcher
 from rft_trainer.records.pairs import EQUAL, FIRST_IS_BETTER, PairLabel
 from rft_trainer.records.rollouts import TrainingSample

@@ -32,7 +32,7 @@ from rft_models.loading.context_length import model_facts
 from rft_models.reward_model.encoding import RewardTextEncoder
 from rft_models.reward_model.spec import RewardSpec
 from rft_models.tokenization.tokenizer import HfTokenizer
-from rft_trainer.evaluation.pair_evaluator import PairEvaluator
+from rft_trainer.evaluation.pair_evaluator import PairScoreEvaluator
 from rft_trainer.loops.early_stop import EarlyStop
 from rft_trainer.loops.reward_training import RewardModelLoop
 from rft_trainer.runs.checkpointing import Progress
@@ -41,7 +41,7 @@ from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.update.numeric_guard import NumericGuard
 from rft_trainer.update.optimizer_step import Updater
-from rft_trainer.update.pair_loss import PairLoss, PairObjective
+from rft_trainer.update.pair_loss import PairLoss, PairScoreObjective
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +129,10 @@ def build_rm(settings: RmSettings, started: RunStart, inputs: RmInputs) -> Rewar
     )
 
 
-def pair_objective(settings: RmSettings, spec: RewardSpec) -> PairObjective:
+def pair_objective(settings: RmSettings, spec: RewardSpec) -> PairScoreObjective:
     """Return the loss that the settings select; the margin is part of the pairs."""
     chosen = settings.training
-    return PairObjective(
+    return PairScoreObjective(
         heads=spec.heads,
         loss_type=chosen.loss_type,
         tie_margin=chosen.tie_margin,
@@ -144,7 +144,7 @@ def _updater(
     settings: RmSettings,
     started: RunStart,
     parallel: ParallelModel[WrappedRewardModel],
-    objective: PairObjective,
+    objective: PairScoreObjective,
     num_steps: int,
     guard: NumericGuard,
 ) -> Updater:
@@ -170,13 +170,13 @@ def _evaluator(
     settings: RmSettings,
     started: RunStart,
     parallel: ParallelModel[WrappedRewardModel],
-    objective: PairObjective,
+    objective: PairScoreObjective,
     pairs: RewardData,
-) -> PairEvaluator | None:
+) -> PairScoreEvaluator | None:
     """Make the evaluator of the held-out pairs, where there are any."""
     if not pairs.held_out:
         return None
-    return PairEvaluator(
+    return PairScoreEvaluator(
         parallel.model,
         objective,
         pairs.held_out,

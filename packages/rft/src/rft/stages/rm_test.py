@@ -13,7 +13,7 @@ from rft.stages.reward_probe import Agreement, Pair, ProbeReport, agreement, pro
 from rft_core.errors import DataError
 from rft_models.families.custom import load_model_code
 from rft_models.vision.processor import load_processor
-from rft_trainer.data.preferences import load_pairs
+from rft_trainer.data.preference_rows.preferences import load_pairs
 from rft_trainer.settings.reward_model import RmTestDataSettings
 
 

@@ -139,7 +139,7 @@ RULES: tuple[RewardRule, ...] = (
     ),
     RewardRule(
         "code",
-        "rft_trainer.rewards.code:build",
+        "rft_trainer.rewards.unit_tests.code:build",
         parts=("correctness", "tests"),
         settings=("code_seconds", "code_memory"),
         runs="sandboxes",

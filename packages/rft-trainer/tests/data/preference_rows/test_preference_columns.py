@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rft_core.errors import DataError
-from rft_trainer.data.preference_columns import PreferenceKeys
-from rft_trainer.data.preferences import pairs_from_rows
+from rft_trainer.data.preference_rows.preference_columns import PreferenceKeys
+from rft_trainer.data.preference_rows.preferences import pairs_from_rows
 from rft_trainer.data.readers.rows import Row
 
 USER = {"role": "user", "content": "1+1?"}

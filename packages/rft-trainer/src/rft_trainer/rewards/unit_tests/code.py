@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from rft_core.errors import OptionsError
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
-from rft_trainer.rewards.code_asserts import CodeTestError
-from rft_trainer.rewards.code_tests import CodeTest, tests_of
 from rft_trainer.rewards.rules.table import RuleContext
+from rft_trainer.rewards.unit_tests.code_asserts import CodeTestError
+from rft_trainer.rewards.unit_tests.code_tests import CodeTest, tests_of
 from rft_trainer.sandbox.cage import CageEnd, CageLimits, CageRun, run_cages
 from rft_trainer.sandbox.interpreter import CagedPython
 from rft_trainer.sandbox.isolation import proven_python

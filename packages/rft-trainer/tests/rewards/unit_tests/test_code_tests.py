@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rft_trainer.rewards.code_asserts import CodeTestError
-from rft_trainer.rewards.code_tests import label_problem, read_tests
+from rft_trainer.rewards.unit_tests.code_asserts import CodeTestError
+from rft_trainer.rewards.unit_tests.code_tests import label_problem, read_tests
 from rft_trainer.sandbox.cage_main import encode
 
 

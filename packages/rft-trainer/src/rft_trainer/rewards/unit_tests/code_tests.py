@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rft_trainer.rewards.code_asserts import AssertedCall, CodeTestError, asserted_calls
+from rft_trainer.rewards.unit_tests.code_asserts import AssertedCall, CodeTestError, asserted_calls
 from rft_trainer.sandbox.cage_main import encode
 from rft_trainer.sandbox.values import Closeness, Encoded, MalformedValueError, equal, truth
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rft_trainer.rewards.code_asserts import AssertedCall, CodeTestError, asserted_calls
+from rft_trainer.rewards.unit_tests.code_asserts import AssertedCall, CodeTestError, asserted_calls
 from rft_trainer.sandbox.values import Closeness
 
 

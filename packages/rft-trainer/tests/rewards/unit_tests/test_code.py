@@ -10,9 +10,9 @@ import pytest
 
 from rft_core.errors import OptionsError
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
-from rft_trainer.rewards import code
-from rft_trainer.rewards.code import CodeLimits, CodeReward, program_of
 from rft_trainer.rewards.rules.table import RuleContext
+from rft_trainer.rewards.unit_tests import code
+from rft_trainer.rewards.unit_tests.code import CodeLimits, CodeReward, program_of
 from rft_trainer.sandbox.cage import CageEnd, CageLimits, CageRun
 from rft_trainer.sandbox.cage_main import encode
 from rft_trainer.sandbox.interpreter import CagedPython

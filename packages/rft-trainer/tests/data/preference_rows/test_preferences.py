@@ -10,8 +10,8 @@ import pytest
 
 from rft_core.errors import DataError
 from rft_trainer.data.images import ImageColumn
-from rft_trainer.data.preference_columns import LabelledKeys, PreferenceKeys
-from rft_trainer.data.preferences import (
+from rft_trainer.data.preference_rows.preference_columns import LabelledKeys, PreferenceKeys
+from rft_trainer.data.preference_rows.preferences import (
     LoadedLabels,
     LoadedPairs,
     labelled,

@@ -12,7 +12,7 @@ from typing import Any
 from rft_core.errors import DataError
 from rft_trainer.data.columns import Columns
 from rft_trainer.data.images import ImageColumn
-from rft_trainer.data.preference_columns import IMPLICIT, Divided, LabelledKeys, PreferenceKeys, divided
+from rft_trainer.data.preference_rows.preference_columns import IMPLICIT, Divided, LabelledKeys, PreferenceKeys, divided
 from rft_trainer.data.prompts import PromptRow, content_hash, prompt_of
 from rft_trainer.data.readers.rows import Row, SkipLog, shown, wrong_type
 from rft_trainer.data.sources import SourceSpec, files_of, rows_of_source

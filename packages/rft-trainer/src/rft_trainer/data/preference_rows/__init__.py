@@ -1,0 +1,1 @@
+"""Pairs of responses and labelled responses as rows have them. May import the rest of `data`."""
