@@ -49,7 +49,7 @@ def test_sampled_rollouts_that_do_not_fit_end_no_run(
     server: ForkServer, task: TinyTask, references: References, runs: Path
 ) -> None:
     run = runs / "run"
-    preludes: list[Prelude] = [("refuse_at", ["run.rename", 7, "ENOSPC"])]
+    preludes: list[Prelude] = [("refuse_at", ["run.rename", 8, "ENOSPC"])]
     ended = server.run(*task.words("rl", run, *SHORT), preludes=preludes)
     assert ended.code == 0, ended.output[-3000:]
     (lost,) = json.loads((run / "summary.json").read_text())["verdict"]

@@ -77,8 +77,12 @@ packing_samples: true
 max_tokens_per_micro_batch: 80
 """
 """Twice over the rollouts, each time in three updates of which the last is smaller, and all terms in the loss."""
-SFT_WEIGHED = f"{SFT}weight_key: weight\n"
-SFT_WITH_TERMS = f"{SFT_WEIGHED}label_smoothing: 0.05\nz_loss_coef: 0.001\nneftune_noise_alpha: 1\n"
+SFT_WITH_TERMS = f"""{SFT}
+weight_key: weight
+label_smoothing: 0.05
+z_loss_coef: 0.001
+neftune_noise_alpha: 1
+"""
 """With all terms of the loss, which not every strategy takes."""
 PTX = f"""{SEVERAL_UPDATES}
 ptx_coef: 0.5
@@ -90,7 +94,7 @@ VARIANTS = {
     "kl_in_reward": ("rl", KL_IN_REWARD),
     "several_updates": ("rl", SEVERAL_UPDATES),
     "ptx": ("rl", PTX),
-    "sft": ("sft", SFT_WEIGHED),
+    "sft": ("sft", SFT),
     "sft_terms": ("sft", SFT_WITH_TERMS),
     "dpo": ("dpo", DPO),
     "kto": ("dpo", KTO),
