@@ -513,7 +513,15 @@ RM = {name: row for name, row in SHARED.items() if name not in NOT_OF_PAIRS} | {
 }
 
 TABLES = {"rl": RL, "sft": SFT, "dpo": DPO, "rm": RM, "conformance": CONFORMANCE}
-CASES = [(command, name) for command, table in TABLES.items() for name in table]
+
+
+def _case(command: str, name: str) -> Any:
+    """The case of a setting; for `dpo` and `rm` a row that `sft` has too is one of tier 3."""
+    again = command in ("dpo", "rm") and TABLES[command][name] == SFT.get(name)
+    return pytest.param(command, name, marks=[pytest.mark.night] if again else [])
+
+
+CASES = [_case(command, name) for command, table in TABLES.items() for name in table]
 
 
 @dataclass(frozen=True, slots=True)
