@@ -28,7 +28,11 @@ def emitted(
 ) -> set[str]:
     """Every name in the rows of runs that use everything."""
     names: set[str] = set()
-    words = [("rl", "--init_kl_coef 0.5 --use_kl_loss --entropy_coef 0.1"), ("sft", "--z_loss_coef 0.1"), ("rl", "--reward gsm8k")]
+    words = [
+        ("rl", "--init_kl_coef 0.5 --use_kl_loss --entropy_coef 0.1"),
+        ("sft", "--z_loss_coef 0.1"),
+        ("rl", "--reward gsm8k"),
+    ]
     words += [("dpo", ""), ("dpo", "--loss_type kto --enable_ema")]
     words.append(("rl", f"--filter_groups --reward {bench.reward}:few_signals"))
     words.append(("rl", "--advantage_estimator gae --kl_target 0.01 --advantage_clip 0.1 --reward_clip 0.5"))
