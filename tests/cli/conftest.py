@@ -230,6 +230,8 @@ def bench(memory_root: Path) -> Bench:
     _write(root / "pairs.jsonl", _pairs(8, 10))
     _write(root / "heldpairs.jsonl", _pairs(4, 70))
     asked, answered = {"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}
+    tests = [{"call": "f", "args": [1], "expected": 2}]
+    _write(root / "coded.jsonl", [{**row, "label": tests} for row in _rows(6, 10)])
     _write(root / "talk.jsonl", [{"messages": [asked, answered, asked, answered]}] * 6)
     _write(root / "weighed.jsonl", [{**row, "weight": n} for n, row in enumerate(_rows(6, 10))])
     (root / "reward.py").write_text(REWARD)
