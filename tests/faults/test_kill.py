@@ -63,7 +63,7 @@ def test_twenty_kills_at_any_time_change_no_bit(
     print(f"\n{page}")
     (tmp_path / "kills.txt").write_text(page + "\n")
     assert len(kills.instants) >= NUM_KILLS + len(IN_A_SAVE)
-    assert kills.in_a_save >= 1
+    assert kills.in_a_save >= 2  # two of the points lie between the first byte of a checkpoint and its rename
     assert kills.differences() == [], page
 
 

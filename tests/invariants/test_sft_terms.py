@@ -18,7 +18,7 @@ NAMES = ("sft/loss", "sft/nll", "sft/z_loss", "policy/gradient_norm")
 
 def update(server: ForkServer, task: TinyTask, run: Path, *more: str) -> tuple[dict[str, float], list]:
     """(metrics, what training added to each weight) of a run of one optimizer step."""
-    server.must_finish(*task.words("sft", run, *ONE_UPDATE, *more))
+    server.must_finish(*task.words("sft_terms", run, *ONE_UPDATE, *more))
     before, after = (load_file(path / "model.safetensors") for path in (task.model, final_checkpoint(run) / "model"))
     [row] = read_rows(run / "metrics.jsonl")
     return {name: row[name] for name in NAMES}, [after[name] - before[name] for name in sorted(before)]

@@ -31,6 +31,8 @@ class Kills:
     seed: int = 20
     instants: list[tuple[int, float, str, int]] = field(default_factory=list)
     """(run, second, phase of rank 0, newest checkpoint after it)."""
+    in_a_save: int = 0
+    """Kills that left a checkpoint half written; a save goes on beside the phases of the loop."""
     runs: list[Restarts] = field(default_factory=list)
 
     def at_random(
@@ -70,11 +72,6 @@ class Kills:
         """The uninterrupted run."""
         return self.references.run("rl", *self.more, num_ranks=self.num_ranks)
 
-    @property
-    def in_a_save(self) -> int:
-        """Kills while the loop was saving."""
-        return sum(phase == "save" for _, _, phase, _ in self.instants)
-
     def differences(self) -> list[str]:
         """What differs between the runs and the uninterrupted one."""
         told: list[str] = []
@@ -102,7 +99,9 @@ class Kills:
 
     def _note(self, instant: float, phase_file: Path) -> None:
         phase = phase_file.read_bytes().rstrip(b"\0 ").decode() if phase_file.exists() else "start"
-        self.instants.append((len(self.runs) - 1, instant, phase, _newest_step(self.runs[-1].run)))
+        run = self.runs[-1].run
+        self.instants.append((len(self.runs) - 1, instant, phase, _newest_step(run)))
+        self.in_a_save += any((run / "checkpoints").glob(".staging-*"))
 
 
 def _kill_after(child: Child, seconds: float, ranks: Sequence[int] | None) -> bool:
