@@ -192,14 +192,14 @@ def test_what_a_row_sees_is_what_its_mask_says() -> None:
     sight = CausalSpan.of(layout.pieces(), None)
     rows = torch.arange(sight.own_first.shape[0])
     mask = sight.mask(rows, rows)
-    # the row: prompt 0-4, own tokens behind it in 5-6, 7-9 and 10-13, and a segment alone in 14-17
-    seen = {row: mask[row].nonzero()[:, 0].tolist() for row in (3, 6, 9, 13, 17)}
+    # the row: prompt 0-4, a segment alone in 5-8, and own tokens behind the prompt in 9-10, 11-13 and 14-17
+    seen = {row: mask[row].nonzero()[:, 0].tolist() for row in (3, 8, 10, 13, 17)}
     assert seen == {
         3: [0, 1, 2, 3],
-        6: [0, 1, 2, 3, 4, 5, 6],
-        9: [0, 1, 2, 3, 4, 7, 8, 9],
-        13: [0, 1, 2, 3, 4, 10, 11, 12, 13],
-        17: [14, 15, 16, 17],
+        8: [5, 6, 7, 8],
+        10: [0, 1, 2, 3, 4, 9, 10],
+        13: [0, 1, 2, 3, 4, 11, 12, 13],
+        17: [0, 1, 2, 3, 4, 14, 15, 16, 17],
     }
     assert not bool(mask.triu(1).any())
     assert bool(mask.diagonal().all())

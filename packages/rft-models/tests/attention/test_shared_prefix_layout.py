@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_models.attention.shared_prefix import PrefixGroup, SharedPrompts, find_shared_prefixes
+from rft_models.attention.shared_prefix import SharedPrompts, find_shared_prefixes
 from rft_models.attention.varlen import Piece
 
 # (prompt number, prompt length, response length): two groups of one shape, a ragged one, and segments between them
@@ -64,27 +64,41 @@ def test_every_token_attends_to_its_prompt_and_its_own_as_if_nothing_were_shared
     assert torch.equal(again_K, attended_K), "masks that are kept are those of the first layer"
 
 
-def test_prompts_come_before_the_responses_to_them_and_groups_of_one_shape_together() -> None:
+def test_prompts_and_segments_that_share_nothing_come_before_the_responses() -> None:
     found = shared()
-    kinds = [isinstance(run, PrefixGroup) for run in found.layout.runs]
-    assert kinds == [True, False, True]
-    assert found.layout.sizes == [4 + 4, 4 * 2, 5 + 6, 5, 1 + 3]
-    assert sum(found.layout.sizes) == len(found.kept_K)
+    assert found.layout.common.lengths == (4, 5, 5, 4, 6)
     starts = [0, 6, 12, 17, 23, 31, 37, 43]
-    twice = [starts[0], starts[5]]
-    expected = [place for start in twice for place in range(start, start + 4)]
-    expected += [place for start in (0, 6, 31, 37) for place in (start + 4, start + 5)]
-    expected += [*range(12, 17), *range(43, 49)]
-    expected += [*range(17, 22), 22, *range(28, 31)]
+    expected = [*range(4), *range(12, 17), *range(17, 22), *range(31, 35), *range(43, 49)]
+    for number in (0, 1, 3, 4, 5, 6):
+        _, prompt, own = ROWS[number]
+        expected += range(starts[number] + prompt, starts[number] + prompt + own)
     assert found.kept_K.tolist() == expected
 
 
+PIECES = [Piece(24, 2, 0, 4), Piece(26, 2, 0, 4), Piece(28, 1, 9, 5), Piece(29, 3, 9, 5)]
+PIECES += [Piece(32, 2, 14, 4), Piece(34, 2, 14, 4)]
+
+
 def test_a_kernel_is_told_of_every_prompt_and_of_what_stands_before_each_response() -> None:
-    prompts = [Piece(0, 4), Piece(4, 4)]
-    own = [Piece(8 + 2 * number, 2, 0 if number < 2 else 4, 4) for number in range(4)]
-    alone = [Piece(16, 5), Piece(21, 6)]
-    ragged = [Piece(27, 5), Piece(32, 1, 27, 5), Piece(33, 3, 27, 5)]
-    assert shared().layout.pieces() == [*prompts, *own, *alone, *ragged]
+    common = [Piece(0, 4), Piece(4, 5), Piece(9, 5), Piece(14, 4), Piece(18, 6)]
+    assert shared().layout.pieces() == [*common, *PIECES]
+
+
+def test_responses_of_similar_shape_are_attended_to_in_one_call() -> None:
+    [block] = shared().layout.blocks
+    assert sorted(block.segments, key=lambda piece: piece.start) == PIECES
+    found = shared_of(((0, 4, 90), (0, 4, 1), (1, 30, 1), (1, 30, 1), (1, 30, 2)))
+    assert found is not None
+    shapes = [[(piece.prefix_length, piece.length) for piece in block.segments] for block in found.layout.blocks]
+    assert shapes == [[(4, 90)], [(30, 2), (30, 1), (30, 1)], [(4, 1)]]
+
+
+def test_responses_of_one_length_in_the_order_of_the_row_are_viewed_as_the_block() -> None:
+    found = shared_of(((0, 4, 3), (0, 4, 3), (1, 4, 3), (1, 4, 3)))
+    assert found is not None
+    [block] = found.layout.blocks
+    assert (block.query_SL, found.layout.scatter_R) == (None, None)
+    assert block.mask(None, torch.device("cpu")).shape == (3, 7)
 
 
 class Kernel:
@@ -121,15 +135,24 @@ def test_a_kernel_takes_all_parts_in_one_call_with_sequences_that_are_made_once(
 
 
 def test_layers_share_the_masks_of_windows_that_hide_nothing() -> None:
-    [group, *_] = (run for run in shared().layout.runs if isinstance(run, PrefixGroup))
+    found = shared_of(((0, 4, 2), (0, 4, 2)))
+    assert found is not None
+    [block] = found.layout.blocks
     cpu = torch.device("cpu")
-    plain = group.mask_LC(2, None, cpu)
+    plain = block.mask(None, cpu)
     assert plain.tolist() == [[True] * 5 + [False], [True] * 6]
-    assert group.mask_LC(2, 6, cpu) is plain
-    narrow = group.mask_LC(2, 5, cpu)
+    assert block.mask(6, cpu) is plain
+    narrow = block.mask(5, cpu)
     assert narrow.tolist() == [[True] * 5 + [False], [False] + [True] * 5]
-    assert group.mask_LC(2, 5, cpu) is narrow
-    assert group.mask_LC(1, None, cpu).shape == (1, 5)
+    assert block.mask(5, cpu) is narrow
+
+
+def test_prompts_of_several_lengths_have_a_mask_for_each_segment() -> None:
+    [block] = shared().layout.blocks
+    mask = block.mask(None, torch.device("cpu"))
+    assert mask.shape == (6, 1, 3, 8)
+    for piece, seen_LC in zip(block.segments, mask[:, 0], strict=True):
+        assert seen_LC.sum(1).tolist() == [min(piece.prefix_length + place + 1, 8) for place in range(3)]
 
 
 @pytest.mark.parametrize(("own", "is_shared"), [(6, True), (7, False)])

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from rft_models.attention.varlen import Piece, Sequences, VarlenKernel, varlen_attention
 
-_MAX_PADDING = 1.5
+MAX_PADDING = 1.5
 """Padded area of a block over its tokens; above it the segments go into separate blocks."""
 
 
@@ -155,13 +155,13 @@ def _cut_into_blocks(
 
 
 def _similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
-    """Segment numbers grouped, longest first, so that padded places <= _MAX_PADDING x tokens in a group."""
+    """Segment numbers grouped, longest first, so that padded places <= MAX_PADDING x tokens in a group."""
     groups: list[list[int]] = []
     longest = tokens = 0
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         tokens += lengths[number]
         # the first of a group is its longest, so its length is the padded length of all
-        if groups and longest * (len(groups[-1]) + 1) <= _MAX_PADDING * tokens:
+        if groups and longest * (len(groups[-1]) + 1) <= MAX_PADDING * tokens:
             groups[-1].append(number)
             continue
         groups.append([number])

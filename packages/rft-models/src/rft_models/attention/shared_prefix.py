@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_models.attention.packed import AttentionBlock, PackedLayout, attend, kernel_takes, packed_attention, to_block
+from rft_models.attention.packed import MAX_PADDING, PackedLayout, attend, kernel_takes, packed_attention
 from rft_models.attention.varlen import Piece, Sequences, VarlenKernel, varlen_attention
 
 _LEAST_SAVING = 0.125
@@ -28,50 +28,64 @@ _LEAST_SAVING = 0.125
 
 
 @dataclass(slots=True)
-class PrefixGroup:
-    """The prompt's tokens, then the own tokens of each of its segments.
+class ResponseBlock:
+    """Responses, of any prompts, whose attention is one call: padded queries over padded columns."""
 
-    Several groups of one shape (prompt length, number of segments, one length of all their own tokens)
-    are one: all their prompts, then all their own tokens, so that a layer attends to them in one call.
-    """
+    segments: tuple[Piece, ...]
+    query_SL: Tensor | None
+    """[S * L] place of each query among the own tokens (a padded one repeats token 0); None: the tokens in order."""
+    column_SC: Tensor
+    """[S * C] token of the row in each column: the prompt's, the segment's own, then token 0 as padding."""
+    masks: dict[int | None, Tensor] = field(default_factory=dict)
 
-    prompt: PackedLayout
-    own: PackedLayout
-    masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
+    @property
+    def length(self) -> int:
+        """L, tokens of the longest response."""
+        return max(piece.length for piece in self.segments)
 
-    def mask_LC(self, length: int, sliding_window: int | None, device: torch.device) -> Tensor:
-        """[L, P + L] bool: what the L own tokens of a segment see of the prompt and of one another."""
-        prompt_length = self.prompt.lengths[0]
-        columns = prompt_length + length
+    @property
+    def num_columns(self) -> int:
+        """C, columns of the longest segment."""
+        return max(_num_columns(piece) for piece in self.segments)
+
+    def mask(self, sliding_window: int | None, device: torch.device) -> Tensor:
+        """[L, C] bool, or [S, 1, L, C] where prompts differ in length: what own tokens see. Built once a forward."""
         # a window that spans all columns hides nothing and shares the mask without a window
-        window = sliding_window if sliding_window is not None and sliding_window < columns else None
-        if (length, window) not in self.masks:
-            key_1C = torch.arange(columns, device=device)[None, :]
-            query_L1 = torch.arange(prompt_length, columns, device=device)[:, None]
-            seen_LC = key_1C <= query_L1
+        window = sliding_window if sliding_window is not None and sliding_window < self.num_columns else None
+        if window not in self.masks:
+            prompts = [piece.prefix_length for piece in self.segments]
+            before_S = torch.tensor(prompts if len(set(prompts)) > 1 else prompts[:1], device=device)
+            query_SL1 = (before_S[:, None] + torch.arange(self.length, device=device))[:, :, None]
+            key_C = torch.arange(self.num_columns, device=device)
+            # padding stands behind a segment's own columns, so what is causal never sees it
+            seen_SLC = key_C <= query_SL1
             if window is not None:
-                seen_LC &= key_1C > query_L1 - window
-            self.masks[length, window] = seen_LC
-        return self.masks[length, window]
+                seen_SLC &= key_C > query_SL1 - window
+            self.masks[window] = seen_SLC[0] if seen_SLC.shape[0] == 1 else seen_SLC[:, None]
+        return self.masks[window]
 
 
 @dataclass(slots=True)
 class SharedLayout:
     """Layout of a row without repeated prompts, in order; used in place of a `PackedLayout`."""
 
-    runs: list[PrefixGroup | PackedLayout]
+    common: PackedLayout
+    """Every prompt, and all tokens of segments that share nothing; they begin the row."""
+    responses: tuple[Piece, ...]
+    """The own tokens of each segment of a group, in order, and its prompt before them."""
+    blocks: list[ResponseBlock]
+    scatter_R: Tensor | None
+    """[R] place of each own token among the blocks' places laid end to end; None: the same order."""
     kernel: VarlenKernel | None = None
     """Takes all parts in one call where it can; None: blocks."""
     sequences: Sequences | None = None
     """What the kernel needs of the parts, built once a forward."""
 
-    @property
-    def sizes(self) -> list[int]:
-        """Tokens of each part: prompt and own tokens of a group, all tokens of segments that share nothing."""
-        sizes: list[int] = []
-        for run in self.runs:
-            sizes += [run.num_tokens] if isinstance(run, PackedLayout) else [run.prompt.num_tokens, run.own.num_tokens]
-        return sizes
+    @classmethod
+    def of(cls, common: PackedLayout, responses: Sequence[Piece], device: torch.device) -> SharedLayout:
+        """Layout of the common tokens and of what stands behind them."""
+        blocks, scatter_R = _cut_into_blocks(responses, common.num_tokens, device)
+        return cls(common, tuple(responses), blocks, scatter_R)
 
     def attend(self, query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, **settings: Any) -> Tensor:
         """Compute attention by the kernel where it takes the call, else by `shared_attention`."""
@@ -84,27 +98,57 @@ class SharedLayout:
 
     def pieces(self) -> list[Piece]:
         """Return one piece for every prompt and for every segment's own tokens behind its prompt."""
-        return _pieces(self.runs)
+        return [*self.common.pieces(), *self.responses]
 
 
-def _pieces(runs: Sequence[PrefixGroup | PackedLayout]) -> list[Piece]:
-    """Return a piece for every prompt and every segment's own tokens behind its prompt, in the order of the row."""
-    pieces: list[Piece] = []
-    begin = 0
-    for run in runs:
-        plain = run if isinstance(run, PackedLayout) else run.prompt
-        prompts = [Piece(begin + start, length) for start, length in zip(plain.starts, plain.lengths, strict=True)]
-        pieces += prompts
-        begin += plain.num_tokens
-        if isinstance(run, PackedLayout):
+def _num_columns(piece: Piece) -> int:
+    return piece.prefix_length + piece.length
+
+
+def _cut_into_blocks(
+    responses: Sequence[Piece], num_common: int, device: torch.device
+) -> tuple[list[ResponseBlock], Tensor | None]:
+    """Blocks of similar shape, and where each own token lies among their places."""
+    scatter_R = torch.empty(sum(piece.length for piece in responses), dtype=torch.int64)
+    blocks: list[ResponseBlock] = []
+    num_places = 0
+    for members in _similar_shapes(responses):
+        start_S1 = torch.tensor([piece.start for piece in members])[:, None]
+        length_S1 = torch.tensor([piece.length for piece in members])[:, None]
+        before_S1 = torch.tensor([piece.prefix_start for piece in members])[:, None]
+        num_before_S1 = torch.tensor([piece.prefix_length for piece in members])[:, None]
+        place_L = torch.arange(int(length_S1.max()))
+        inside_SL = place_L < length_S1
+        own_SL = torch.where(inside_SL, start_S1 - num_common + place_L, 0).reshape(-1)
+        real = inside_SL.reshape(-1)
+        scatter_R[own_SL[real]] = torch.arange(num_places, num_places + len(own_SL))[real]
+        num_places += len(own_SL)
+        column_C = torch.arange(int((num_before_S1 + length_S1).max()))
+        behind_SC = column_C - num_before_S1
+        token_SC = torch.where(behind_SC < 0, before_S1 + column_C, start_S1 + behind_SC)
+        token_SC = torch.where(behind_SC < length_S1, token_SC, 0)
+        blocks.append(ResponseBlock(tuple(members), own_SL.to(device), token_SC.reshape(-1).to(device)))
+    in_order = bool(torch.equal(scatter_R, torch.arange(num_places)))
+    if in_order and len(blocks) == 1:
+        blocks[0].query_SL = None  # one length and the order of the row: it can be viewed as the block
+    return blocks, None if in_order else scatter_R.to(device)
+
+
+def _similar_shapes(responses: Sequence[Piece]) -> list[list[Piece]]:
+    """Pieces grouped, longest first, so that padded queries and columns stay below MAX_PADDING x their tokens."""
+    groups: list[list[Piece]] = []
+    columns = length = size = 0
+    for piece in sorted(responses, key=lambda piece: (-_num_columns(piece), -piece.length, piece.start)):
+        size += _num_columns(piece) + piece.length
+        length = max(length, piece.length)
+        # the first of a group has its most columns
+        if groups and (columns + length) * (len(groups[-1]) + 1) <= MAX_PADDING * size:
+            groups[-1].append(piece)
             continue
-        # groups of one run have one shape, so every prompt has as many segments
-        copies = len(run.own.lengths) // len(prompts)
-        for number, (start, length) in enumerate(zip(run.own.starts, run.own.lengths, strict=True)):
-            prompt = prompts[number // copies]
-            pieces.append(Piece(begin + start, length, prompt.start, prompt.length))
-        begin += run.own.num_tokens
-    return pieces
+        groups.append([piece])
+        columns, length = _num_columns(piece), piece.length
+        size = columns + length
+    return groups
 
 
 @dataclass(slots=True)
@@ -146,25 +190,30 @@ def find_shared_prefixes(
     # below the share the separate attention of groups costs more than it saves
     if saved == 0 or saved < _LEAST_SAVING * token_ids_T.shape[0]:
         return None
-    device = token_ids_T.device
-    kept: list[Tensor] = []
     place_T = torch.empty(token_ids_T.shape[0], dtype=torch.int64)
+    kept: list[Tensor] = []
+    common: list[int] = []
     num_kept = 0
-    # in the order of the runs below: the kept tokens of a batch are neighbours, prompts before own tokens
-    for batch in _batches(groups):
-        for group in batch:  # the prompts (of a segment that shares nothing: all of it), then what follows them
-            first, length = group[0].start, _common_length(group)
-            kept.append(torch.arange(first, first + length))
-            for segment in group:
-                place_T[segment.start : segment.start + length] = torch.arange(num_kept, num_kept + length)
-            num_kept += length
-        for segment in (segment for group in batch if len(group) > 1 for segment in group):
-            first, length = segment.start + segment.prompt_length, segment.own_length
+    for group in groups:  # the prompts (of a segment that shares nothing: all of it)
+        first, length = group[0].start, _common_length(group)
+        kept.append(torch.arange(first, first + length))
+        for segment in group:
+            place_T[segment.start : segment.start + length] = torch.arange(num_kept, num_kept + length)
+        common.append(length)
+        num_kept += length
+    responses: list[Piece] = []
+    for group in (group for group in groups if len(group) > 1):
+        prompt_length = group[0].prompt_length
+        prompt = int(place_T[group[0].start])
+        for segment in group:
+            first = segment.start + prompt_length
             kept.append(torch.arange(first, segment.stop))
-            place_T[first : segment.stop] = torch.arange(num_kept, num_kept + length)
-            num_kept += length
-    runs = [_run(batch, device) for batch in _batches(groups)]
-    return SharedPrompts(SharedLayout(runs), torch.cat(kept).to(device), place_T.to(device))
+            responses.append(Piece(num_kept, segment.own_length, prompt, prompt_length))
+            place_T[first : segment.stop] = torch.arange(num_kept, num_kept + segment.own_length)
+            num_kept += segment.own_length
+    device = token_ids_T.device
+    layout = SharedLayout.of(PackedLayout.from_lengths(common, device), responses, device)
+    return SharedPrompts(layout, torch.cat(kept).to(device), place_T.to(device))
 
 
 def _segments(segment_ids_T: Tensor, target_mask_T: Tensor) -> list[_Segment]:
@@ -207,25 +256,6 @@ def _common_length(group: Sequence[_Segment]) -> int:
     return group[0].prompt_length if len(group) > 1 else group[0].stop - group[0].start
 
 
-def _batches(groups: Sequence[list[_Segment]]) -> list[list[list[_Segment]]]:
-    """Groups of one shape together, groups with own tokens of several lengths each alone, the rest as one."""
-    batches: dict[tuple[int, ...], list[list[_Segment]]] = {}
-    for number, group in enumerate(groups):
-        own = {segment.own_length for segment in group}
-        shape = (group[0].prompt_length, len(group), *own)
-        key = (0,) if len(group) == 1 else shape if len(own) == 1 else (-1, number)
-        batches.setdefault(key, []).append(group)
-    return list(batches.values())
-
-
-def _run(batch: Sequence[Sequence[_Segment]], device: torch.device) -> PrefixGroup | PackedLayout:
-    prompts = PackedLayout.from_lengths([_common_length(group) for group in batch], device)
-    if len(batch[0]) == 1:
-        return prompts
-    own = [segment.own_length for group in batch for segment in group]
-    return PrefixGroup(prompts, PackedLayout.from_lengths(own, device))
-
-
 def shared_attention(
     query_KHD: Tensor,
     key_KGD: Tensor,
@@ -245,53 +275,28 @@ def shared_attention(
         "dropout": dropout,
     }
     # one split of each: its backward joins the parts once, where slices would each fill a row of zeros
-    parts = iter(zip(*(tensor.split(layout.sizes) for tensor in (query_KHD, key_KGD, value_KGD)), strict=True))
-    outputs: list[Tensor] = []
-    for run in layout.runs:
-        query, key, value = next(parts)
-        plain = run if isinstance(run, PackedLayout) else run.prompt
-        outputs.append(packed_attention(query, key, value, plain, **settings))
-        if isinstance(run, PrefixGroup):
-            outputs.append(_own_attention(next(parts), key, value, run, **settings))
-    return torch.cat(outputs)
-
-
-def _own_attention(
-    own: tuple[Tensor, ...],
-    prompt_key_PGD: Tensor,
-    prompt_value_PGD: Tensor,
-    group: PrefixGroup,
-    *,
-    scaling: float,
-    sliding_window: int | None,
-    softcap: float | None,
-    dropout: float,
-) -> Tensor:
-    """Compute attention of a group's own tokens over the prompt's columns and their own; [tokens, H, D].
-
-    `own` are their queries, keys and values.
-    """
-    outputs = []
-    for block in group.own.blocks:
-        query = to_block(own[0], block)
+    sizes = [layout.common.num_tokens, query_KHD.shape[0] - layout.common.num_tokens]
+    own_query_RHD = query_KHD.split(sizes)[1]
+    common = [tensor.split(sizes)[0] for tensor in (query_KHD, key_KGD, value_KGD)]
+    outputs = [packed_attention(common[0], common[1], common[2], layout.common, **settings)]
+    own: list[Tensor] = []
+    for block in layout.blocks:
+        query_RHD = own_query_RHD if block.query_SL is None else own_query_RHD.index_select(0, block.query_SL)
         attended = attend(
-            query,
-            _behind_prompt(prompt_key_PGD, own[1], group, block),
-            _behind_prompt(prompt_value_PGD, own[2], group, block),
-            group.mask_LC(block.length, sliding_window, query.device),
+            _heads_first(query_RHD, len(block.segments)),
+            _heads_first(key_KGD.index_select(0, block.column_SC), len(block.segments)),
+            _heads_first(value_KGD.index_select(0, block.column_SC), len(block.segments)),
+            block.mask(sliding_window, query_KHD.device),
             scaling=scaling,
             softcap=softcap,
             dropout=dropout,
         )
-        outputs.append(attended.transpose(1, 2).flatten(0, 1))
-    rows = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return rows if group.own.scatter_T is None else rows.index_select(0, group.own.scatter_T)
+        own.append(attended.transpose(1, 2).flatten(0, 1))
+    rows = own[0] if len(own) == 1 else torch.cat(own)
+    outputs.append(rows if layout.scatter_R is None else rows.index_select(0, layout.scatter_R))
+    return torch.cat(outputs)
 
 
-def _behind_prompt(prompt_PGD: Tensor, own_TGD: Tensor, group: PrefixGroup, block: AttentionBlock) -> Tensor:
-    """[S, G, P + L, D]: the columns of its prompt before those of each of the block's segments."""
-    num_prompts = len(group.prompt.lengths)
-    heads, width = prompt_PGD.shape[1:]
-    prompts = prompt_PGD.view(num_prompts, 1, -1, heads, width)
-    columns = prompts.expand(-1, block.num_segments // num_prompts, -1, -1, -1).flatten(0, 1)
-    return torch.cat([columns, to_block(own_TGD, block).transpose(1, 2)], 1).transpose(1, 2)
+def _heads_first(rows: Tensor, num_segments: int) -> Tensor:
+    """[S * L, H, D] -> [S, H, L, D]."""
+    return rows.view(num_segments, -1, *rows.shape[1:]).transpose(1, 2)
