@@ -3,12 +3,13 @@
     uv sync --group bench
     RFT_DATA_DIR=... python benchmarks/stages.py [--stages sft rm dpo] [--steps 10] [--rounds 3] [--threads 1]
 
-`sft` is `SFTTrainer` on GSM8K's solutions, `rm` `RewardTrainer` and `dpo` `DPOTrainer` on pairs of a correct and a wrong
-solution of one GSM8K question. Both sides are asked for 16 rows a step in micro-batches of 4; what each makes of a
-micro-batch (padding, packing, a prompt that runs once for both responses) is its own affair. `sft_packed` packs on both
-sides into rows of at most 1,024 tokens. The gate comes first: the loss of every step agrees to 1e-3 relative (packing
-divides rows otherwise, and has no gate). Sides take turns; the figure is the median of all steps of all rounds, the
-first two of each run left out. See README.md. The last line is `worst_ratio=<x> against trl <version> at <stage>`.
+`sft` is `SFTTrainer` on GSM8K's solutions, `rm` `RewardTrainer` and `dpo` `DPOTrainer` on pairs of a correct and a
+wrong solution of one GSM8K question. Both sides are asked for 16 rows a step in micro-batches of 4; what each makes of
+a micro-batch (padding, packing, a prompt that runs once for both responses) is its own affair. `sft_packed` packs on
+both sides, in micro-batches of at most 4,096 tokens, and is timed by tokens. The gate comes first: the loss of every
+step agrees to 1e-3 relative (packing divides rows otherwise, and has no gate). Sides take turns; the figure is the
+median of all steps, the first two of each run left out. See README.md. The last line is
+`worst_ratio=<x> against trl <version> at <stage>`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ WARM_UP = 2
 BATCH, MICRO, RATE, PACKED = 16, 4, 1e-3, 1024
 Rows = list[dict[str, str]]
 Steps = tuple[list[float], list[float]]
-"""(loss, seconds) of every step."""
+"""(loss, seconds) of every step; where rows are packed, seconds for 1,000 tokens."""
 COMMON: dict[str, Any] = {
     "device": "cpu",
     "train_batch_size": BATCH,
@@ -79,7 +81,10 @@ def ours(stage: str, model: Path, rows: Rows, steps: int, folder: Path) -> Steps
     run = command(str(model), rows, save_path=str(folder), max_steps=steps, **COMMON, **more)  # type: ignore[operator]
     found = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     name = f"{stage.removesuffix('_packed')}/loss"
-    return [row[name] for row in found], [row["time/train"] for row in found]
+    seconds = [row["time/train"] for row in found]
+    if stage == "sft_packed":
+        seconds = _by_thousand(seconds, [row["data/tokens"] for row in found])
+    return [row[name] for row in found], seconds
 
 
 def trl(stage: str, model: Path, rows: Rows, steps: int, folder: Path) -> Steps:
@@ -91,6 +96,7 @@ def trl(stage: str, model: Path, rows: Rows, steps: int, folder: Path) -> Steps:
 
     losses: list[float] = []
     seconds: list[float] = []
+    tokens: list[float] = []
 
     class Watch(TrainerCallback):
         began = 0.0
@@ -102,7 +108,9 @@ def trl(stage: str, model: Path, rows: Rows, steps: int, folder: Path) -> Steps:
             seconds.append(time.perf_counter() - self.began)
 
         def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
-            losses.extend([float(logs["loss"])] if "loss" in logs else [])
+            if "loss" in logs:
+                losses.append(float(logs["loss"]))
+                tokens.append(float(logs.get("num_tokens", 0)))
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = None
@@ -130,7 +138,16 @@ def trl(stage: str, model: Path, rows: Rows, steps: int, folder: Path) -> Steps:
     data = Dataset.from_list([{name: row[key] for name, key in columns.items()} for row in rows])
     trainer = InOrder(model=loaded, args=config, train_dataset=data, processing_class=tokenizer, callbacks=[Watch()])
     trainer.train()
+    if stage == "sft_packed":
+        seconds = _by_thousand(seconds, tokens)
     return losses, seconds
+
+
+def _by_thousand(seconds: list[float], tokens: list[float]) -> list[float]:
+    """Seconds for 1,000 tokens of every step; `tokens` count from the start."""
+    return [
+        1000 * taken / (now - before) for taken, (before, now) in zip(seconds, pairwise([0.0, *tokens]), strict=True)
+    ]
 
 
 def compare(stage: str, model: Path, rows: Rows, chosen: argparse.Namespace, folder: Path) -> dict[str, float]:
@@ -166,8 +183,13 @@ def models(folder: Path, rows: Rows, chosen: argparse.Namespace) -> tuple[Path, 
     sizes = {"hidden": chosen.hidden, "layers": chosen.layers, "vocab_size": 1024, "max_positions": PACKED}
     words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
     assert rft_train(["build", "--texts", str(folder / "texts.txt"), "--save_path", str(folder / "model"), *words]) == 0
+    (folder / "model" / "chat_template.jinja").unlink()  # rows of plain text; a reward model would render them as turns
     made = rft.reward_model(
-        str(folder / "model"), rows[:16], save_path=str(folder / "rm"), max_steps=1, **COMMON | {"learning_rate": 1e-12}
+        str(folder / "model"),
+        rows[:16],
+        save_path=str(folder / "rm"),
+        max_steps=1,
+        **(COMMON | {"learning_rate": 1e-12}),
     )
     return folder / "model", next((made.path / "checkpoints").glob("step_*/model"))
 
