@@ -68,7 +68,7 @@ THEIRS: dict[str, Any] = {
 }
 
 
-def ours(stage: str, model: Path, rows: Rows, steps: int, folder: Path) -> Steps:
+def ours(stage: str, model: Path, rows: Rows, steps: int, folder: Path, **settings: Any) -> Steps:
     """Train with `rft.sft`, `rft.reward_model` or `rft.dpo`."""
     import rft
 
@@ -78,7 +78,7 @@ def ours(stage: str, model: Path, rows: Rows, steps: int, folder: Path) -> Steps
         more = {"packing_samples": True, "max_tokens_per_micro_batch": MICRO * PACKED}
     if stage.startswith("sft"):
         more |= {"output_key": "chosen"}
-    run = command(str(model), rows, save_path=str(folder), max_steps=steps, **COMMON, **more)  # type: ignore[operator]
+    run = command(str(model), rows, save_path=str(folder), max_steps=steps, **(COMMON | more | settings))  # type: ignore[operator]
     found = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     name = f"{stage.removesuffix('_packed')}/loss"
     seconds = [row["time/train"] for row in found]
@@ -87,8 +87,10 @@ def ours(stage: str, model: Path, rows: Rows, steps: int, folder: Path) -> Steps
     return [row[name] for row in found], seconds
 
 
-def trl(stage: str, model: Path, rows: Rows, steps: int, folder: Path) -> Steps:
-    """Train with TRL's trainer of the stage, on the rows in this order."""
+def trl(
+    stage: str, model: Path, rows: Rows, steps: int, folder: Path, held_out: Rows | None = None, **settings: Any
+) -> Steps:
+    """Train with TRL's trainer of the stage, on the rows in this order; held-out metrics go to `folder`/evals.json."""
     import trl as library
     from datasets import Dataset
     from torch.utils.data import SequentialSampler
@@ -114,7 +116,7 @@ def trl(stage: str, model: Path, rows: Rows, steps: int, folder: Path) -> Steps:
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = None
-    given = THEIRS | {"output_dir": str(folder), "max_steps": steps}
+    given = THEIRS | {"output_dir": str(folder), "max_steps": steps} | settings
     if stage.startswith("sft"):
         base, columns = library.SFTTrainer, {"prompt": "input", "completion": "chosen"}
         given |= {"max_length": PACKED, "packing": stage == "sft_packed", "completion_only_loss": True}
@@ -135,9 +137,21 @@ def trl(stage: str, model: Path, rows: Rows, steps: int, folder: Path) -> Steps:
     loader = AutoModelForSequenceClassification if stage == "rm" else AutoModelForCausalLM
     loaded = loader.from_pretrained(model)
     loaded.config.pad_token_id = tokenizer.pad_token_id
-    data = Dataset.from_list([{name: row[key] for name, key in columns.items()} for row in rows])
-    trainer = InOrder(model=loaded, args=config, train_dataset=data, processing_class=tokenizer, callbacks=[Watch()])
+    data, apart = (
+        Dataset.from_list([{name: row[key] for name, key in columns.items()} for row in part])
+        for part in (rows, held_out or rows[:MICRO])
+    )
+    trainer = InOrder(
+        model=loaded,
+        args=config,
+        train_dataset=data,
+        eval_dataset=apart,
+        processing_class=tokenizer,
+        callbacks=[Watch()],
+    )
     trainer.train()
+    if held_out:
+        (folder / "evals.json").write_text(json.dumps(trainer.evaluate()))
     if stage == "sft_packed":
         seconds = _by_thousand(seconds, tokens)
     return losses, seconds

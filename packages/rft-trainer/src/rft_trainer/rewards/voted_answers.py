@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 
 from rft_trainer.rewards import answers
+from rft_trainer.rewards.rules.choice import chosen_letter
 
 AnswerReader = Callable[[str], str | None]
 """Text of a response -> its answer, equal for equal answers; None where it has none."""
@@ -31,7 +32,17 @@ def any_answer(response: str) -> str | None:
     return marked_answer(response) or whole_text(response)
 
 
-_READERS: Mapping[str, AnswerReader] = {"exact": whole_text, "math": marked_answer, "gsm8k": marked_quantity}
+def chosen_option(response: str) -> str | None:
+    """Return the letter that `choice` reads without the row's options, or what is marked where that is no letter."""
+    return chosen_letter(response, ()) or marked_answer(response)
+
+
+_READERS: Mapping[str, AnswerReader] = {
+    "exact": whole_text,
+    "math": marked_answer,
+    "gsm8k": marked_quantity,
+    "choice": chosen_option,
+}
 
 
 def answer_reader(*rewards: str) -> AnswerReader:
