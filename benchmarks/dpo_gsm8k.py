@@ -86,9 +86,8 @@ def main(argv: list[str]) -> int:
     means = {side: statistics.mean(row[side]["accuracy"] for row in found) for side in ("ours", "trl")}
     num_held_out = chosen.held_out * chosen.seeds
     interval = wilson_interval(round(means["ours"] * num_held_out), num_held_out)
-    print(
-        f"held-out accuracy: ours {means['ours']:.1%} ({interval.low:.1%} to {interval.high:.1%}), trl {means['trl']:.1%}"
-    )
+    around = f"{interval.low:.1%} to {interval.high:.1%}"
+    print(f"held-out accuracy: ours {means['ours']:.1%} ({around}), trl {means['trl']:.1%}")
     packages = {name: version(name) for name in ("trl", "torch", "transformers", "rft")}
     RESULTS.write_text(json.dumps({"packages": packages, "arguments": vars(chosen), "seeds": found}, indent=1) + "\n")
     print(f"worst_ratio={means['ours'] / means['trl']:.3f} against trl {packages['trl']} at held-out accuracy")
