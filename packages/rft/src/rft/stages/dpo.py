@@ -24,7 +24,7 @@ from rft.run_lifecycle import RunStart, TrainedRun
 from rft.settings import DpoSettings
 from rft.stages.preference_data import PreferenceData, preference_data
 from rft.stages.supervised.parts import RowOrder, policy_state
-from rft.stages.supervised.run import ReadRun, train_on_rows
+from rft.stages.supervised.row_training import ReadRun, train_on_rows
 from rft_algos.algorithms.preference import PreferenceLoss
 from rft_dist.strategies.registry import choose_strategy
 from rft_models.loading.context_length import model_facts

@@ -19,7 +19,7 @@ from rft.settings import RmSettings
 from rft.stages.reward_head import reward_model_to_train, trained_spec
 from rft.stages.reward_pairs import RewardData, reward_data
 from rft.stages.supervised.parts import RowOrder, run_state
-from rft.stages.supervised.run import ReadRun, train_on_rows
+from rft.stages.supervised.row_training import ReadRun, train_on_rows
 from rft_dist.optim.parameter_groups import require_known_names
 from rft_models.loading.context_length import model_facts
 from rft_models.reward_model.encoding import RewardTextEncoder

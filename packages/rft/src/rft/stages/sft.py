@@ -34,7 +34,7 @@ from rft.run_lifecycle import RunStart, TrainedRun
 from rft.settings import SftSettings
 from rft.stages.sft_store import StoredRows, open_store, wants_store
 from rft.stages.supervised.parts import RowOrder, policy_state
-from rft.stages.supervised.run import ReadRun, train_on_rows
+from rft.stages.supervised.row_training import ReadRun, train_on_rows
 from rft_algos.algorithms.published import Sft
 from rft_core.keyed_random import derive_key
 from rft_models.layers.embedding_noise import EmbeddingNoise
@@ -56,7 +56,8 @@ from rft_trainer.update.supervised_loss import SupervisedLoss
 class SftData:
     """Training and held-out samples of a supervised run."""
 
-    training: PreparedPrompts | StoredRows
+    training: PreparedPrompts | None
+    """The rendered rows; None where they are in a store."""
     samples: Sequence[TrainingSample]
     left_out: list[tuple[str, int]]
     held_out: list[TrainingSample]
@@ -64,8 +65,12 @@ class SftData:
     mixture: Mixture
     num_loss_tokens: int
     """Learned tokens of the training samples."""
+    data_hash: str
+    """Of the training rows."""
     notes: tuple[str, ...] = ()
     """What a person should know of the data before training on them."""
+    stored: StoredRows | None = None
+    """The store of the training rows, where they are in one."""
 
 
 def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) -> SftData:
@@ -102,7 +107,9 @@ def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) 
     notes += weight_notes(training.rendered)
     num_loss_tokens = sum(sample.num_loss_tokens for sample in samples)
     num_steps = _num_steps(chosen, len(samples))
-    return SftData(training, samples, left_out, held_out, num_steps, mixture, num_loss_tokens, notes)
+    return SftData(
+        training, samples, left_out, held_out, num_steps, mixture, num_loss_tokens, training.data_hash, notes
+    )
 
 
 def _held_out(
@@ -150,13 +157,24 @@ def _stored_data(settings: SftSettings, tokenizer: HfTokenizer, max_len: int) ->
     mixture = Mixture(sizes, stored.probabilities)
     num_steps = _num_steps(chosen, len(samples))
     left_out = [*stored.too_long]
-    return SftData(stored, samples, left_out, held_out, num_steps, mixture, num_loss_tokens, (*notes, *stored.notes))
+    return SftData(
+        None,
+        samples,
+        left_out,
+        held_out,
+        num_steps,
+        mixture,
+        num_loss_tokens,
+        stored.data_hash,
+        (*notes, *stored.notes),
+        stored,
+    )
 
 
 def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, data: SftData) -> SftLoop:
     """Build the supervised run, ready to begin; where it continues from a checkpoint, exactly in that state."""
     machine, chosen = started.machine, settings.training
-    rows = RowOrder(data.mixture, data.training.data_hash, len(data.samples), data.num_steps)
+    rows = RowOrder(data.mixture, data.data_hash, len(data.samples), data.num_steps)
     state = policy_state(settings, started, tokenizer, rows)
     parallel = state.parallel
     noisy = with_noise(parallel.model, state.learning_rates(), alpha=chosen.neftune_noise_alpha, seed=settings.run.seed)
@@ -209,7 +227,7 @@ def _loss(settings: SftSettings, parallel: ParallelModel[CausalPolicy], machine:
 def sft_contents(resolved: Resolved[SftSettings], data: SftData) -> dict[str, Content]:
     """Return what the rows, files and code of a run hold."""
     chosen = resolved.settings.data
-    rows = rows_content(data.training.data_hash, len(data.samples), chosen.prompt_data)
+    rows = rows_content(data.data_hash, len(data.samples), chosen.prompt_data)
     held_out = records_content(([sample.sample_id, *sample.token_ids] for sample in data.held_out), chosen.eval_data)
     return run_contents(resolved, rows, held_out)
 

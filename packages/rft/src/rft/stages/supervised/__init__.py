@@ -1,1 +1,1 @@
-"""What the stages that train on rows have in common: their run, and the parts of their loops."""
+"""Common parts of the stages that train on rows: their run, and the fields of their loops."""

@@ -156,7 +156,7 @@ def run_state(
         early_stop: ends the run on the loss of its evaluations.
         trained: names of the weights that change, whose best values are kept.
     """
-    machine, restored, chosen = started.machine, started.restored, settings.training
+    restored, chosen = started.restored, settings.training
     progress = Progress()
     best = None
     if chosen.patience:  # the best evaluation is then not the last
@@ -167,16 +167,13 @@ def run_state(
     guard = make_guards(settings.run, started, progress, ["policy"], keeps_out=True)["policy"]
     ledger = make_ledger(rows.mixture, rows.data_hash, rows.num_rows, chosen.max_epochs, settings.run.seed)
     saver = make_saver(
-        started.directory,
+        started,
         settings.checkpoint,
         started.metadata(rows.data_hash),
         saved,
         parallel.optimizer,
         {"progress": progress, "ledger": ledger, "early_stop": early_stop},
-        machine,
-        restored,
         {"best_weights": best} if best else None,
-        resume_command=started.resume_command,
     )
     return RunState(
         settings=settings,

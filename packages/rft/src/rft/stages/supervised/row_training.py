@@ -25,7 +25,7 @@ SettingsT = TypeVar("SettingsT", bound=SupervisedSettings)
 
 @dataclass(frozen=True, slots=True)
 class ReadRun:
-    """What a run has read before any weights."""
+    """Rows and contents of a run, which it reads before any weights, and how its loop is built from them."""
 
     data: object
     """Its rows, as the plan shows them."""
