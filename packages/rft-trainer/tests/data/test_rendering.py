@@ -38,6 +38,9 @@ class CharacterTokenizer:
         turns = "".join(f"<{m['role']}>{m['content']}" for m in messages)
         return turns + "<assistant>" * add_generation_prompt
 
+    def assistant_spans(self, messages: Sequence[Mapping[str, str]]) -> None:
+        """This template marks nothing."""
+
 
 def text_row(text: str, index: int = 0) -> PromptRow:
     return PromptRow(f"s:{index}", text, None, "7", "out", "s", index)

@@ -26,8 +26,7 @@ class Template:
 
     def __init__(self, render: Any = None, spans: Any = None) -> None:
         self._render = render or plain
-        if spans is not None:
-            self.assistant_spans = lambda messages: spans
+        self.assistant_spans = lambda messages: spans
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return "".join(map(chr, ids))

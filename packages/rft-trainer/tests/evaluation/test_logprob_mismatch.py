@@ -12,6 +12,7 @@ from torch import Tensor
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.keyed_random import uniforms
 from rft_core.packed_tokens import PackedTokens
+from rft_trainer.evaluation import logprob_mismatch
 from rft_trainer.evaluation.logprob_mismatch import (
     FULL,
     HALF,
@@ -91,9 +92,13 @@ def kept_by_hand(p: Sequence[float], top_p: float) -> tuple[list[int], float]:
     return kept, mass
 
 
-def measured(policy: Counted, draw: SamplingOptions, engine: Any = None, **options: Any) -> Measured:
+def measured(
+    policy: Counted, draw: SamplingOptions, engine: Any = None, sequences_at_once: int = 16, **options: Any
+) -> Measured:
     chosen = engine or BigramEngine(policy)
-    return measure_gap(chosen, policy, [[1], [2, 3]], [[5, 6], [7, 8, 9]], draw, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logprob_mismatch, "SEQUENCES_AT_ONCE", sequences_at_once)
+        return measure_gap(chosen, policy, [[1], [2, 3]], [[5, 6], [7, 8, 9]], draw, **options)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.packed_tokens import PackedTokens
+from rft_trainer.evaluation import logprob_mismatch
 from rft_trainer.evaluation.logprob_mismatch import (
     FULL,
     HALF,
@@ -79,11 +80,15 @@ class Scripted(BigramEngine):
 SAMPLES = [[[0, 1, 0], []], [[2], [1, 1, 0, 2]]]
 
 
-def measured(engine: Scripted, policy: Fixed | None = None, top_p: float = 1.0, **more: Any) -> Measured:
+def measured(
+    engine: Scripted, policy: Fixed | None = None, top_p: float = 1.0, sequences_at_once: int = 16, **more: Any
+) -> Measured:
     prompts = [[3] * (1 + number) for number in range(len(engine.samples))]
     keys = [list(range(len(samples))) for samples in engine.samples]
     draw = SamplingOptions(temperature=1.0, top_p=top_p, max_new_tokens=9)
-    return measure_gap(engine, policy or Fixed(), prompts, keys, draw, **more)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logprob_mismatch, "SEQUENCES_AT_ONCE", sequences_at_once)
+        return measure_gap(engine, policy or Fixed(), prompts, keys, draw, **more)
 
 
 @pytest.mark.parametrize("place", [(0, 0, 0), (0, 0, 2), (1, 0, 0), (1, 1, 0), (1, 1, 3)])

@@ -65,8 +65,6 @@ class Made:
                 micro_batching=MicroBatching(2, 0, False),
                 learning_rate=rate if callable(rate) else lambda update: rate,
             ),
-            evaluator=None,
-            engine=None,
             saver=Saver(
                 self.writer,
                 self.policy,

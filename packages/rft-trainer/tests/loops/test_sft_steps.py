@@ -17,7 +17,6 @@ import torch
 from rft_core.errors import NumericsError, SavedAfterSignal
 from rft_trainer.batches.packing import count, pack
 from rft_trainer.batches.prompt_ledger import Ledger
-from rft_trainer.evaluation.evaluator import EvaluationResult
 from rft_trainer.loops.early_stop import EarlyStop
 from rft_trainer.loops.sft import SftLoop, TokenLikelihood, mean_loss
 from rft_trainer.metrics.phase_timer import PhaseTimer
@@ -79,10 +78,6 @@ class Parts:
         totals.add({"policy/loss": (torch.tensor(3.0), torch.tensor(2.0))})
         return self.outcomes.pop(0) if self.outcomes else UpdateOutcome(2.0, True, 0.5, 3)
 
-    def evaluate(self) -> EvaluationResult:
-        self.note("evaluate")
-        return EvaluationResult((1.0, None), (True, None), 0, 2.0)
-
     def report(self, metrics: Mapping[str, object], progress: Progress, timer: PhaseTimer, **counts: int) -> None:
         self.note(f"report {progress.step}")
         self.rows.append({**metrics, **counts})
@@ -119,8 +114,6 @@ def loop_of(parts: Parts, **changed: Any) -> SftLoop:
         "held_out": SAMPLES[:1],
         "policy": parts,
         "updater": UpdaterOf(parts.update),
-        "evaluator": None,
-        "engine": None,
         "saver": parts,
         "reporter": SimpleNamespace(step=parts.report, evaluation=parts.report_evaluation),
         "collectives": OneRank(),
@@ -189,24 +182,6 @@ def test_a_resumed_run_neither_evaluates_nor_saves_before_its_first_step() -> No
     loop_of(parts, max_steps=1).run(parts.signals)
     assert parts.events[0] == "<train"
     assert [row["name"] for row in parts.evaluations] == ["after"]
-
-
-def test_answers_are_evaluated_with_the_weights_of_the_step() -> None:
-    parts = Parts()
-    engine = SimpleNamespace(
-        load_weights=lambda version: parts.note(f"load {version}"), wake=lambda: parts.note("wake")
-    )
-    loop_of(parts, evaluator=parts.evaluate, engine=engine, held_out=[], max_steps=1).run(parts.signals)
-    asked = [event for event in parts.events if event.split()[0] in ("load", "wake", "evaluate")]
-    assert asked == ["load 0", "wake", "evaluate", "load 1", "wake", "evaluate"]
-    before, after = parts.evaluations
-    assert (before["name"], before["step"], after["name"], after["step"]) == ("before", 0, "after", 1)
-    assert (after["eval/accuracy"], after["rewards"], after["correct"]) == (1.0, (1.0, None), (True, None))
-    assert "eval/loss" not in after
-    without = Parts()
-    loop_of(without, evaluator=None, engine=engine, held_out=[], max_steps=1).run(without.signals)
-    assert [row["name"] for row in without.evaluations] == ["before", "after"]
-    assert asked == [event for event in parts.events if event.split()[0] in ("load", "wake", "evaluate")]
 
 
 def test_a_run_that_stops_early_evaluates_and_saves_once_more() -> None:

@@ -18,15 +18,15 @@ from rft_trainer.update.optimizer_step import MicroBatching
 @pytest.mark.parametrize("continues", [True, False])
 def test_a_saver_syncs_before_it_saves_and_restores_where_a_run_continues(calls: Any, continues: bool) -> None:
     calls.put(shared_parts, "make_writer save_schedule", Saver=calls.double("saver"))
-    names = ("directory", "settings", "metadata", "policy", "optimizer", "parts", "machine")
-    given = [calls.double(name) for name in names]
     restored = calls.double("restored") if continues else None
-    found = shared_parts.make_saver(*given, restored, {"best": "tensors"}, resume_command="again")  # type: ignore[dict-item]
+    started = calls.double("started", restored=restored, directory=calls.double("directory"), resume_command="again")
+    given = [calls.double(name) for name in ("settings", "metadata", "policy", "optimizer", "parts")]
+    found = shared_parts.make_saver(started, *given, {"best": "tensors"})  # type: ignore[dict-item]
     assert found == "saver"
     assert calls.taken() == [
-        f"make_writer(directory, settings, metadata, machine.collectives, {restored!r})",
+        f"make_writer(directory, settings, metadata, started.machine.collectives, {restored!r})",
         "save_schedule(settings)",
-        "Saver(make_writer(), policy, optimizer, parts, machine.collectives, before_save=directory.sync, "
+        "Saver(make_writer(), policy, optimizer, parts, started.machine.collectives, before_save=directory.sync, "
         "model_only=settings.save_model_only, resume_command='again', schedule=save_schedule(), "
         "tensor_parts={'best': 'tensors'})",
         *(["restored.records()", "saver.restore(restored.step, restored.records())"] if continues else []),

@@ -167,9 +167,8 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "build_rollouts(settings, machine, record, policy, RolloutParts())",
         "started.metadata(data.training.data_hash)",
         "checkpoint_parts(parallel, machine.collectives)",
-        "make_saver(directory, settings.checkpoint, started.metadata(), checkpoint_parts(), parallel.optimizer, "
-        "{'progress': progress, 'ledger': ledger, 'credit': credit, 'ahead': 'queue'}, machine, None, "
-        "resume_command=started.resume_command, tensor_parts=None)",
+        "make_saver(started, settings.checkpoint, started.metadata(), checkpoint_parts(), parallel.optimizer, "
+        "{'progress': progress, 'ledger': ledger, 'credit': credit, 'ahead': 'queue'}, tensor_parts=None)",
         "make_evaluator(rollout_source, tokenizer, reward, machine, data, 20, settings, rollouts.conversations)",
         "PolicyObjective(record, credit.coefficients)",
         "old_policy(settings, record, machine, policy, parallel)",
@@ -239,7 +238,7 @@ def test_a_resumed_run_takes_its_checkpoint_everywhere_and_its_engine_the_restor
     kept = [name for name in build.made if name.endswith(".keep(2)")]
     best = Build(calls, restored=calls.double("restored"), step=4, best=0.5)
     assert (kept, [name for name in best.made if name.endswith("keep(2)")]) == ([], ["make_saver().keep(2)"])
-    assert "machine, restored, resume_command=started.resume_command, tensor_parts=None)" in build.of("make_saver")[0]
+    assert build.of("make_saver")[0].startswith("make_saver(started, ")
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def settings_of(rows: str, path: Path, **changes: Any) -> SftSettings:
 
 
 def stored(data: SftData) -> StoredRows:
-    assert isinstance(data.training, StoredRows)
-    return data.training
+    assert data.stored is not None
+    return data.stored
 
 
 @pytest.mark.parametrize("held_out", [0, 3])

@@ -10,7 +10,7 @@ from rft_algos.objectives import advantage_equations as advantage_equations  # j
 from rft_algos.objectives.advantages import AdvantageOutput, RolloutBatch, algorithm_advantages, compute_advantages
 from rft_algos.objectives.padded_loss import PaddedBatch, padded_loss
 from rft_algos.objectives.policy_loss import Coefficients, LossOutput, Metrics, is_by_token, policy_loss, token_losses
-from rft_algos.objectives.supervised_loss import supervised_loss
+from rft_algos.objectives.supervised_loss import VocabularyTerms, supervised_loss
 from rft_algos.objectives.token_weights import token_weights
 from rft_algos.packed.loss_tokens import Tokens
 
@@ -22,6 +22,7 @@ __all__ = [
     "PaddedBatch",
     "RolloutBatch",
     "Tokens",
+    "VocabularyTerms",
     "algorithm_advantages",
     "compute_advantages",
     "is_by_token",

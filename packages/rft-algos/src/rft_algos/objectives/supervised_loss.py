@@ -6,6 +6,8 @@ sft/z_loss             mean penalty on the normaliser, where it has a weight
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,19 @@ from rft_algos.objectives.token_weights import token_weights
 from rft_algos.packed.tensor_checks import check_vectors
 
 
+@dataclass(frozen=True, slots=True)
+class VocabularyTerms:
+    """Values of each token's whole distribution, which terms over the vocabulary need."""
+
+    mean_logprobs_T: Tensor | None = None
+    """[T] mean over the vocabulary of the log-probs; needed for label smoothing."""
+    log_normaliser_T: Tensor | None = None
+    """[T] log Z_t; needed for the z-loss."""
+
+
+_NO_TERMS = VocabularyTerms()
+
+
 def supervised_loss(
     record: Sft,
     *,
@@ -28,8 +43,7 @@ def supervised_loss(
     num_loss_tokens: Count,
     num_sequences: Count,
     row_weights_T: Tensor | None = None,
-    mean_logprobs_T: Tensor | None = None,
-    log_normaliser_T: Tensor | None = None,
+    vocabulary: VocabularyTerms = _NO_TERMS,
 ) -> LossOutput:
     """Negative log-likelihood of the target tokens: sum_t w_t (-log pi(token_t)).
 
@@ -47,8 +61,7 @@ def supervised_loss(
             sum of their weights.
         num_sequences: sequences of the whole step, likewise.
         row_weights_T: [T] weight of each token's row; None = all are 1. With the aggregation "token_mean" alone.
-        mean_logprobs_T: [T] mean over the vocabulary of the log-probs; needed for label smoothing.
-        log_normaliser_T: [T] log Z_t; needed for the z-loss.
+        vocabulary: what the terms over the vocabulary need.
 
     Returns:
         The loss and the metrics.
@@ -71,10 +84,12 @@ def supervised_loss(
     metrics: Metrics = {"sft/nll": total_and_count(nll_T, loss_mask_T)}
     losses_T = nll_T
     if record.label_smoothing:
-        mean_T = _needed(mean_logprobs_T, "mean_logprobs_T", "label_smoothing")
+        mean_T = _needed(vocabulary.mean_logprobs_T, "mean_logprobs_T", "label_smoothing")
         losses_T = smoothed_nll(logprobs_T.to(dtype), mean_T.to(dtype), record.label_smoothing)
     if record.z_loss_coef:
-        z_T = z_loss(_needed(log_normaliser_T, "log_normaliser_T", "z_loss_coef").to(dtype), record.z_loss_coef)
+        z_T = z_loss(
+            _needed(vocabulary.log_normaliser_T, "log_normaliser_T", "z_loss_coef").to(dtype), record.z_loss_coef
+        )
         losses_T = losses_T + z_T
         metrics["sft/z_loss"] = total_and_count(z_T, loss_mask_T)
     loss = aggregation.weighted_sum(weights_T, losses_T)

@@ -16,7 +16,6 @@ from rft.settings import DpoSettings, RlSettings, SftSettings
 from rft.stages.dpo import REFERENCE_FILE, loss_record
 from rft.stages.preference_data import PreferenceData, ReadPreferences
 from rft.stages.sft import SftData
-from rft.stages.sft_store import StoredRows
 from rft_cli.pages.run_plan_algorithm import algorithm_lines
 from rft_cli.pages.run_plan_layout import engine_line, strategy_line
 from rft_cli.pages.run_plan_model import model_lines
@@ -68,10 +67,8 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
     ]
 
 
-def _training_lines(training: PreparedPrompts | StoredRows) -> list[str]:
+def _training_lines(training: PreparedPrompts) -> list[str]:
     """Return sources, lengths, images, and every row that was left out (the first ten by name)."""
-    if isinstance(training, StoredRows):
-        return training.lines()
     total = len(training.rendered) + len(training.left_out)
     longest = max((len(row.token_ids) for row in training.rendered), default=0)
     fit = f"{len(training.rendered):,} of {total:,} rows fit (longest prompt {longest} tokens)"
@@ -170,7 +167,8 @@ def sft_lines(resolved: Resolved[SftSettings], data: SftData) -> list[tuple[str,
         (
             "data",
             [
-                *_training_lines(data.training),
+                *(_training_lines(data.training) if data.training else []),
+                *(data.stored.lines() if data.stored else []),
                 *left_out,
                 _held_out_line(settings, data),
                 *notes_on(resolved, data.notes),

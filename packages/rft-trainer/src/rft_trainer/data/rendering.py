@@ -43,6 +43,10 @@ class TextTokenizer(Protocol):
         """Render a conversation as one text with the tokenizer's own template."""
         ...
 
+    def assistant_spans(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[tuple[int, int]] | None:
+        """Return the characters of each turn of the assistant that the template marks; None = it marks nothing."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from rft_core.errors import DataError
 
@@ -40,11 +40,6 @@ class ChatRenderer(Protocol):
     def render_chat(self, messages: Messages, *, add_generation_prompt: bool) -> str:
         """Render a conversation as one text."""
         ...
-
-
-@runtime_checkable
-class MarkingTemplate(Protocol):
-    """A tokenizer whose chat template may mark the assistant's words."""
 
     def assistant_spans(self, messages: Messages) -> Sequence[Span] | None:
         """Return the marked characters of each turn of the assistant; None where the template marks nothing."""
@@ -102,7 +97,7 @@ def masked_text(tokenizer: ChatRenderer, messages: Messages, learned: Sequence[i
         DataError: the template refuses the conversation, or a turn cannot be told from what stands around it.
     """
     text = tokenizer.render_chat(messages, add_generation_prompt=False)
-    marked = tokenizer.assistant_spans(messages) if isinstance(tokenizer, MarkingTemplate) else None
+    marked = tokenizer.assistant_spans(messages)
     of_turn = {} if marked is None else _by_turn(messages, marked, where)
     ends = [end for end in (tokenizer.decode([token]) for token in tokenizer.eos_ids) if end]
     pieces: list[tuple[str, bool]] = []

@@ -45,6 +45,9 @@ FULL = MismatchLimits(equal=1e-4, mean=1e-4, largest=1e-3)
 HALF = MismatchLimits(equal=1e-4, mean=0.02, largest=0.3)
 """16 bits: ratios within 2 % on average, 35 % at the worst."""
 
+SEQUENCES_AT_ONCE = 16
+"""Sequences of one forward."""
+
 
 def limits_of(dtype: torch.dtype) -> MismatchLimits:
     """The limits for weights of this type."""
@@ -135,7 +138,6 @@ def measure_gap(
     limits: MismatchLimits = FULL,
     logits: NextTokenLogits | None = None,
     device: torch.device | str = "cpu",
-    sequences_at_once: int = 16,
 ) -> Measured:
     """Sample with the engine, score the same tokens with the trainer's forward, and compare.
 
@@ -148,14 +150,13 @@ def measure_gap(
         limits: what the precision of the weights explains.
         logits: whole rows of the trainer's logits, to compare the mass that top-p kept; None = it is not compared.
         device: where the policy is.
-        sequences_at_once: sequences of one forward.
     """
     samples = _drawn(engine, prompts, keys, draw)
     scored: list[Tensor] = []
     kept: list[_Kept] = []
     # in parts: the rows of logits of all samples at once may not fit
-    for first in range(0, len(samples), sequences_at_once):
-        chosen = samples[first : first + sequences_at_once]
+    for first in range(0, len(samples), SEQUENCES_AT_ONCE):
+        chosen = samples[first : first + SEQUENCES_AT_ONCE]
         pack = _pack([(sample.prompt_ids, sample.token_ids) for sample in chosen], device)
         scored.append(_logprobs(policy, pack, draw.temperature))
         if logits is not None and draw.top_p < 1.0:

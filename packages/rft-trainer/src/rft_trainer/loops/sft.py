@@ -1,10 +1,10 @@
-"""Supervised fine-tuning: samples, micro-batches, optimizer and checkpoints of the RL loop, with a likelihood loss."""
+"""Supervised fine-tuning: the likelihood of demonstrations, as a loss and on held-out rows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,19 +13,11 @@ from rft_algos.algorithms.published import Sft
 from rft_algos.objectives import LossOutput, supervised_loss, token_weights
 from rft_core.fault_points import declare
 from rft_trainer.batches.packing import filler_batches, pack, rank_micro_batches
-from rft_trainer.batches.prompt_ledger import EntryState, LedgerEntry
-from rft_trainer.batches.training_batch import TrainingBatch
+from rft_trainer.batches.prompt_ledger import LedgerEntry
 from rft_trainer.batches.units import split_in_order
-from rft_trainer.evaluation.ema_evaluator import SwapInEma
-from rft_trainer.evaluation.evaluator import Evaluator
-from rft_trainer.loops.trainer import Trainer
-from rft_trainer.loops.training_loop import Limits, StepSize, TrainingLoop
-from rft_trainer.metrics.phase_timer import Phase
-from rft_trainer.metrics.totals import MetricTotals
-from rft_trainer.protocols import Collectives, Engine, Policy
+from rft_trainer.loops.supervised_loop import HeldOutResult, SupervisedLoop
+from rft_trainer.protocols import Collectives, Policy
 from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
-from rft_trainer.runs.stop_signals import StopSignals
-from rft_trainer.update.optimizer_step import Updater, scale_metrics
 from rft_trainer.update.supervised_loss import denominator
 
 POINT_LOGGED = declare("sft.logged", "the row of a step is written, its checkpoint is not")
@@ -105,19 +97,12 @@ def mean_loss(
 
 
 @dataclass(slots=True, kw_only=True)
-class SftLoop(TrainingLoop[Sequence[TrainingSample]]):
+class SftLoop(SupervisedLoop[Sequence[TrainingSample]]):
     """The supervised fine-tuning loop of a run, with its collaborators as fields."""
 
     samples: Sequence[TrainingSample]
     held_out: Sequence[TrainingSample]
     policy: Policy
-    updater: Updater
-    evaluator: Evaluator | None
-    engine: Engine | None
-    train_batch_size: int
-    max_steps: int
-    eval_every: int
-    max_refused_in_a_row: int
     eval_max_sequences: int
     eval_max_tokens: int
     device: str = "cpu"
@@ -125,85 +110,23 @@ class SftLoop(TrainingLoop[Sequence[TrainingSample]]):
     """The ranks over which samples are sharded; None = `collectives`."""
     collective_forward: bool = False
     """Whether every forward is a collective operation, so that all ranks must run equally many."""
-    averages: SwapInEma | None = None
-    """Swaps the moving averages of the weights in, to be evaluated too."""
-    trainer: Trainer = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.trainer = Trainer(self.updater, self.progress, self.collectives)
-
-    def run(self, signals: StopSignals) -> None:
-        """Train until the epochs, `max_steps` or patience end."""
-        self.steps(signals)
-
-    @property
-    def limits(self) -> Limits:
-        """Return how long the run goes on; without an interval every epoch ends with an evaluation."""
-        return Limits(
-            max_steps=self.max_steps,
-            eval_every=self.eval_every,
-            max_refused_in_a_row=self.max_refused_in_a_row,
-            eval_each_epoch=True,
-        )
 
     @property
     def logged_point(self) -> str:
         """The fault point of supervised runs."""
         return POINT_LOGGED
 
-    def _stop_before_learning(self) -> bool:
-        return False  # a step reads rows that are in memory: nothing is collected that takes time
+    def _data(self, entries: Sequence[LedgerEntry]) -> Sequence[TrainingSample]:
+        return [self.samples[entry.prompt_index] for entry in entries]
 
-    def _collect(self) -> tuple[list[LedgerEntry], Sequence[TrainingSample]]:
-        entries = self.ledger.reserve(self.train_batch_size)
-        # nothing is sampled or scored here, but the ledger accepts the states in this order alone
-        for state in (EntryState.GENERATED, EntryState.SCORED):
-            self.ledger.advance(entries, state)
-        return entries, [self.samples[entry.prompt_index] for entry in entries]
+    def _samples(self, data: Sequence[TrainingSample]) -> Sequence[TrainingSample]:
+        return data
 
-    def _learn(self, data: Sequence[TrainingSample]) -> dict[str, object]:
-        totals, update = MetricTotals(), self.progress.updates
-        with self.timer.phase(Phase.TRAIN):
-            self.trainer.accumulate(TrainingBatch.of(data), totals)
-            outcome = self.trainer.step()
-            merged = totals.merged(self.collectives)
-        self._count_refused("policy", outcome, [sample.sample_id for sample in data], "--learning_rate", update)
-        return {
-            **merged,
-            "policy/gradient_norm": outcome.gradient_norm,
-            "policy/learning_rate": outcome.learning_rate,
-            "policy/micro_batches": outcome.num_micro_batches,
-            "data/samples": len(data),
-            **scale_metrics("policy", [outcome]),
-        }
-
-    def _size(self, data: Sequence[TrainingSample]) -> StepSize:
-        return StepSize(sum(sample.num_tokens for sample in data), len(data))
-
-    def _evaluate(self, name: str, extra: Mapping[str, object]) -> float | None:
-        """Evaluate: validation loss (returned, where rows are held out), greedy answers where there is an evaluator."""
-        measured: dict[str, object] = dict(extra)
-        lists: dict[str, object] = {}
-        loss: float | None = None
-        with self.timer.phase(Phase.EVAL):
-            if self.held_out:
-                measured["eval/loss"] = loss = self._loss()
-                if self.averages is not None and self.progress.step:  # they begin as the weights
-                    with self.averages():
-                        measured["eval_ema/loss"] = self._loss()
-            if self.evaluator is not None and self.engine is not None:
-                # only an evaluation samples here, so the engine gets new weights for it and not at every step
-                self.engine.load_weights(self.progress.step)
-                self.engine.wake()
-                result = self.evaluator()
-                measured |= result.as_record()
-                lists = {"rewards": result.rewards, "correct": result.correct}
-        self.reporter.evaluation(name, measured, self.progress, **lists)
-        return loss
-
-    def _loss(self) -> float:
+    def _measure(self) -> HeldOutResult | None:
         """Compute the mean loss of the held-out rows, in nats a response token."""
-        return mean_loss(
+        if not self.held_out:
+            return None
+        loss = mean_loss(
             self.policy,
             self.held_out,
             self.data_ranks or self.collectives,
@@ -212,3 +135,4 @@ class SftLoop(TrainingLoop[Sequence[TrainingSample]]):
             device=self.device,
             collective_forward=self.collective_forward,
         )
+        return HeldOutResult(loss, {"eval/loss": loss})

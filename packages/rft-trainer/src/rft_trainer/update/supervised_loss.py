@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from rft_algos.algorithms.published import Sft
-from rft_algos.objectives import LossOutput, supervised_loss
+from rft_algos.objectives import LossOutput, VocabularyTerms, supervised_loss
 from rft_core.packed_tokens import PackedTokens
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.protocols import Policy
@@ -64,8 +64,7 @@ class SupervisedLoss:
             num_loss_tokens=denominator(counts),
             num_sequences=counts.num_sequences,
             row_weights_T=batch.row_weights_T,
-            mean_logprobs_T=mean_T,
-            log_normaliser_T=log_normaliser_T,
+            vocabulary=VocabularyTerms(mean_T, log_normaliser_T),
         )
         totals.add(output.metrics)
         return MicroBatchOutput(output.loss, logprobs_T)

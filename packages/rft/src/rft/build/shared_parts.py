@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from rft.build.rl_data import RlData
 from rft.checkpoints.parts import CheckpointParts
@@ -60,32 +60,42 @@ def make_ledger(mixture: Mixture, data_hash: str, num_rows: int, num_epochs: int
     )
 
 
+class SavedRun(Protocol):
+    """The run that is saved."""
+
+    @property
+    def directory(self) -> RunDirectory: ...
+    @property
+    def machine(self) -> Machine: ...
+    @property
+    def restored(self) -> ResumePoint | None: ...
+    @property
+    def resume_command(self) -> str: ...
+
+
 def make_saver(
-    directory: RunDirectory,
+    started: SavedRun,
     settings: CheckpointSettings,
     metadata: dict[str, object],
     policy: CheckpointParts,
     optimizer: Optimizer,
     parts: dict[str, Stateful],
-    machine: Machine,
-    restored: ResumePoint | None,
     tensor_parts: dict[str, StatefulTensors] | None = None,
-    *,
-    resume_command: str,
 ) -> Saver:
     """Make the saver of every rank; with a checkpoint, restore the saved state of every part."""
-    writer = make_writer(directory, settings, metadata, machine.collectives, restored)
+    directory, collectives, restored = started.directory, started.machine.collectives, started.restored
+    writer = make_writer(directory, settings, metadata, collectives, restored)
     saver = Saver(
         writer,
         policy,
         optimizer,
         parts,
-        machine.collectives,
+        collectives,
         schedule=save_schedule(settings),
         # the rows of a step must be on disk before a checkpoint says that the step is done
         before_save=directory.sync,
         tensor_parts=tensor_parts,
-        resume_command=resume_command,
+        resume_command=started.resume_command,
         model_only=settings.save_model_only,
     )
     # restored here: what is built next reads the step from parts that already have their state

@@ -8,34 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from rft.build.images import refuse_beside_images, tokenizer_with_images
-from rft.build.lora import adapt, counting, weights_directory
-from rft.build.models import refuse_unknown_parts
+from rft.build.lora import counting
 from rft.build.shared_parts import (
     balanced_forward,
-    learning_rate_schedule,
-    make_ledger,
-    make_saver,
-    make_tracer,
-    micro_batching,
 )
-from rft.checkpoints.initial_weights import engine_weights_directory, load_initial_weights
+from rft.checkpoints.initial_weights import load_initial_weights
 from rft.front_end import SILENT, FrontEnd
-from rft.hub.run_settings import with_local_models
 from rft.identity.contents import records_content, rows_content, run_contents
-from rft.identity.continuation import continuation, with_commits
 from rft.identity.record import Content
-from rft.parallel.parallelize import ParallelModel, held_dtype, is_sharded, parallelize, trainable_policy
-from rft.parallel.policy_weights import checkpoint_parts
+from rft.parallel.parallelize import ParallelModel, held_dtype, is_sharded, parallelize
 from rft.parallel.shardable import ShardablePolicy
-from rft.parallel.step_guards import make_guards, make_weight_check
-from rft.process.launching import requested_run
-from rft.process.machine import Machine, open_machine
-from rft.process.rollbacks import with_rollbacks
+from rft.process.machine import Machine
 from rft.resolved import Resolved
-from rft.run_lifecycle import RunStart, TrainedRun, compared_facts, execute, start
+from rft.run_lifecycle import RunStart, TrainedRun
 from rft.settings import DpoSettings
 from rft.stages.preference_data import PreferenceData, preference_data
-from rft.stages.sft import best_weights
+from rft.stages.supervised.parts import RowOrder, policy_state
+from rft.stages.supervised.row_training import ReadRun, train_on_rows
 from rft_algos.algorithms.preference import PreferenceLoss
 from rft_dist.strategies.registry import choose_strategy
 from rft_models.loading.context_length import model_facts
@@ -46,19 +35,13 @@ from rft_models.policy.load_for_training import head_chunk_size
 from rft_models.policy.load_on_meta import load_reference_on_meta
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.evaluation.preferences import LabelledEvaluator, PairEvaluator
-from rft_trainer.loops.early_stop import EarlyStop
 from rft_trainer.loops.preference_loop import PreferenceLoop
 from rft_trainer.records.rollouts import TrainingSample
-from rft_trainer.runs.checkpointing import Progress
-from rft_trainer.runs.rollback import Rollback
-from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.scoring.preference_rows import PreferenceRows
 from rft_trainer.scoring.reference_logprobs import ReferenceLogprobs, Score
 from rft_trainer.settings.preference_training import PreferenceLossSettings
-from rft_trainer.update.numeric_guard import NumericGuard
-from rft_trainer.update.optimizer_step import Updater
 from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.preference_objective import LabelledObjective, PairObjective
 
@@ -80,61 +63,20 @@ def build_dpo(
     contents: dict[str, Content],
 ) -> PreferenceLoop:
     """Build the run, ready to begin; where it continues from a checkpoint, exactly in that state."""
-    machine, restored, chosen = started.machine, started.restored, settings.training
-    source = weights_directory(settings.adapter, settings.model.pretrain, restored)
-    policy = trainable_policy(settings.model, settings.strategy, source, machine, tokenizer, settings.adapter)
-    if restored is None:
-        load_initial_weights(policy, settings.checkpoint, show=machine.is_first)
-        source = engine_weights_directory(settings.checkpoint, source, shares_weights=True)
-    # before distribution, so that adapters are parameters like any others
-    adapt(policy, settings.adapter, restored, base=source, seed=settings.run.seed)
-    refuse_unknown_parts(policy, settings.optimizer)
-    parallel = parallelize(ShardablePolicy(policy), settings.strategy, settings.optimizer, machine, restored)
-    progress, early_stop = Progress(), EarlyStop(chosen.patience, chosen.min_improvement, chosen.target_loss)
-    best = best_weights(chosen, parallel, restored)
-    # before the saver, which restores what it remembers
-    guard = make_guards(settings.run, started, progress, ["policy"], keeps_out=True)["policy"]
-    training = data.training
-    ledger = make_ledger(data.mixture, data.data_hash, training.num_rows, chosen.max_epochs, settings.run.seed)
-    saver = make_saver(
-        started.directory,
-        settings.checkpoint,
-        started.metadata(data.data_hash),
-        checkpoint_parts(parallel, machine.collectives),
-        parallel.optimizer,
-        {"progress": progress, "ledger": ledger, "early_stop": early_stop},
-        machine,
-        restored,
-        {"best_weights": best} if best else None,
-        resume_command=started.resume_command,
-    )
-    # the dropout masks of a resumed run go on with its next update
-    if policy.adapters is not None:
-        policy.adapters.begin_update(progress.updates)
+    machine = started.machine
+    rows_in_order = RowOrder(data.mixture, data.data_hash, data.training.num_rows, data.num_steps)
+    state = policy_state(settings, started, tokenizer, rows_in_order)
+    parallel = state.parallel
     config = loss_record(settings.loss)
     score = _scorer(settings, machine, parallel.model, parallel.data, parallel.collective_forward)
     rows = _rows(settings, started, data, config, _reference_score(settings, started, parallel, score), contents)
     objective, prepare = _objective(config, rows, score)
+    loss = PolicyLoss(parallel.model, objective, balanced=balanced_forward(settings.model, parallel.model, machine))
     return PreferenceLoop(
-        ledger=ledger,
+        **state.loop_parts(loss, counting(parallel.model, state.learning_rates())),
         rows=rows,
-        updater=_updater(settings, started, parallel, objective, data.num_steps, guard),
         evaluator=_evaluator(config, rows, score),
         prepare=prepare,
-        saver=saver,
-        reporter=_reporter(started, data.num_steps, progress),
-        collectives=machine.collectives,
-        progress=progress,
-        timer=machine.phase_timer(progress),
-        early_stop=early_stop,
-        max_steps=chosen.max_steps,
-        eval_every=max(settings.evaluation.eval_steps, 0),
-        max_refused_in_a_row=settings.run.max_refused_steps,
-        weight_check=make_weight_check(settings.run, started, [parallel]),
-        train_batch_size=chosen.train_batch_size,
-        resume_command=started.resume_command,
-        best=best,
-        averages=parallel.averages,
     )
 
 
@@ -146,18 +88,6 @@ def _objective(
         return PairObjective(config), None
     labelled = LabelledObjective(config)
     return labelled, lambda chosen: labelled.measure_from(rows.reference_point(score, chosen))
-
-
-def _reporter(started: RunStart, num_steps: int, progress: Progress) -> Reporter:
-    return Reporter(
-        started.directory,
-        started.sinks,
-        started.machine.collectives,
-        num_steps=num_steps,
-        rollout_every=0,
-        rollouts_kept=0,
-        seconds_before=progress.seconds,
-    )
 
 
 def _rows(
@@ -246,34 +176,6 @@ def _evaluator(config: PreferenceLoss, rows: PreferenceRows, score: Score) -> Ca
     return LabelledEvaluator(config, rows.held_out, score, rows.held_out_table, lambda: point(score))
 
 
-def _updater(
-    settings: DpoSettings,
-    started: RunStart,
-    parallel: ParallelModel[CausalPolicy],
-    objective: PairObjective | LabelledObjective,
-    num_steps: int,
-    guard: NumericGuard,
-) -> Updater:
-    """Make the optimizer steps of the objective."""
-    chosen, machine = settings.training, started.machine
-    return Updater(
-        PolicyLoss(parallel.model, objective, balanced=balanced_forward(settings.model, parallel.model, machine)),
-        parallel.optimizer,
-        parallel.data,
-        micro_batching=micro_batching(
-            chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples
-        ),
-        learning_rate=counting(
-            parallel.model, learning_rate_schedule(settings.optimizer, chosen.learning_rate, num_steps)
-        ),
-        guard=guard,
-        trace=make_tracer(parallel, machine),
-        device=machine.device,
-        pin_memory=settings.data.dataloader_pin_memory,
-        collective_forward=parallel.collective_forward,
-    )
-
-
 def dpo_contents(resolved: Resolved[DpoSettings], data: PreferenceData) -> dict[str, Content]:
     """Return what the rows, files and code of a run hold."""
     chosen, training = resolved.settings.data, data.training
@@ -281,6 +183,18 @@ def dpo_contents(resolved: Resolved[DpoSettings], data: PreferenceData) -> dict[
     samples = data.held_out.samples if data.held_out else []
     held_out = records_content(([sample.sample_id, *sample.token_ids] for sample in samples), chosen.eval_data)
     return run_contents(resolved, rows, held_out)
+
+
+def read_dpo(resolved: Resolved[DpoSettings]) -> ReadRun:
+    """Read what a run needs before any weights."""
+    settings = resolved.settings
+    tokenizer = tokenizer_with_images(settings.model, settings.images)
+    refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer)
+    data = preference_data(settings, tokenizer, model_facts(settings.model.pretrain).max_positions)
+    contents = dpo_contents(resolved, data)
+    return ReadRun(
+        data, data.num_steps, contents, lambda started: build_dpo(settings, started, tokenizer, data, contents)
+    )
 
 
 def train(
@@ -291,38 +205,5 @@ def train(
     signals: StopSignals | None = None,
     front: FrontEnd = SILENT,
 ) -> TrainedRun:
-    """Run preference training from its settings to its end; `in_place` continues the run in that directory.
-
-    `command` is what is written into the run directory as the way to start it again. `signals` stop the run.
-    """
-    # before anything is read: a setting that has changed underneath would be told as another fault
-    at = with_commits(continuation(resolved, in_place))
-    resolved = with_local_models(at.resolved)
-    settings = resolved.settings
-    request = requested_run(resolved, in_place)
-    with (
-        signals or StopSignals() as listening,
-        open_machine(
-            settings.model.device,
-            request,
-            settings.watch,
-            debug=settings.run.debug,
-            command=command,
-            show_error=front.show_error,
-        ) as machine,
-    ):
-        tokenizer = tokenizer_with_images(settings.model, settings.images)
-        refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer)
-        data = preference_data(settings, tokenizer, model_facts(settings.model.pretrain).max_positions)
-        contents = dpo_contents(resolved, data)
-        facts = compared_facts(at, machine, contents)
-        if machine.is_first:
-            front.show_plan(resolved, data, machine)
-
-        def attempt(rollback: Rollback | None) -> TrainedRun:
-            now, place = (at, in_place) if rollback is None else (continuation(at.resolved, rollback.run), rollback.run)
-            started = start(now, command, machine, data.num_steps, facts, in_place=place, front=front)
-            training = build_dpo(settings, started, tokenizer, data, contents)
-            return execute(training, started, listening, rollback)
-
-        return with_rollbacks(attempt)
+    """Run preference training from its settings to its end, as `train_on_rows` describes."""
+    return train_on_rows(read_dpo, resolved, command, in_place=in_place, signals=signals, front=front)

@@ -218,16 +218,13 @@ def _saver(
 ) -> Saver:
     """Make the saver of the run: weights, optimizers and `parts`, which a checkpoint restores here."""
     return make_saver(
-        started.directory,
+        started,
         settings.checkpoint,
         started.metadata(data_hash),
         _saved_weights(settings, started.machine, parallel, critic),
         parallel.optimizer,
         parts,
-        started.machine,
-        started.restored,
         tensor_parts=critic.tensor_parts if critic else None,
-        resume_command=started.resume_command,
     )
 
 

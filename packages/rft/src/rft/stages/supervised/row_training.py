@@ -1,0 +1,84 @@
+"""A run on rows from its settings to its end: what demonstrations, preferences and reward models do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rft.front_end import SILENT, FrontEnd
+from rft.hub.run_settings import with_local_models
+from rft.identity.continuation import continuation, with_commits
+from rft.identity.record import Content
+from rft.process.launching import requested_run
+from rft.process.machine import open_machine
+from rft.process.rollbacks import with_rollbacks
+from rft.resolved import Resolved
+from rft.run_lifecycle import RunStart, TrainedRun, Training, compared_facts, execute, start
+from rft.stages.supervised.parts import SupervisedSettings
+from rft_trainer.runs.rollback import Rollback
+from rft_trainer.runs.stop_signals import StopSignals
+
+SettingsT = TypeVar("SettingsT", bound=SupervisedSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRun:
+    """Rows and contents of a run, which it reads before any weights, and how its loop is built from them."""
+
+    data: object
+    """Its rows, as the plan shows them."""
+    num_steps: int
+    contents: dict[str, Content]
+    """What the rows, files and code of the run hold."""
+    build: Callable[[RunStart], Training]
+    """Builds the loop, ready to begin; where the run continues from a checkpoint, exactly in that state."""
+
+
+def train_on_rows(
+    read: Callable[[Resolved[SettingsT]], ReadRun],
+    resolved: Resolved[SettingsT],
+    command: Sequence[str],
+    *,
+    in_place: Path | None = None,
+    signals: StopSignals | None = None,
+    front: FrontEnd = SILENT,
+) -> TrainedRun:
+    """Train from the settings to the end of the run; `in_place` continues the run in that directory.
+
+    Args:
+        read: reads the rows; it is given the settings with the directory of every model.
+        resolved: the settings.
+        command: what is written into the run directory as the way to start it again.
+        in_place: the run to continue; None = a new one.
+        signals: stop the run.
+        front: shows the plan.
+    """
+    # before anything is read: a setting that has changed underneath would be told as another fault
+    at = with_commits(continuation(resolved, in_place))
+    local = with_local_models(at.resolved)
+    settings = local.settings
+    request = requested_run(local, in_place)
+    with (
+        signals or StopSignals() as listening,
+        open_machine(
+            settings.model.device,
+            request,
+            settings.watch,
+            debug=settings.run.debug,
+            command=command,
+            show_error=front.show_error,
+        ) as machine,
+    ):
+        rows = read(local)
+        facts = compared_facts(at, machine, rows.contents)
+        if machine.is_first:
+            front.show_plan(local, rows.data, machine)
+
+        def attempt(rollback: Rollback | None) -> TrainedRun:
+            now, place = (at, in_place) if rollback is None else (continuation(at.resolved, rollback.run), rollback.run)
+            started = start(now, command, machine, rows.num_steps, facts, in_place=place, front=front)
+            return execute(rows.build(started), started, listening, rollback)
+
+        return with_rollbacks(attempt)
