@@ -62,7 +62,6 @@ TYPE_CHECKS: dict[str, int] = {
     "rft_engine.vllm.worker_extension": 1,
     "rft_kernels.ops": 1,
     "rft_kernels.row_statistics": 1,
-    "rft_models.attention.shared_prefix": 5,
     "rft_models.decode.cuda_graphs": 1,
     "rft_models.loading.transformers_loading": 1,
     "rft_models.logprobs.vocab_slabs": 1,
