@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 import tracemalloc
@@ -100,6 +99,59 @@ PIECES = (
     ),
 )
 """What texts are made of, besides runs of one piece and random characters."""
+LATEX = (
+    *(
+        "\\frac{1}{",
+        "\\sqrt{",
+        "\\sqrt[99]{",
+        "\\left(",
+        "\\right)",
+        "^{99}",
+        "^{9999}",
+        "!",
+        "\\int_0^1 ",
+        "x",
+        "dx",
+        "+",
+    ),
+    *(
+        "\\sum_{n=1}^{999999} n",
+        "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}",
+        "\\binom{9999}{99}",
+        "\\lim_{x\\to 0}",
+        "}",
+    ),
+    *(
+        "\\text{a}",
+        "\\pi",
+        "99999",
+        "=",
+        ",",
+        "\\{1,2\\}",
+        "\\cup",
+        "(0,1]",
+        "\\infty",
+        "\\mathrm{open}('x')",
+        "\\input{a}",
+    ),
+    *(
+        "a.b",
+        "lambda: 0",
+        "open('x','w')",
+        "().x",
+        "[1]",
+        "|x|",
+        "<",
+        "\\log_{2}",
+        "\\sin",
+        "-",
+        "/0",
+        "\\%",
+        ";",
+        "999!",
+    ),
+)
+"""What answers are made of that algebra reads."""
 FORBIDDEN = (
     "exec",
     "compile",
@@ -156,6 +208,22 @@ def readers() -> dict[str, Callable[[str], object]]:
     }
 
 
+def timed(read: Callable[[str], object], text: str) -> tuple[object, float]:
+    """What a reader makes of a text, and the processor time that it takes."""
+    began = time.thread_time()
+    found = read(text)
+    return found, time.thread_time() - began
+
+
+def algebra_text(rng: Random) -> str:
+    """LaTeX that algebra is asked about: pieces of sense and of none, braces closed, short enough to be read."""
+    while True:
+        text = "".join(rng.choices(LATEX, k=rng.randint(1, 12)))
+        text += "}" * (text.count("{") - text.count("}"))
+        if answers.is_readable(text) and answers.parse_number(text) is None:
+            return text
+
+
 @contextmanager
 def watched(seen: Counter[str]) -> Iterator[None]:
     """Count what the interpreter says it does: code that is compiled or run, files, processes, connections."""
@@ -188,13 +256,13 @@ def test_h9_no_text_runs_code_or_takes_long(number: int) -> None:
             traced = seed % 19 == 0  # which takes time of its own
             if traced:
                 tracemalloc.start()
-            began = time.thread_time()
-            found = table[name](text)
-            took = time.thread_time() - began
+            found, took = timed(table[name], text)
             if traced:
                 most = max(most, tracemalloc.get_traced_memory()[1])
                 tracemalloc.stop()
             else:
+                # of three times the shortest: what the interpreter itself does now and then is no cost of the text
+                took = min([took, *(timed(table[name], text)[1] for _ in range(2))]) if took > longest else took
                 longest = max(longest, took)
                 slow += [f"{name}: {took:.3f} s for {text[:200]!r}"] if took > MOST_SECONDS else []
             ends[name] += found is not None
@@ -211,9 +279,8 @@ def test_h9_no_answer_breaks_algebra(number: int) -> None:
     reward = MathReward(num_workers=2, timeout=5.0)
     try:
         for start in range(0, number, 200):
-            texts = [hostile_text(Random(f"algebra {seed}"))[:250] for seed in range(start, min(number, start + 200))]
-            texts = [re.sub(r"[^ -~]", "", text) for text in texts]
-            asked = [*(f"#### {text}" for text in texts), "#### \\frac{2}{4}"]
+            texts = [algebra_text(Random(f"algebra {seed}")) for seed in range(start, min(number, start + 200))]
+            asked = [*(f"\\boxed{{{text}}}" for text in texts), "\\boxed{\\frac{2}{4}}"]
             scores = reward([RewardItem("p", "?", text, "\\frac{1}{2}", "stop", 1) for text in asked])
             assert scores[-1].value == 1.0
             ends.update(f"{score.status} {score.value}" for score in scores[:-1])
