@@ -29,6 +29,7 @@ class Kills:
     num_steps: int
     num_ranks: int = 1
     seed: int = 20
+    variant: str = "rl"
     instants: list[tuple[int, float, str, int]] = field(default_factory=list)
     """(run, second, phase of rank 0, newest checkpoint after it)."""
     in_a_save: int = 0
@@ -39,7 +40,7 @@ class Kills:
         self, num_kills: int, num_runs: int, kills_a_run: int, whom: Sequence[Sequence[int] | None] = (None,)
     ) -> None:
         """Kill at uniform instants of what is left of a run, in turn the ranks of `whom` (None: all at once)."""
-        seconds = self.references.seconds("rl", *self.more, num_ranks=self.num_ranks)
+        seconds = self.references.seconds(self.variant, *self.more, num_ranks=self.num_ranks)
         summary = json.loads((self.expected / "summary.json").read_text())
         to_start = max(0.0, seconds - summary["seconds"])
         draw = random.Random(self.seed)
@@ -70,7 +71,7 @@ class Kills:
     @property
     def expected(self) -> Path:
         """The uninterrupted run."""
-        return self.references.run("rl", *self.more, num_ranks=self.num_ranks)
+        return self.references.run(self.variant, *self.more, num_ranks=self.num_ranks)
 
     def differences(self) -> list[str]:
         """What differs between the runs and the uninterrupted one."""
@@ -94,7 +95,8 @@ class Kills:
 
     def _add(self) -> tuple[Restarts, Path]:
         run = self.folder / f"run_{len(self.runs)}"
-        self.runs.append(Restarts(self.server, self.task.words("rl", run, *self.more), run, num_ranks=self.num_ranks))
+        words = self.task.words(self.variant, run, *self.more)
+        self.runs.append(Restarts(self.server, words, run, num_ranks=self.num_ranks))
         return self.runs[-1], self.folder / f"phase_{len(self.runs)}"
 
     def _note(self, instant: float, phase_file: Path) -> None:

@@ -41,6 +41,17 @@ save_interval: 0
 max_ckpt_num: 2
 """
 KTO = f"{DPO}loss_type: kto\ndesirable_weight: 1.5\n"
+RM = """
+recipe: {command: rm}
+train_batch_size: 8
+micro_train_batch_size: 3
+max_epochs: 3
+learning_rate: 3.0e-3
+eval_steps: 4
+save_steps: 3
+save_interval: 0
+max_ckpt_num: 2
+"""
 RL = """
 recipe: {command: rl}
 rollout_batch_size: 8
@@ -98,6 +109,7 @@ VARIANTS = {
     "sft_terms": ("sft", SFT_WITH_TERMS),
     "dpo": ("dpo", DPO),
     "kto": ("dpo", KTO),
+    "rm": ("rm", RM),
 }
 """Name -> (command, recipe)."""
 

@@ -144,4 +144,5 @@ def test_an_answer_has_an_entry_a_response() -> None:
         ],
         "ignored": ["extra"],
     }
-    assert "ignored" not in as_answer([], [])
+    assert as_answer([], []) == {"rewards": []}
+    assert as_answer(scores[:1], [], ["a"])["prompt_ids"] == ["a"]

@@ -137,7 +137,7 @@ def test_a_request_is_sent_with_its_time_and_the_answer_is_its_json(world: World
     world.answers = [response := Response(b'{"a": 1}')]
     assert world.endpoint(30.0).post({"x": [1]}) == {"a": 1}
     assert world.log == [("http", "host", 9, 30.0), ("POST", "/score", {"x": [1]}, HEADERS), "close"]
-    assert response.asked == 64 * 2**20 + 1
+    assert response.asked == 16 * 2**20 + 1
     [timer] = world.timers
     assert timer.given[0] == 30.0
     assert timer.given[2] == ["the socket"]

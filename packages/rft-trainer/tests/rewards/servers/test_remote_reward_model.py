@@ -80,6 +80,9 @@ class Server:
             "bad_parts": json.dumps({"rewards": [{"reward": n, "parts": {"short": "x"}} for n in lengths]}).encode(),
             "entry": json.dumps({"rewards": [self.entry]}).encode(),
             "deep": b"[" * 100_000,
+            "twice": b'{"rewards": [0, 0, 0], "rewards": [1, 2, 3]}',
+            "other": json.dumps({"rewards": lengths, "prompt_ids": ["q"] * len(lengths)}).encode(),
+            "own": json.dumps({"rewards": lengths, "prompt_ids": ["p"] * len(lengths)}).encode(),
         }
         body = bodies.get(path, json.dumps({"rewards": lengths}).encode())
         handler.send_response(500 if path == "error" else 200)
@@ -136,6 +139,11 @@ def test_scores_come_back_in_order_with_the_documented_request(server: Server, m
     assert reward(server, "score")([]) == []
 
 
+def test_an_answer_may_repeat_the_ids_of_its_request(server: Server, make_item: MakeItem) -> None:
+    [score] = reward(server, "own")([make_item("abc")])
+    assert score.value == 3.0
+
+
 def test_parts_are_told_by_name(server: Server, make_item: MakeItem) -> None:
     [score] = reward(server, "parts")([make_item("abc")])
     assert (score.value, score.breakdown) == (3.0, {"far": 3.0, "far/short": -3.0})
@@ -152,6 +160,8 @@ def test_parts_are_told_by_name(server: Server, make_item: MakeItem) -> None:
         ("cut", "IncompleteRead"),
         ("bad_parts", "the server answered"),
         ("deep", "no JSON"),
+        ("twice", "the answer has 'rewards' twice"),
+        ("other", "for other prompts"),
     ],
 )
 def test_a_broken_answer_is_a_status_for_every_response(

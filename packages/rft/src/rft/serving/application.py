@@ -61,7 +61,7 @@ def make_application(queue: ScoringQueue, options: ApplicationOptions) -> FastAP
         except BadRequest as problem:
             headers = _RETRY_AFTER if problem.code == 503 else None
             return JSONResponse({"error": problem.detail}, problem.code, headers)
-        return JSONResponse(as_answer(scores, asked.ignored))
+        return JSONResponse(as_answer(scores, asked.ignored, asked.prompt_ids))
 
     async def health() -> Response:
         counters = queue.counters

@@ -40,6 +40,8 @@ class ScoringRequest:
     items: list[RewardItem]
     ignored: list[str]
     """Fields that nothing reads."""
+    prompt_ids: list[str] | None = None
+    """As the request gave them; None without any."""
 
 
 def read_request(
@@ -92,11 +94,16 @@ def read_request(
                 columns=columns[index],
             )
         )
-    return ScoringRequest(items, sorted(set(fields) - set(_FIELDS)))
+    return ScoringRequest(items, sorted(set(fields) - set(_FIELDS)), prompt_ids if "prompt_ids" in fields else None)
 
 
-def as_answer(scores: Sequence[Score], ignored: Sequence[str]) -> dict[str, Any]:
-    """Return the JSON of an answer: an entry a response, in order; one without a score says why."""
+def as_answer(
+    scores: Sequence[Score], ignored: Sequence[str], prompt_ids: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Return the JSON of an answer: an entry a response, in order; one without a score says why.
+
+    `prompt_ids` are those of the request, by which a client knows the answer for its own.
+    """
     entries = [
         {"reward": None, "status": str(score.status), "detail": score.detail}
         if score.value is None
@@ -104,7 +111,8 @@ def as_answer(scores: Sequence[Score], ignored: Sequence[str]) -> dict[str, Any]
         | ({"steps": [list(step) for step in score.steps]} if score.steps else {})
         for score in scores
     ]
-    return {"rewards": entries} | ({"ignored": list(ignored)} if ignored else {})
+    ids = {} if prompt_ids is None else {"prompt_ids": list(prompt_ids)}
+    return {"rewards": entries} | ids | ({"ignored": list(ignored)} if ignored else {})
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

@@ -30,7 +30,8 @@ from rft_trainer.rewards.servers.server_wait import ServerWait, StillAway
 TOKEN = "RFT_REMOTE_TOKEN"
 """Variable of the environment whose value is sent as a bearer token, where it is set."""
 
-_LARGEST = 64 << 20
+_LARGEST = 16 << 20
+"""Bytes of an answer; reading one takes about twice that."""
 _FIRST_WAIT = 0.1
 _MOST_REDIRECTS = 4
 _REDIRECTS = (307, 308)
@@ -344,9 +345,24 @@ def retry_seconds(text: str | None, now: Callable[[], float] = time.time) -> flo
 
 def _parsed(content: bytes, url: str) -> Any:
     try:
-        return json.loads(content)
+        return json.loads(content, object_pairs_hook=_unique)
+    except _RepeatedNameError as error:
+        raise RequestFailure(RewardStatus.FAILED, f"{url}: the answer has {error} twice") from error
     except (ValueError, RecursionError) as error:
         raise RequestFailure(RewardStatus.FAILED, f"{url}: the answer is no JSON: {content[:80]!r}") from error
+
+
+class _RepeatedNameError(ValueError):
+    """Error of an object in which a name stands twice."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these pairs: which of two values of one name was meant cannot be told."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _RepeatedNameError(visible(repr(next(name for name in names if names.count(name) > 1)[:80])))
+    return found
 
 
 def _cut(sock: socket.socket) -> None:

@@ -13,6 +13,7 @@ file whole. Answer, one entry a response, in order::
     {"rewards": [0.7]}          or with parts: {"rewards": [{"reward": 0.7, "parts": {"clear": 0.2}}]}
 
 Beside `parts` there may be `steps`, pairs of (characters of the response up to the end of a step, its reward).
+An answer may repeat the `prompt_ids` of its request, as `rft-train serve-reward` does: one with other ids is refused.
 null in the place of a number says that there is no score; `{"reward": null, "status": "timeout", "detail": "..."}` says
 why, with a status of `rft_trainer.records.scores.RewardStatus`.
 """
@@ -89,7 +90,7 @@ class RemoteReward:
     def _scores(self, items: Sequence[RewardItem], *, waits: bool = True) -> list[Score]:
         try:
             answer = self._endpoint.post(request(items), request([_PROBE]), waits=waits)
-            rewards = _rewards(answer, len(items))
+            rewards = _rewards(answer, items)
         except RequestFailure as failure:
             # all of the request: which of them the server had scored is not known
             return [Score(None, failure.status, detail=failure.detail)] * len(items)
@@ -188,13 +189,15 @@ def finite_number(value: object) -> float | None:
         return None
 
 
-def _rewards(answer: Any, number: int) -> list[Any]:
-    """Return the list of an answer; `RequestFailure` where it is missing or of another length."""
+def _rewards(answer: Any, items: Sequence[RewardItem]) -> list[Any]:
+    """Return the list of an answer; `RequestFailure` where it is missing, of another length or of another request."""
     rewards = answer.get("rewards") if isinstance(answer, dict) else None
     if not isinstance(rewards, list):
         said = sorted(map(str, answer)) if isinstance(answer, dict) else type(answer).__name__
         raise RequestFailure(RewardStatus.FAILED, f'the answer has no list "rewards": {str(said)[:80]}')
     # never paired up as far as it goes: the rewards would belong to other responses
-    if len(rewards) != number:
-        raise RequestFailure(RewardStatus.FAILED, f"{len(rewards)} rewards for {number} responses")
+    if len(rewards) != len(items):
+        raise RequestFailure(RewardStatus.FAILED, f"{len(rewards)} rewards for {len(items)} responses")
+    if "prompt_ids" in answer and answer["prompt_ids"] != [item.prompt_id for item in items]:
+        raise RequestFailure(RewardStatus.FAILED, f"the answer is for other prompts: {str(answer['prompt_ids'])[:80]}")
     return rewards
