@@ -140,7 +140,7 @@ AdapterKind = Literal["lora", "rslora", "dora"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterSettings:
+class LoraSettings:
     """Low-rank adapters, trained in place of the model's weights."""
 
     lora_rank: int = field(default=0, metadata={"minimum": 0})
@@ -150,9 +150,6 @@ class AdapterSettings:
     lora_alpha: float = field(default=16.0, metadata={"above": 0.0})
     """Scale of the adapters: their product is multiplied by alpha / rank (`lora_type` rslora: alpha / sqrt(rank))."""
 
-    lora_dropout: float = field(default=0.0, metadata={"minimum": 0.0, "maximum": 0.95})
-    """Dropout probability of the adapters' inputs in training (`rft-train sft` only)."""
-
     target_modules: str = "all-linear"
     """Layers that get an adapter: all-linear, or endings of their names joined by commas, such as q_proj,v_proj."""
 
@@ -160,5 +157,23 @@ class AdapterSettings:
     """lora = the standard form; rslora scales by 1 / sqrt(rank); dora also trains the norm of each row of the
     matrix."""
 
+    @property
+    def dropout(self) -> float:
+        """Dropout probability of the adapters' inputs; 0 where no setting of the command names one."""
+        return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterSettings(LoraSettings):
+    """Low-rank adapters of a policy, trained in place of the model's weights."""
+
+    lora_dropout: float = field(default=0.0, metadata={"minimum": 0.0, "maximum": 0.95})
+    """Dropout probability of the adapters' inputs in training (`rft-train sft` only)."""
+
     load_in_4bit: bool = False
     """Hold the base weights in 4 bits (NF4 of bitsandbytes, on a GPU)."""
+
+    @property
+    def dropout(self) -> float:
+        """Dropout probability of the adapters' inputs."""
+        return self.lora_dropout

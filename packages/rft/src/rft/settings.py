@@ -30,6 +30,7 @@ from rft_models.settings import (
     AdapterSettings,
     BuildSettings,
     Device,
+    LoraSettings,
     ModelSettings,
     RewardHeadSettings,
     TrainedWeightsSettings,
@@ -139,6 +140,7 @@ class RmSettings:
     """Train a reward model on pairs of responses."""
 
     model: TrainedWeightsSettings
+    adapter: LoraSettings = field(default_factory=LoraSettings)
     head: RewardHeadSettings = field(default_factory=RewardHeadSettings)
     data: PairDataSettings = field(default_factory=PairDataSettings)
     training: RewardTrainingSettings = field(default_factory=RewardTrainingSettings)

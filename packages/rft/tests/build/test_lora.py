@@ -105,6 +105,7 @@ def test_the_rate_of_a_step_begins_its_masks() -> None:
 
 
 def test_a_preview_names_the_adapters_and_nothing_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora, "preview", lambda pretrain, rules: [f"{pretrain} {rules.rank}"])
+    monkeypatch.setattr(lora, "preview", lambda pretrain, rules, part_of: [f"{part_of(pretrain)} {rules.rank}"])
     assert lora.preview_adapters(NONE, "m") == []
     assert lora.preview_adapters(SOME, "m") == ["m 4"]
+    assert lora.preview_adapters(SOME, "m", lambda model: f"part of {model}") == ["part of m 4"]

@@ -69,6 +69,8 @@ NOISE = ("sft.noise_and_dropout", "neftune_noise_alpha lora_dropout")
         ("rm", "--tp_size 2", [("rm.strategy", "tp_size")]),
         ("rm", "--meta_init --fsdp", [("rm.meta_init", "meta_init")]),
         ("rm", "--fsdp", []),
+        ("rm", "--lora_rank 4 --fsdp", []),
+        ("rm", "--lora_rank 4 --enable_ema", [("rm.averaged_adapters", "lora_rank enable_ema")]),
         (
             "rl",
             "--load_checkpoint --ckpt_weights_only",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from rft.settings import RmSettings
 from rft.stages.rm import rm_inputs
 from rft_cli.config.resolve import resolve
-from rft_cli.pages.preferences.reward_plan import loss_line, rm_lines
+from rft_cli.pages.preferences.reward_plan import loss_line, rm_lines, rm_model_lines
 from rft_models.settings import TrainedWeightsSettings
 from rft_models.tiny_models.text import build_character_model
 from rft_trainer.settings.reward_model import PairDataSettings, RewardTrainingSettings
@@ -19,7 +20,7 @@ from rft_trainer.settings.reward_model import PairDataSettings, RewardTrainingSe
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("plan")
-    build_character_model(folder / "model", hidden=16, layers=1, heads=2, ffn=16)
+    build_character_model(folder / "model", hidden=16, layers=2, heads=2, ffn=16)
     rows = [{"input": f"{n}+{n}=", "chosen": str(2 * n), "rejected": "1" * (1 + n)} for n in range(1, 9)]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return ["--pretrain", str(folder / "model"), "--prompt_data", str(folder / "pairs.jsonl")]
@@ -45,6 +46,21 @@ def test_the_head_is_said(words: list[str]) -> None:
     assert lines([*words, *more])["head"] == (
         "score on the attention state of layer 1, new, scaled by a learned factor while training"
     )
+
+
+def test_adapters_are_said_of_the_layers_that_the_head_reads(words: list[str]) -> None:
+    machine: Any = SimpleNamespace(device="cpu")
+
+    def said(*more: str) -> list[str]:
+        resolved = resolve("rm", [*words, *more])
+        return dict(rm_model_lines(resolved, machine))["adapters"]
+
+    assert said() == []
+    first, layers, head = said("--lora_rank", "2")
+    assert first.startswith("lora of rank 2, scale 8: ")
+    assert layers.startswith("on 14 layers: ")
+    assert head == "the head is trained beside them, whole"
+    assert said("--lora_rank", "2", "--probing_layer", "1")[1].startswith("on 7 layers: ")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ the adapters alone under peft's names of files (`tensors`).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -196,13 +196,15 @@ def add_lora(
     return Adapters(model, rules, config, base_fingerprint, rows, waiting)
 
 
-def preview(directory: str, rules: AdapterRules) -> list[str]:
+def preview(directory: str, rules: AdapterRules, part_of: Callable[[Any], Any] = lambda model: model) -> list[str]:
     """Return the lines of `add_lora` with the model in a directory, from its configuration and without its weights.
+
+    `part_of` gives the part of the model that is trained.
 
     Raises:
         OptionsError: a target that no linear layer has, or one that cannot have an adapter.
     """
-    model = model_without_weights(directory)
+    model = part_of(model_without_weights(directory))
     modules = dict(model.named_modules())
     ends = target_modules(linear_layers(model), rules.targets, list(modules), directory)
     layers = [modules[name] for name in linear_layers(model) if any(ends_with(name, end) for end in ends)]

@@ -60,7 +60,7 @@ def load_reward_model(
     """
     path, config = checked_model_directory(source)
     spec = spec_in_files(path, config)
-    head = _stored_head(path, spec)
+    head = read_head(path, spec)
     tokenizer = load_processor(path)
     model = _decoder(path, config, dtype, device)
     packed = choose_packed(config["model_type"], attention, path, text_type=text_type(config))
@@ -176,8 +176,12 @@ def _decoder(path: Path, config: dict[str, Any], dtype: torch.dtype, device: tor
     return model.to(device)
 
 
-def _stored_head(path: Path, spec: RewardSpec) -> ScoreHead:
-    """Read the head's tensors, as they stand in the files."""
+def read_head(path: Path, spec: RewardSpec) -> ScoreHead:
+    """Read the head's tensors, as they stand in the files.
+
+    Raises:
+        DataError: a tensor is not there, or there are others than one row a head.
+    """
     weight_KD = _required(path, f"{spec.tensor_prefix}{HEAD}.weight")
     if weight_KD.shape[0] != len(spec.heads):
         raise DataError(

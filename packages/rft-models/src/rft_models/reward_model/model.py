@@ -13,6 +13,7 @@ from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.varlen import VarlenKernel
 from rft_models.backbone.backbone import States
 from rft_models.backbone.packed_model import PackedModel
+from rft_models.lora.files import save_beside
 from rft_models.reward_model.head import ScoreHead, last_tokens
 from rft_models.reward_model.saving import write_spec
 from rft_models.reward_model.spec import RewardSpec
@@ -79,6 +80,16 @@ class RewardModel(PackedModel):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield parameters by their names in the saved directory."""
         yield from super().named_parameters()
+        yield from self.head_parameters()
+
+    def saved_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters of a saved directory: adapters, which are folded in, are not among them."""
+        for name, parameter in self.base_parameters():
+            yield self.saved_name(name), parameter
+        yield from self.head_parameters()
+
+    def head_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the head's parameters by their names in the saved directory."""
         yield from self.head.named_parameters(self.spec.tensor_prefix.rstrip("."))
 
     def saved_name(self, name: str) -> str:
@@ -93,13 +104,16 @@ class RewardModel(PackedModel):
         """`save_pretrained` of the weights as they are now: each is copied by `copy(name, tensor)`.
 
         With the plain spec a model of text is a sequence classifier of transformers whose labels are the heads.
+        Adapters are folded in, and written alone to the folder `adapter` below.
         """
-        named = {self.saved_name(name): tensor for name, tensor in self.model.state_dict().items()}
-        named |= {f"{self.spec.tensor_prefix}{name}": tensor for name, tensor in self.head.state_dict().items()}
-        tensors = {name: copy(name, tensor) for name, tensor in named.items()}
+        # copied at once: files are written later, perhaps while training goes on
+        weights = {name: copy(name, tensor) for name, tensor in self.model.state_dict().items()}
+        named = {f"{self.spec.tensor_prefix}{name}": tensor for name, tensor in self.head.state_dict().items()}
+        head = {name: copy(name, tensor) for name, tensor in named.items()}
 
         def write(directory: Path) -> None:
-            self.write(directory, tensors)
+            merged = weights if self.adapters is None else save_beside(self.adapters, directory, weights)
+            self.write(directory, {self.saved_name(name): tensor for name, tensor in merged.items()} | head)
             write_spec(self.spec, self.model.config.model_type, directory / "config.json")
 
         return write

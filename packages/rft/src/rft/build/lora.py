@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rft.checkpoints.writer import ResumePoint
 from rft_core.errors import CheckpointError, DataError
+from rft_models.backbone.packed_model import PackedModel
 from rft_models.critic.causal_critic import CausalCritic
 from rft_models.lora import files
 from rft_models.lora.adapters import AdapterRules, preview
 from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_models.settings import AdapterSettings
+from rft_models.settings import AdapterSettings, LoraSettings
 
 
-def rules_of(settings: AdapterSettings) -> AdapterRules | None:
+def rules_of(settings: LoraSettings) -> AdapterRules | None:
     """Return the adapters' rules; None = no adapters."""
     return AdapterRules.of(
-        settings.lora_rank, settings.lora_alpha, settings.lora_dropout, settings.target_modules, settings.lora_type
+        settings.lora_rank, settings.lora_alpha, settings.dropout, settings.target_modules, settings.lora_type
     )
 
 
-def weights_directory(settings: AdapterSettings, pretrain: str | Path, restored: ResumePoint | None) -> str | Path:
+def weights_directory(settings: LoraSettings, pretrain: str | Path, restored: ResumePoint | None) -> str | Path:
     """Return the directory that a policy is loaded from; with adapters always that of the base weights, also on resume.
 
     Raises:
@@ -40,8 +42,8 @@ def weights_directory(settings: AdapterSettings, pretrain: str | Path, restored:
 
 
 def adapt(
-    policy: CausalPolicy,
-    settings: AdapterSettings,
+    policy: PackedModel,
+    settings: LoraSettings,
     restored: ResumePoint | None,
     *,
     base: str | Path,
@@ -95,11 +97,15 @@ def _folder(restored: ResumePoint) -> Path:
     )
 
 
-def preview_adapters(settings: AdapterSettings, pretrain: str) -> list[str]:
+def preview_adapters(
+    settings: LoraSettings, pretrain: str, part_of: Callable[[Any], Any] = lambda model: model
+) -> list[str]:
     """Return the adapters' number, kind and layers in lines, from the configuration alone; empty without adapters.
+
+    `part_of` gives the part of the causal language model that is trained.
 
     Raises:
         OptionsError: a target module that no linear layer has.
     """
     rules = rules_of(settings)
-    return [] if rules is None else preview(pretrain, rules)
+    return [] if rules is None else preview(pretrain, rules, part_of)

@@ -17,6 +17,7 @@ from rft_models.lora.adapters import AdapterRules, rules_of_config
 from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
+from rft_models.reward_model.spec import RECORD
 
 MERGED_LIMIT = 1e-4
 """Nats between the folded matrices and the product of the factors, in float32."""
@@ -38,6 +39,14 @@ def export_adapter(source: Path, target: Path) -> list[str]:
             where=str(checkpoint.path),
             why="its run trained the weights themselves (--lora_rank 0)",
             do=f"rft-train export {source} {target}",
+        )
+    if RECORD in read_json(checkpoint.model_directory / "config.json"):
+        raise DataError(
+            code="export.reward_adapter",
+            what=f"the checkpoint of step {checkpoint.step} is of a reward model",
+            where=str(checkpoint.path),
+            why="adapters of a reward model score nothing without its head, which is not among them",
+            do=f"use {checkpoint.model_directory}, which has the adapters folded in, and the head",
         )
     policy = load_adapted(folder)
     assert policy.adapters is not None

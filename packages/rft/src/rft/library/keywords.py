@@ -18,6 +18,10 @@ class TrainingKeywords(TypedDict, total=False):
     gradient_checkpointing_mode: Literal["full", "selective"]
     gradient_checkpointing_every: int
     flash_attn: bool
+    lora_rank: int
+    lora_alpha: float
+    target_modules: str
+    lora_type: Literal["lora", "rslora", "dora"]
     prompt_data_probs: str
     prompt_split: str
     max_samples: int
@@ -103,11 +107,7 @@ class PolicyKeywords(TrainingKeywords, total=False):
     aux_loss_coef: float
     fused_linear_logprob: bool
     chunk_size: int
-    lora_rank: int
-    lora_alpha: float
     lora_dropout: float
-    target_modules: str
-    lora_type: Literal["lora", "rslora", "dora"]
     load_in_4bit: bool
     input_template: str
     apply_chat_template: bool

@@ -197,8 +197,8 @@ class ShardableRewardModel:
         return {}
 
     def cross_module_reads(self) -> Iterable[tuple[nn.Module, Sequence[nn.Parameter]]]:
-        """Return none: a reward model has no adapters."""
-        return ()
+        """Yield the modules of adapters that read the matrix under them."""
+        return () if self._model.adapters is None else self._model.adapters.cross_module_reads()
 
     def wrap_forward(self, wrapper: ComputeWrapper) -> None:
         """Run every forward inside `wrapper`; a vision tower is used for rows without images too."""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from rft_core.errors import OptionsError
+from rft_models.families.vision import is_vision
 from rft_models.files.directories import checked_model_directory
 from rft_models.files.head_tensors import stored_tensor
 from rft_models.layers.gradient_checkpointing import Checkpointing
 from rft_models.loading.sequence_classifiers import HEAD
 from rft_models.policy.load_for_training import checkpointing_of
-from rft_models.reward_model.loading import load_reward_model, new_reward_model, spec_in_files
+from rft_models.reward_model.loading import load_reward_model, new_reward_model, read_head, spec_in_files
 from rft_models.reward_model.model import RewardModel
 from rft_models.reward_model.spec import RewardSpec, stored_spec
+from rft_models.reward_model.truncated_decoder import truncate_decoder
 from rft_models.settings import RewardHeadSettings, TrainedWeightsSettings
 
 _DEFAULTS = RewardHeadSettings()
@@ -96,6 +100,31 @@ def reward_model_to_train(
             gradient_checkpointing=checkpointing,
         )
     return model.train()
+
+
+def scored_part(spec: RewardSpec, where: str) -> Callable[[Any], Any]:
+    """Return the function from a causal language model to the part whose states the head reads.
+
+    Raises (the function):
+        OptionsError: there is no such layer.
+    """
+
+    def part_of(model: Any) -> Any:
+        part = model.base_model
+        if spec.layer is not None:
+            truncate_decoder(part.get_decoder() if is_vision(part.config.model_type) else part, spec.layer, where)
+        return part
+
+    return part_of
+
+
+def take_head(model: RewardModel, directory: Path) -> None:
+    """Put the values of the head in a directory into the model's own head.
+
+    Raises:
+        DataError: the directory holds no head of the model's specification.
+    """
+    model.head.load_state_dict(read_head(directory, model.spec).state_dict())
 
 
 def _weights(text: str, heads: tuple[str, ...]) -> tuple[float, ...]:

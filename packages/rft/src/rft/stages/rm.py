@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rft.build.lora import adapt, weights_directory
 from rft.build.models import tokenizer_of
 from rft.front_end import SILENT, FrontEnd
 from rft.identity.contents import records_content, rows_content, run_contents
@@ -16,7 +17,7 @@ from rft.parallel.shardable import ShardableRewardModel, WrappedRewardModel
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun
 from rft.settings import RmSettings
-from rft.stages.reward_head import reward_model_to_train, trained_spec
+from rft.stages.reward_head import reward_model_to_train, take_head, trained_spec
 from rft.stages.reward_pairs import RewardData, reward_data
 from rft.stages.supervised.parts import RowOrder, run_state
 from rft.stages.supervised.row_training import ReadRun, train_on_rows
@@ -59,14 +60,19 @@ def rm_inputs(settings: RmSettings) -> RmInputs:
 def build_rm(settings: RmSettings, started: RunStart, inputs: RmInputs) -> RewardModelLoop:
     """Build the run, ready to begin; where it continues from a checkpoint, exactly in that state."""
     machine, restored, chosen, pairs = started.machine, started.restored, settings.training, inputs.pairs
+    source = weights_directory(settings.adapter, settings.model.pretrain, restored)
     model = reward_model_to_train(
         settings.model,
         inputs.spec,
-        settings.model.pretrain if restored is None else restored.model_directory,
+        source,
         seed=settings.run.seed,
         dtype=held_dtype(settings.strategy, bf16=settings.model.bf16),
         device=machine.device,
     )
+    # before distribution, so that adapters are parameters like any others
+    adapt(model, settings.adapter, restored, base=source, seed=settings.run.seed)
+    if model.adapters is not None and restored is not None:  # the weights under the adapters have another head, or none
+        take_head(model, restored.model_directory)
     require_known_names(settings.optimizer, [name for name, _ in model.named_parameters()])
     parallel = parallelize(ShardableRewardModel(model), settings.strategy, settings.optimizer, machine, restored)
     state = run_state(
@@ -76,7 +82,9 @@ def build_rm(settings: RmSettings, started: RunStart, inputs: RmInputs) -> Rewar
         RowOrder(pairs.mixture, pairs.data_hash, len(pairs.units), pairs.num_steps),
         saved=reward_checkpoint_parts(parallel, machine.collectives),
         early_stop=EarlyStop(chosen.patience, chosen.min_improvement),
-        trained=(name for name, _ in parallel.model.named_parameters()),
+        trained=[
+            name for name, weight in parallel.model.named_parameters() if weight.requires_grad or model.adapters is None
+        ],
     )
     objective = pair_objective(settings, inputs.spec)
     return RewardModelLoop(

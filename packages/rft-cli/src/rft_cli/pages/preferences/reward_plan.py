@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from rft.build.lora import preview_adapters
 from rft.build.models import attention_line
 from rft.process.machine import Machine
 from rft.resolved import Resolved
 from rft.settings import RmSettings
-from rft.stages.reward_head import is_reward_model
+from rft.stages.reward_head import is_reward_model, scored_part, trained_spec
 from rft.stages.rm import RmInputs
 from rft_cli.pages.run_plan import cut_line, notes_on, saving_line
 from rft_cli.pages.run_plan_layout import strategy_line
@@ -46,7 +47,11 @@ def rm_model_lines(resolved: Resolved[RmSettings], machine: Machine) -> list[tup
     """Return the lines on the model: its kernel, and its memory. No weights are loaded."""
     settings = resolved.settings
     attention, checkpointing = attention_line(settings.model, machine.device, without_head=True)
+    pretrain = settings.model.pretrain
+    part_of = scored_part(trained_spec(pretrain, settings.head), pretrain)
+    adapters = preview_adapters(settings.adapter, pretrain, part_of)
     return [
+        ("adapters", [*adapters, "the head is trained beside them, whole"] if adapters else []),
         ("attention", [attention]),
         ("memory", [f"gradient checkpointing {checkpointing}"] if checkpointing else []),
     ]

@@ -16,19 +16,19 @@ NEEDS_RANK = ("lora_alpha", "lora_dropout", "target_modules", "lora_type")
 def adapter_problems(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
     """Contradictions between the settings of adapters and the others."""
     if not values["lora_rank"]:
-        if values["load_in_4bit"]:
+        if values.get("load_in_4bit"):
             why = "weights in 4 bits cannot be trained themselves"
             yield make_problem("adapters.only_4bit", ["load_in_4bit", "lora_rank"], why, "--lora_rank 16")
         return
     yield from _beside_weights(values, make_problem)
-    if values["lora_dropout"]:
+    if values.get("lora_dropout"):
         yield from _dropout(values, make_problem)
 
 
 def _beside_weights(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
     """Yield the contradictions with other choices of trained weights, and with parallel strategies."""
     for name in ("freeze_prefix", "train_only_tokens_from"):
-        if values[name] not in ("", -1):
+        if values.get(name, "") not in ("", -1):
             why = "with adapters every weight of the model is frozen already"
             yield make_problem("adapters.frozen_too", ["lora_rank", name], why, f"leave {name} out")
     if values["ckpt_partial"]:
@@ -41,7 +41,7 @@ def _beside_weights(values: Mapping[str, Any], make_problem: MakeProblem) -> Ite
         why = "the length of a row of W + s B A is that of the whole row, of which a rank may have a part"
         do = f"--lora_type rslora --{name} {values[name]}, or --lora_type dora --fsdp --{name} 1"
         yield make_problem("adapters.tp_dora", ["lora_type", name], why, do)
-    if values["load_in_4bit"]:
+    if values.get("load_in_4bit"):
         for name in _dividing_settings(values):
             why = "weights in 4 bits cannot be sharded, cut into parts or flattened into one tensor"
             yield make_problem("adapters.4bit_blocks", ["load_in_4bit", name], why, f"leave {name} out")

@@ -17,6 +17,7 @@ def problems(given: SourcedValues) -> Iterator[Problem]:
     yield from _heads(values, make_problem)
     yield from _checkpoints(values, make_problem)
     yield from _strategies(values, make_problem)
+    yield from _adapters(values, make_problem)
     yield from training_problems(given)
 
 
@@ -59,6 +60,12 @@ def _strategies(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     if values["meta_init"]:
         why = "a new head is in no file, so a reward model is loaded with its weights"
         yield make_problem("rm.meta_init", ["meta_init"], why, "leave meta_init out")
+
+
+def _adapters(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
+    if values["lora_rank"] and values["enable_ema"]:
+        why = "averages of a reward model are written out as whole weights, and adapters have none of their own"
+        yield make_problem("rm.averaged_adapters", ["lora_rank", "enable_ema"], why, "--no_enable_ema")
 
 
 def idle_settings(given: SourcedValues, defaults: Values) -> list[str]:
