@@ -46,7 +46,7 @@ from rft.process.rollbacks import with_rollbacks
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun, compared_facts, execute, start
 from rft.settings import SftSettings
-from rft.stages.sft_store import StoredRows, open_store, wants_store
+from rft.stages.sft_store import MOST_IN_MEMORY, StoredRows, open_store, wants_store
 from rft_algos.algorithms.published import Sft
 from rft_core.keyed_random import derive_key
 from rft_dist.strategies.weights_snapshot import WeightsSnapshot
@@ -165,7 +165,7 @@ def _stored_data(settings: SftSettings, tokenizer: HfTokenizer, max_len: int) ->
         num_loss_tokens -= sum(sample.num_loss_tokens for sample in held_out)
         samples = samples.picked(kept)
     notes = data_notes(data, tokenizer, ())
-    mixture = Mixture(sizes, stored.probabilities)
+    mixture = Mixture(sizes, stored.probabilities, most_in_memory=MOST_IN_MEMORY)
     num_steps = _num_steps(chosen, len(samples))
     left_out = [*stored.too_long]
     return SftData(stored, samples, left_out, held_out, num_steps, mixture, num_loss_tokens, (*notes, *stored.notes))
