@@ -368,6 +368,9 @@ SFT = SHARED | {
     "data_store_path": Row(
         f"--data_store_path {BENCH}/other_store", "plan", f"--data_store on --data_store_path {BENCH}/store"
     ),
+    "data_store_workers": Row(
+        "--data_store_workers 3", "calls:store workers", f"--data_store on --data_store_path {BENCH}/store"
+    ),
     "train_on_turns": Row(
         "--train_on_turns last", "example", f"--prompt_data {BENCH}/talk.jsonl --eval_data= --apply_chat_template"
     ),
@@ -567,6 +570,7 @@ class Spies:
         keys = (
             "head rows",
             "chunks ahead",
+            "store workers",
             "pinned",
             "decoded rows",
             "micro-batches",
@@ -609,6 +613,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     from rft.checkpoints import writer
     from rft.parallel import step_guards
     from rft.process import launching, monitored
+    from rft.stages import sft_store
     from rft_dist.checkpoints.async_writer import BackgroundSaves
     from rft_dist.launch.spawn import Ended
     from rft_engine.native.engine import NativeEngine
@@ -667,6 +672,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     watch(BackgroundSaves, "begin", lambda *_, **__: spies.counts.update(["saves beside"]))
     watch(prefetch, "ThreadPoolExecutor", lambda count, **_: spies.counts.update(threads=count))
     watch(prefetch.Prefetcher, "_fill", lambda self, pool: spies.keep("chunks ahead", self._max_pending))
+    watch(sft_store, "BuildWorkers", lambda command, job, number, *_: spies.keep("store workers", number))
     install_trackers(spies.keep, patch)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rft_core import keyed_random
-from rft_core.keyed_random import derive_key, integers, permutation, threefry2x32, uniforms
+from rft_core.keyed_random import KeyedOrder, derive_key, integers, permutation, permuted, threefry2x32, uniforms
 
 
 def words(*values: int) -> list[torch.Tensor]:
@@ -118,3 +118,58 @@ def test_the_largest_draw_stays_below_the_upper_end(monkeypatch: pytest.MonkeyPa
     largest = torch.tensor([[1 - 2.0**-53]], dtype=torch.float64)
     monkeypatch.setattr(keyed_random, "uniforms", lambda keys, num: largest)
     assert integers(0, 1, 0, span).tolist() == [span - 1]
+
+
+@pytest.mark.parametrize("num", [*range(1, 34), 63, 64, 65, 255, 256, 257, 1000, 4097, 65537])
+def test_an_order_by_place_holds_every_item_once(num: int) -> None:
+    items = permuted(derive_key(3, "order", 0), num, torch.arange(num))
+    assert items.sort().values.tolist() == list(range(num))
+
+
+def test_an_order_by_place_depends_on_key_and_position_alone() -> None:
+    key, num = derive_key(5, "order", 0), 100_003
+    order = KeyedOrder(key, num)
+    assert len(order) == num
+    places = torch.tensor([7, 99_999, 0, 4095, 4096, 7])
+    one_by_one = [int(permuted(key, num, places[i : i + 1])) for i in range(len(places))]
+    assert [order[int(place)] for place in places] == permuted(key, num, places).tolist() == one_by_one
+    assert order[4090:4100] == [order[place] for place in range(4090, 4100)]
+    assert order[-1] == order[num - 1]
+    with pytest.raises(IndexError):
+        order[num]
+    # four ranks that each read their own positions see the order that one reads
+    ranks = [[order[place] for place in range(rank, 400, 4)] for rank in range(4)]
+    assert [ranks[place % 4][place // 4] for place in range(400)] == order[:400]
+    assert order[:400] != KeyedOrder(derive_key(5, "order", 1), num)[:400]
+
+
+def chi_squared_is_usual(values: torch.Tensor, bins: int) -> bool:
+    """Whether Pearson's statistic of uniform values is within 4 deviations of its mean."""
+    expected = len(values) / bins
+    counts = torch.bincount(values, minlength=bins).double()
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    return abs(statistic - (bins - 1)) < 4 * (2 * (bins - 1)) ** 0.5
+
+
+def test_items_of_an_order_by_place_are_uniform_over_places() -> None:
+    num = 100_003
+    items = permuted(derive_key(1, "order", 0), num, torch.arange(20_000))
+    assert chi_squared_is_usual(items * 64 // num, 64)
+    steps = (items[1:] - items[:-1]) % num
+    assert chi_squared_is_usual(steps * 64 // num, 64)
+
+
+def test_items_of_an_order_by_place_are_uniform_over_keys() -> None:
+    num = 10
+    orders = torch.stack([permuted(derive_key(seed, "order", 0), num, torch.arange(num)) for seed in range(200)])
+    assert chi_squared_is_usual(orders[:, 0], num)
+    assert chi_squared_is_usual((orders == 0).nonzero()[:, 1], num)
+    assert chi_squared_is_usual((orders[:, 1] - orders[:, 0]) % num - 1, num - 1)
+
+
+def test_an_order_of_any_size_is_begun_without_memory() -> None:
+    order = KeyedOrder(derive_key(1, "order", 0), 2**40)
+    first = order[:1000]
+    assert len(set(first)) == 1000
+    assert 0.45 < sum(first) / 1000 / 2**40 < 0.55
+    assert order[2**40 - 1] < 2**40

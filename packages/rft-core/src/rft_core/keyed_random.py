@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from torch import Tensor
 _MASK = 0xFFFFFFFF
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
+_FEISTEL_ROUNDS = 8
+"""Four make a network as good as its round function (Luby and Rackoff 1988); small domains need more."""
+_ORDER_BLOCK = 4096
 
 
 def derive_key(seed: int, purpose: str, *indices: int) -> int:
@@ -57,6 +61,68 @@ def uniforms(keys: Sequence[int] | Tensor, num: int, start: int = 0) -> Tensor:
 def permutation(key: int, num: int) -> Tensor:
     """[num] int64: the order of `num` items under `key`, by sorting one keyed draw an item."""
     return uniforms([key], num)[0].argsort(stable=True)
+
+
+def permuted(key: int, num: int, positions: Tensor) -> Tensor:
+    """[P] int64: the items at `positions` of a permutation of [0, num) that is computed place by place.
+
+    A Feistel network over the smallest even number of bits that holds `num`, whose round function is Threefry under the
+    key; a result of `num` or more is put through again until it is below (cycle walking). Black and Rogaway, "Ciphers
+    with arbitrary finite domains", CT-RSA 2002, methods 2 and 3. No order is in memory, unlike with `permutation`,
+    whose order is another one.
+
+    Args:
+        key: of `derive_key`.
+        num: items, from 1 to 2^62.
+        positions: [P] int64, each in [0, num).
+    """
+    half = max(1, -(-max(num - 1, 1).bit_length() // 2))
+    items = _feistel(key, half, positions)
+    while len(outside := (items >= num).nonzero().flatten()):
+        items[outside] = _feistel(key, half, items[outside])
+    return items
+
+
+def _feistel(key: int, half: int, values: Tensor) -> Tensor:
+    """One pass of the network over values of twice `half` bits."""
+    key_0, key_1 = torch.tensor((key >> 32) & _MASK), torch.tensor(key & _MASK)
+    mask = (1 << half) - 1
+    left, right = values >> half, values & mask
+    for turn in range(_FEISTEL_ROUNDS):
+        word, _ = threefry2x32(key_0, key_1, right, torch.tensor(turn))
+        left, right = right, left ^ (word & mask)
+    return (left << half) | right
+
+
+class KeyedOrder(Sequence[int]):
+    """The permutation of `permuted` as a sequence, a block of which is computed at a time.
+
+    Example: `[*KeyedOrder(derive_key(1, "order", 0), 5)]` holds each of 0 to 4 once.
+    """
+
+    def __init__(self, key: int, num: int) -> None:
+        self._key, self._num = key, num
+        self._first, self._block = 0, torch.empty(0, dtype=torch.int64)
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return self._num
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        """Return the item at a position, or those of a slice."""
+        if isinstance(index, slice):
+            positions = torch.tensor(range(*index.indices(self._num)), dtype=torch.int64)
+            return [int(item) for item in permuted(self._key, self._num, positions)]
+        position = range(self._num)[index]
+        if not 0 <= position - self._first < len(self._block):
+            self._first = position - position % _ORDER_BLOCK
+            stop = min(self._first + _ORDER_BLOCK, self._num)
+            self._block = permuted(self._key, self._num, torch.arange(self._first, stop))
+        return int(self._block[position - self._first])
 
 
 def integers(key: int, num: int, low: int, high: int) -> Tensor:

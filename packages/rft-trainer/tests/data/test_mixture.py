@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rft_core.errors import DataError, OptionsError
+from rft_core.keyed_random import KeyedOrder
 from rft_trainer.data.mixture import Mixture
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=4)
@@ -46,6 +47,16 @@ def test_the_order_depends_on_seed_and_epoch_only_not_on_what_was_asked_before(a
         for seed, epoch in asked:
             used.order(seed, epoch)
         assert torch.equal(used.order(3, 1), fresh.order(3, 1))
+
+
+def test_an_order_above_a_size_is_computed_by_place_and_below_it_is_the_one_in_memory() -> None:
+    few, many = Mixture([30, 10], most_in_memory=40), Mixture([30, 11], most_in_memory=40)
+    assert few.sequence(3, 1) == Mixture([30, 10]).order(3, 1).tolist()
+    assert isinstance(many.sequence(3, 1), KeyedOrder)
+    assert sorted(many.sequence(3, 1)) == list(range(41))
+    assert [*many.sequence(3, 1)] != [*many.sequence(3, 2)]
+    shares = Mixture([30, 11], [0.5, 0.5], most_in_memory=40)
+    assert shares.sequence(3, 1) == shares.order(3, 1).tolist()
 
 
 def test_epochs_and_seeds_differ() -> None:

@@ -85,7 +85,7 @@ def test_a_store_is_taken_again_and_another_one_made_for_other_rows_or_settings(
 ) -> None:
     first = stored(sft_data(settings_of(rows, tmp_path), tokenizer, 99))
     with monkeypatch.context() as patch:
-        patch.setattr(sft_store, "prompts_from_rows", None)
+        patch.setattr(sft_store, "Demonstrations", lambda *_: None)
         again = stored(sft_data(settings_of(rows, tmp_path), tokenizer, 99))
     assert (again.directory, again.data_hash) == (first.directory, first.data_hash)
     others = [

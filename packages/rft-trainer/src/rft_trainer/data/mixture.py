@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import DataError, OptionsError
-from rft_core.keyed_random import derive_key, permutation, uniforms
+from rft_core.keyed_random import KeyedOrder, derive_key, permutation, uniforms
 
 
 class Mixture:
@@ -27,12 +27,20 @@ class Mixture:
     Args:
         sizes: prompts of each source.
         probabilities: one a source, positive, with sum 1; `None` for a plain permutation.
+        most_in_memory: prompts above which a plain permutation is another one, which is computed place by place and
+            takes no memory (`KeyedOrder`); `None` = never. Draws by probabilities are in memory in any case.
 
     Raises:
         DataError: a source without prompts. OptionsError: probabilities that do not fit.
     """
 
-    def __init__(self, sizes: Sequence[int], probabilities: Sequence[float] | None = None) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        probabilities: Sequence[float] | None = None,
+        *,
+        most_in_memory: int | None = None,
+    ) -> None:
         self.sizes = tuple(int(size) for size in sizes)
         for number, size in enumerate(self.sizes):
             if size < 1:
@@ -40,6 +48,8 @@ class Mixture:
         if not self.sizes:
             raise _empty_source(0)
         self.probabilities = None if probabilities is None else check_probabilities(probabilities, len(self.sizes))
+        is_plain = self.probabilities is None or len(self.sizes) == 1
+        self._by_place = is_plain and most_in_memory is not None and self.num_prompts > most_in_memory
         self._cached: tuple[int, int] | None = None
         self._cached_order: Tensor = torch.empty(0, dtype=torch.int64)
 
@@ -54,6 +64,12 @@ class Mixture:
             self._cached_order = self._draw(seed, epoch)
             self._cached = (seed, epoch)
         return self._cached_order
+
+    def sequence(self, seed: int, epoch: int) -> Sequence[int]:
+        """Return the order of an epoch as numbers; computed block by block where it is keyed place by place."""
+        if self._by_place:
+            return KeyedOrder(derive_key(seed, "order", epoch), self.num_prompts)
+        return self.order(seed, epoch).tolist()
 
     def _draw(self, seed: int, epoch: int) -> Tensor:
         if self.probabilities is None or len(self.sizes) == 1:

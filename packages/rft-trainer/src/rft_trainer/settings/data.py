@@ -144,6 +144,10 @@ class SftDataSettings(HeldOutColumnSettings, HeldOutSettings, TrainRowsSettings)
     data_store_path: str = ""
     """Directory of these files, which later runs on the same data take again; empty = ~/.cache/rft/data."""
 
+    data_store_workers: int = field(default=0, metadata={"minimum": 0})
+    """Processes that tokenise rows for the data store; 0 = one a core, where there are enough rows for more than one.
+    Their number changes no byte of it."""
+
     train_on_turns: Literal["all", "last"] = "all"
     """Which turns of a whole conversation (`messages`, `conversations`) are learned: all of `roles_to_train`, or the
     last of them alone. A message's own "train": false or "weight": 0 takes it out."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,9 +14,10 @@ import pytest
 from rft_core.errors import DataError, StorageError
 from rft_trainer.data.readers.rows import Row
 from rft_trainer.data.store import build as module
-from rft_trainer.data.store.build import Tokenized, build_store
+from rft_trainer.data.store.build import Tokenized, build_store, in_this_process
 from rft_trainer.data.store.samples import StoredSamples
-from rft_trainer.data.store.shards import shard_path
+from rft_trainer.data.store.shards import ShardFacts, shard_path
+from rft_trainer.data.store.token_columns import token_columns
 from rft_trainer.records.rollouts import TrainingSample
 
 LONGEST = 6
@@ -40,7 +42,7 @@ class Tokenize:
                 too_long.append((name, len(text)))
             elif text:
                 samples.append((index, TrainingSample(name, tuple(map(ord, text)), 1, 0.0, weight=1.0 + source)))
-        return Tokenized(samples, too_long, len(rows) - len(samples) - len(too_long))
+        return Tokenized(token_columns(samples), too_long, len(rows) - len(samples) - len(too_long))
 
 
 def jsonl(path: Path, first: int, count: int) -> Path:
@@ -57,14 +59,20 @@ def sources(tmp_path: Path) -> list[list[Path]]:
     return [[jsonl(tmp_path / "a.jsonl", 0, 5), jsonl(tmp_path / "b.jsonl", 5, 4)], [tmp_path / "c.parquet"]]
 
 
+def built(directory: Path, sources: list[list[Path]], tokenize: Tokenize, **options: Any) -> list[ShardFacts]:
+    """Shards of four rows, tokenised two at a time."""
+    here = in_this_process(directory, sources, tokenize, rows_of_block=2, **options)
+    return build_store(directory, sources, here, rows_of_shard=4)
+
+
 def build(directory: Path, sources: list[list[Path]], tokenize: Tokenize) -> StoredSamples:
-    shards = build_store(directory, sources, tokenize, rows_of_shard=4, rows_of_block=2)
+    shards = built(directory, sources, tokenize)
     return StoredSamples(directory, shards, ["s0", "s1"])
 
 
 def test_every_row_is_read_once_and_numbered_in_its_source(tmp_path: Path, sources: list[list[Path]]) -> None:
     tokenize = Tokenize()
-    shards = build_store(tmp_path / "store", sources, tokenize, rows_of_shard=4, rows_of_block=2)
+    shards = built(tmp_path / "store", sources, tokenize)
     samples = StoredSamples(tmp_path / "store", shards, ["s0", "s1"])
     assert tokenize.rows == list(range(12))
     assert [sample.sample_id for sample in samples] == [*(f"s0:{n}" for n in range(9)), "s1:0"]
@@ -138,14 +146,7 @@ def test_one_process_builds_at_a_time(
 def test_a_build_ends_when_the_process_is_asked_to_stop(tmp_path: Path, sources: list[list[Path]]) -> None:
     answers = iter([False, False, False, True])
     with pytest.raises(KeyboardInterrupt):
-        build_store(
-            tmp_path / "store",
-            sources,
-            Tokenize(),
-            rows_of_shard=4,
-            rows_of_block=2,
-            stopped=lambda: next(answers),
-        )
+        built(tmp_path / "store", sources, Tokenize(), stopped=lambda: next(answers))
     assert shard_path(tmp_path / "store", 0).is_dir()
     assert len(build(tmp_path / "store", sources, rest := Tokenize())) == 10
     assert rest.rows[0] == 4

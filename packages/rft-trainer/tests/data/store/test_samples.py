@@ -8,9 +8,10 @@ import pytest
 
 from rft_trainer.data.store.samples import StoredSamples
 from rft_trainer.data.store.shards import write_shard
+from rft_trainer.data.store.token_columns import token_columns
 from rft_trainer.records.rollouts import TrainingSample
 
-PLACE = {"num_rows": 3, "source": 0, "file": 0, "line": 3, "index": 3, "too_long": (), "weightless": 0}
+PLACE = {"num_rows": 3, "source": 0, "file": 0, "offset": 9, "line": 3, "index": 3, "too_long": (), "weightless": 0}
 SAMPLES = [
     TrainingSample("a:0", (5, 70000, 7), 1, 0.0),
     TrainingSample("a:1", (5, 6, 7, 8), 1, 0.0, loss_mask=(True, False, True), weight=0.5),
@@ -23,7 +24,8 @@ SAMPLES = [
 def samples(tmp_path: Path) -> StoredSamples:
     """Four samples in two shards, of two sources."""
     rows = [(0, 0, SAMPLES[0]), (0, 1, SAMPLES[1]), (0, 4, SAMPLES[2]), (1, 0, SAMPLES[3])]
-    shards = [write_shard(tmp_path, number, rows[2 * number : 2 * number + 2], PLACE) for number in range(2)]
+    blocks = [(source, token_columns([(index, sample)])) for source, index, sample in rows]
+    shards = [write_shard(tmp_path, number, blocks[2 * number : 2 * number + 2], PLACE) for number in range(2)]
     return StoredSamples(tmp_path, shards, ["a", "b"])
 
 

@@ -54,7 +54,7 @@ def make_ledger(mixture: Mixture, data_hash: str, num_rows: int, num_epochs: int
     return Ledger(
         num_rows,
         num_epochs,
-        lambda epoch: [int(index) for index in mixture.order(seed, epoch)],
+        lambda epoch: mixture.sequence(seed, epoch),
         data_hash=data_hash,
         seed=seed,
     )

@@ -32,7 +32,7 @@ from rft.process.machine import Machine
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun
 from rft.settings import SftSettings
-from rft.stages.sft_store import StoredRows, open_store, wants_store
+from rft.stages.sft_store import MOST_IN_MEMORY, StoredRows, open_store, wants_store
 from rft.stages.supervised.parts import RowOrder, policy_state
 from rft.stages.supervised.row_training import ReadRun, train_on_rows
 from rft_algos.algorithms.published import Sft
@@ -154,7 +154,7 @@ def _stored_data(settings: SftSettings, tokenizer: HfTokenizer, max_len: int) ->
         num_loss_tokens -= sum(sample.num_loss_tokens for sample in held_out)
         samples = samples.picked(kept)
     notes = data_notes(data, tokenizer, ())
-    mixture = Mixture(sizes, stored.probabilities)
+    mixture = Mixture(sizes, stored.probabilities, most_in_memory=MOST_IN_MEMORY)
     num_steps = _num_steps(chosen, len(samples))
     left_out = [*stored.too_long]
     return SftData(

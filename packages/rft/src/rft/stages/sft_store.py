@@ -5,26 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rft.build.prompt_data import all_left_out, demonstration, renderer_for, trained_turns
+from rft.build.prompt_data import all_left_out, trained_turns
 from rft.hub.download import ASIDE
 from rft.hub.sources import located_sources
 from rft.settings import SftSettings
+from rft.tokenizing.demonstrations import Demonstrations, StoredText, tokenizer_digest
 from rft_core.errors import OptionsError
 from rft_models.tokenization.tokenizer import HfTokenizer
-from rft_trainer.data.prompts import prompts_from_rows
 from rft_trainer.data.readers.formats import resolve_files
-from rft_trainer.data.readers.rows import Row
-from rft_trainer.data.row_forms import Keys, as_read
 from rft_trainer.data.sources import SourceSpec
-from rft_trainer.data.store.build import SUFFIXES, Tokenized, build_store
+from rft_trainer.data.store.build import BuildShards, build_store, in_this_process
 from rft_trainer.data.store.samples import StoredSamples
+from rft_trainer.data.store.shard_plan import SUFFIXES
 from rft_trainer.data.store.shards import VERSION
+from rft_trainer.data.store.worker_pool import FEWEST_SHARDS, BuildWorkers, available_cores, in_workers
 from rft_trainer.data.task_rows import is_task
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.runs.stop_signals import stop_requested
@@ -32,6 +33,9 @@ from rft_trainer.runs.stop_signals import stop_requested
 _LOG = logging.getLogger(__name__)
 _AUTO_BYTES = 256 * 1024**2
 """From here on Python objects of the rows would take gigabytes: some ten times their files."""
+
+MOST_IN_MEMORY = 1 << 20
+"""Rows whose order is that of a run without a store; above them it is computed place by place, and is another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +137,12 @@ def open_store(settings: SftSettings, tokenizer: HfTokenizer, max_len: int) -> S
     """
     specs, files = _specs(settings), _files(settings)
     root = Path(settings.data.data_store_path or "~/.cache/rft/data").expanduser()
-    directory = root / _name(settings, specs, files, tokenizer, max_len)
+    text = _text(settings, specs, max_len)
+    directory = root / _name(text, files, tokenizer)
     _LOG.info("training rows are tokenised into %s", directory, extra=ASIDE)
-    tokenize = _Tokenizer(settings, specs, tokenizer, max_len)
-    shards = build_store(directory, files, tokenize, stopped=stop_requested)
+    shards = build_store(
+        directory, files, _builder(directory, files, text, tokenizer, settings.data.data_store_workers)
+    )
     samples = StoredSamples(directory, shards, [spec.name for spec in specs])
     too_long = tuple(row for facts in shards for row in facts.too_long)
     if not len(samples):
@@ -155,59 +161,46 @@ def open_store(settings: SftSettings, tokenizer: HfTokenizer, max_len: int) -> S
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Tokenizer:
-    """Makes samples of rows, as a run without a store does."""
-
-    settings: SftSettings
-    specs: Sequence[SourceSpec]
-    tokenizer: HfTokenizer
-    max_len: int
-
-    def __call__(self, source: int, rows: Sequence[Row], first: int) -> Tokenized:
-        data = self.settings.data
-        read = as_read(rows, Keys(data.input_key, None, data.output_key), conversations=True)
-        if read.note and not first:
-            _LOG.info("%s: %s", self.specs[source].name, read.note, extra=ASIDE)
-        prompts = prompts_from_rows(
-            read.rows,
-            source=self.specs[source].name,
-            input_key=read.keys.input,
-            output_key=read.keys.output,
-            conversations=read.conversations,
-            weight_key=data.weight_key or None,
-            first=first,
-        )
-        renderer = renderer_for(data, self.tokenizer, trained_turns(data))
-        samples: list[tuple[int, TrainingSample]] = []
-        too_long: list[tuple[str, int]] = []
-        for prompt in prompts:
-            sample = demonstration(renderer.render(prompt), self.tokenizer)
-            if sample.num_tokens > self.max_len:
-                too_long.append((sample.sample_id, sample.num_tokens))
-            elif sample.weight > 0:
-                samples.append((prompt.index, sample))
-        return Tokenized(samples, too_long, len(prompts) - len(samples) - len(too_long))
+def _text(settings: SftSettings, specs: Sequence[SourceSpec], max_len: int) -> StoredText:
+    data, turns = settings.data, trained_turns(settings.data)
+    return StoredText(
+        sources=[spec.name for spec in specs],
+        input_key=data.input_key,
+        output_key=data.output_key,
+        weight_key=data.weight_key,
+        input_template=data.input_template,
+        system_prompt=data.system_prompt,
+        apply_chat_template=data.apply_chat_template,
+        roles=list(turns.roles),
+        last_only=turns.last_only,
+        max_len=max_len,
+    )
 
 
-def _name(
-    settings: SftSettings,
-    specs: Sequence[SourceSpec],
-    files: Sequence[Sequence[Path]],
-    tokenizer: HfTokenizer,
-    max_len: int,
-) -> str:
+def _builder(
+    directory: Path, files: Sequence[Sequence[Path]], text: StoredText, tokenizer: HfTokenizer, num_workers: int
+) -> BuildShards:
+    """Return what builds the shards: this process, or workers that load the tokenizer from its directory."""
+    here = in_this_process(directory, files, Demonstrations(text, tokenizer), stopped=stop_requested)
+    # one that was made in memory is nowhere for another process to load it from
+    if not Path(tokenizer.where).is_dir():
+        return here
+    workers = BuildWorkers(
+        [sys.executable, "-P", "-m", "rft.tokenizing.worker_main"],
+        {"tokenizer": tokenizer.where, "digest": tokenizer_digest(tokenizer), "text": asdict(text)},
+        num_workers or available_cores(),
+        2 if num_workers else FEWEST_SHARDS,
+    )
+    return in_workers(directory, files, workers, here, stopped=stop_requested)
+
+
+def _name(text: StoredText, files: Sequence[Sequence[Path]], tokenizer: HfTokenizer) -> str:
     """Return the name of a store: of the files by place, size and time, and of all that the tokens follow from."""
-    data, hf = settings.data, tokenizer.hf_tokenizer
     stats = [[(str(file.resolve()), file.stat()) for file in one] for one in files]
     record: dict[str, Any] = {
         "version": VERSION,
         "files": [[(path, stat.st_size, stat.st_mtime_ns) for path, stat in one] for one in stats],
-        "sources": [spec.name for spec in specs],
-        "columns": [data.input_key, data.output_key, data.weight_key],
-        "text": [data.input_template, data.system_prompt, data.apply_chat_template],
-        "turns": [data.train_on_turns, data.roles_to_train],
-        "max_len": max_len,
-        "tokenizer": [hf.backend_tokenizer.to_str(), hf.chat_template, list(tokenizer.eos_ids)],
+        "text": asdict(text),
+        "tokenizer": tokenizer_digest(tokenizer),
     }
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:32]

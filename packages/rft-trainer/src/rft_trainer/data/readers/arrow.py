@@ -11,6 +11,9 @@ from rft_core.errors import DataError
 from rft_trainer.data.readers.files import no_rows, no_such_split, not_utf8, open_data_file, unreadable
 from rft_trainer.data.readers.rows import Row, refused_value, shown
 
+_RECORDS = 4096
+"""Records that are Python objects at a time."""
+
 
 def read_parquet(file: Path) -> list[Row]:
     """Read all records; `Row.line` is the record's number from 1."""
@@ -31,8 +34,8 @@ def iter_parquet(file: Path, *, after_line: int = 0) -> Iterator[Row]:
         with pq.ParquetFile(file) as table:
             # before any row: `to_pylist` makes dictionaries, which hold a name once
             _refuse_double_columns(table.schema_arrow.names, file)
-            done = 0
-            for batch in table.iter_batches():
+            done, groups = _groups_behind(table, after_line)
+            for batch in table.iter_batches(_RECORDS, row_groups=groups):
                 start, done = max(after_line - done, 0), done + batch.num_rows
                 if start < batch.num_rows:
                     rows: list[Row] = []
@@ -40,6 +43,35 @@ def iter_parquet(file: Path, *, after_line: int = 0) -> Iterator[Row]:
                     yield from rows
     except (pa.ArrowException, OSError) as error:
         raise _damaged(error, file, "parquet") from error
+
+
+def count_parquet(file: Path) -> int:
+    """Return the number of records of a parquet file.
+
+    Raises:
+        DataError: it is none, or cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with open_data_file(file):
+        pass
+    try:
+        with pq.ParquetFile(file) as table:
+            return int(table.metadata.num_rows)
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(error, file, "parquet") from error
+
+
+def _groups_behind(table: Any, after_line: int) -> tuple[int, list[int]]:
+    """Return the records of the row groups that are passed over whole, and the numbers of the others."""
+    done = 0
+    for group in range(table.num_row_groups):
+        size = table.metadata.row_group(group).num_rows
+        if done + size > after_line:
+            return done, list(range(group, table.num_row_groups))
+        done += size
+    return done, []
 
 
 def read_arrow(file: Path) -> list[Row]:

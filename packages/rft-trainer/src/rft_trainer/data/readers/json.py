@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rft_core.errors import DataError
 from rft_trainer.data.readers.files import BYTE_ORDER_MARK, cut_off, decode_text, no_rows, open_data_file
@@ -68,18 +68,13 @@ def read_jsonl(file: Path, skips: SkipLog) -> list[Row]:
     return rows
 
 
-def iter_jsonl(file: Path, skips: SkipLog, *, after_line: int = 0) -> Iterator[Row]:
-    """Read as `read_jsonl` does, one row at a time; the first `after_line` lines are passed over unread."""
-    line, offset = 0, 0
+def iter_jsonl(file: Path, skips: SkipLog, *, after_line: int = 0, offset: int = 0) -> Iterator[Row]:
+    """Read as `read_jsonl` does, row by row, behind the first `after_line` lines, which take `offset` bytes."""
+    line = after_line
     with open_data_file(file) as stream:
-        # one byte more than allowed, so that a file without line ends is refused before it is all in memory
-        while raw := stream.readline(MAX_LINE_BYTES + 1):
+        stream.seek(offset)
+        while raw := read_line(stream, file, line + 1):
             line += 1
-            if len(raw) > MAX_LINE_BYTES:
-                raise _too_long(file, line)
-            if line <= after_line:
-                offset += len(raw)
-                continue
             body = raw.removeprefix(BYTE_ORDER_MARK) if line == 1 else raw
             try:
                 fields = _line_fields(body, file, line, offset + len(raw) - len(body))
@@ -89,6 +84,24 @@ def iter_jsonl(file: Path, skips: SkipLog, *, after_line: int = 0) -> Iterator[R
                 skips.take(error)
             # also of a row that was skipped: positions in messages are those of the file
             offset += len(raw)
+
+
+def read_line(stream: BinaryIO, file: Path, line: int) -> bytes:
+    """Read the line of this number with its end; empty at the end of the file.
+
+    Raises:
+        DataError: it is longer than any row.
+    """
+    # one byte more than allowed, so that a file without line ends is refused before it is all in memory
+    raw = stream.readline(MAX_LINE_BYTES + 1)
+    if len(raw) > MAX_LINE_BYTES:
+        raise _too_long(file, line)
+    return raw
+
+
+def blank_line(raw: bytes, line: int) -> bool:
+    """Return whether a line, given with its number, holds no row."""
+    return not (raw.removeprefix(BYTE_ORDER_MARK) if line == 1 else raw).strip(b" \t\r\n")
 
 
 def _line_fields(raw: bytes, file: Path, line: int, offset: int) -> dict[str, Any] | None:

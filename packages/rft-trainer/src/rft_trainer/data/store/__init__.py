@@ -1,1 +1,1 @@
-"""Tokenised samples of large data on disk, read through memory maps; it may import `data.readers` and `records`."""
+"""Tokens of large data on disk, built in workers, read through memory maps; may import `data.readers` and `records`."""

@@ -1,7 +1,7 @@
-"""Building of a store: rows are read one after another, tokenised in blocks, and written shard by shard.
+"""Building of a store: rows are divided into shards, and each is read, tokenised and written by itself.
 
-Never more than one shard of samples is in memory. A build that was stopped goes on behind its last published shard.
-Several processes that want one store wait for the first of them.
+One process or several build the same shards. Never more than one shard of samples a process is in memory. A build that
+was stopped goes on with the shards that are missing. Several processes that want one store wait for the first of them.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from rft_core.durable_files import storage_errors
 from rft_trainer.data.readers.arrow import iter_parquet
 from rft_trainer.data.readers.files import no_rows
 from rft_trainer.data.readers.json import iter_jsonl
 from rft_trainer.data.readers.rows import Row, SkipLog
-from rft_trainer.data.store.shards import ShardFacts, published_shards, write_shard
-from rft_trainer.records.rollouts import TrainingSample
+from rft_trainer.data.store.shard_plan import Place, ShardPlan, Span, plan_shards
+from rft_trainer.data.store.shards import ShardFacts, published_shards, shard_facts, write_shard
+from rft_trainer.data.store.token_columns import TokenColumns
 
-SUFFIXES = (".jsonl", ".parquet")
-"""Files that are read row by row."""
 _COMPLETE = "complete"
+ROWS_OF_SHARD = 16384
+_ROWS_OF_BLOCK = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
     """Samples of a block of rows of one source, and the rows that are left out."""
 
-    samples: Sequence[tuple[int, TrainingSample]]
-    """(number of the row in its source, sample)."""
+    samples: TokenColumns
     too_long: Sequence[tuple[str, int]]
     weightless: int
 
@@ -39,38 +39,27 @@ class Tokenized:
 Tokenize = Callable[[int, Sequence[Row], int], Tokenized]
 """(number of the source, rows, number of the first row in its source) -> their samples."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Place at which reading goes on: source, file in it, lines of the file and rows of the source that are read."""
-
-    source: int = 0
-    file: int = 0
-    line: int = 0
-    index: int = 0
+BuildShards = Callable[[Iterator[ShardPlan]], Iterator[ShardFacts]]
+"""Builds shards that are planned, and yields their facts in order."""
 
 
 def build_store(
     directory: Path,
     sources: Sequence[Sequence[Path]],
-    tokenize: Tokenize,
+    build: BuildShards,
     *,
-    rows_of_shard: int = 16384,
-    rows_of_block: int = 512,
-    stopped: Callable[[], bool] = lambda: False,
+    rows_of_shard: int = ROWS_OF_SHARD,
 ) -> list[ShardFacts]:
     """Build what is missing of a store, and return its shards.
 
     Args:
-        directory: of the store, whose name follows from the files and from everything that `tokenize` depends on.
+        directory: of the store, whose name follows from the files and from everything that its samples depend on.
         sources: the files of each source, in order.
-        tokenize: makes samples of rows.
+        build: `in_this_process`, or the workers of `worker_pool`.
         rows_of_shard: rows that are read for a shard.
-        rows_of_block: rows that are tokenised at a time.
-        stopped: asked after every block: whether the process was asked to stop.
 
     Raises:
-        KeyboardInterrupt: it was; the next build goes on behind the last shard.
+        KeyboardInterrupt: the process was asked to stop; the next build goes on with the missing shards.
         DataError: a row cannot be used, or there is none.
         StorageError: the store cannot be written, or is damaged.
     """
@@ -79,10 +68,73 @@ def build_store(
     with _lock(directory):
         shards = published_shards(directory)
         if not (directory / _COMPLETE).exists():
-            blocks = _blocks(sources, _behind(shards), rows_of_block)
-            shards += _missing(directory, len(shards), _until(stopped, blocks), tokenize, rows_of_shard, sources[0][0])
+            last = shards[-1] if shards else None
+            begin = Place(last.source, last.file, last.offset, last.line, last.index) if last else Place()
+            shards += build(plan_shards(sources, begin, len(shards), rows_of_shard))
+            if not shards:
+                raise no_rows(sources[0][0])
             (directory / _COMPLETE).touch()
     return shards
+
+
+def in_this_process(
+    directory: Path,
+    sources: Sequence[Sequence[Path]],
+    tokenize: Tokenize,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+    rows_of_block: int = _ROWS_OF_BLOCK,
+) -> BuildShards:
+    """Return what builds one shard after the other here.
+
+    Args:
+        directory: of the store.
+        sources: the files of each source.
+        tokenize: makes samples of rows.
+        stopped: asked after every block: whether the process was asked to stop.
+        rows_of_block: rows that are tokenised at a time.
+    """
+
+    def build(plans: Iterator[ShardPlan]) -> Iterator[ShardFacts]:
+        for plan in plans:
+            yield build_shard(directory, sources, plan, tokenize, stopped=stopped, rows_of_block=rows_of_block)
+
+    return build
+
+
+def build_shard(
+    directory: Path,
+    sources: Sequence[Sequence[Path]],
+    plan: ShardPlan,
+    tokenize: Tokenize,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+    rows_of_block: int = _ROWS_OF_BLOCK,
+) -> ShardFacts:
+    """Build one shard, unless it is there, and return its facts.
+
+    Raises:
+        KeyboardInterrupt: as `build_store` does. DataError, StorageError: too.
+    """
+    if (found := shard_facts(directory, plan.number)) is not None:
+        return found
+    blocks: list[tuple[int, TokenColumns]] = []
+    too_long: list[tuple[str, int]] = []
+    weightless = 0
+    for span in plan.spans:
+        source, index = span.begin.source, span.begin.index
+        reading = _rows(sources[source][span.begin.file], span)
+        while rows := list(islice(reading, rows_of_block)):
+            # nothing of the run has begun that could be saved
+            if stopped():
+                raise KeyboardInterrupt
+            made = tokenize(source, rows, index)
+            blocks.append((source, made.samples))
+            too_long += made.too_long
+            weightless += made.weightless
+            index += len(rows)
+    facts = {"num_rows": plan.num_rows, **asdict(plan.end), "too_long": tuple(too_long), "weightless": weightless}
+    return write_shard(directory, plan.number, blocks, facts)
 
 
 @contextmanager
@@ -93,98 +145,10 @@ def _lock(directory: Path) -> Iterator[None]:
         yield
 
 
-def _behind(shards: Sequence[ShardFacts]) -> _Place:
-    last = shards[-1] if shards else None
-    return _Place() if last is None else _Place(last.source, last.file, last.line, last.index)
-
-
-_Block = tuple[int, int, list[Row], _Place]
-"""Source, number of the first row in it, rows, and the place behind them."""
-
-
-def _blocks(sources: Sequence[Sequence[Path]], place: _Place, size: int) -> Iterator[_Block]:
-    """Yield the blocks of rows behind a place."""
-    for source in range(place.source, len(sources)):
-        index = place.index if source == place.source else 0
-        first_file = place.file if source == place.source else 0
-        for file in range(first_file, len(sources[source])):
-            after = place.line if (source, file) == (place.source, place.file) else 0
-            for rows in _grouped(_rows(sources[source][file], after), size):
-                yield source, index, rows, _Place(source, file, rows[-1].line, index + len(rows))
-                index += len(rows)
-
-
-def _until(stopped: Callable[[], bool], blocks: Iterator[_Block]) -> Iterator[_Block]:
-    """Yield blocks until the process is asked to stop: nothing of the run has begun that could be saved."""
-    for block in blocks:
-        if stopped():
-            raise KeyboardInterrupt
-        yield block
-
-
-def _rows(file: Path, after_line: int) -> Iterator[Row]:
+def _rows(file: Path, span: Span) -> Iterator[Row]:
+    begin = span.begin
     if file.suffix.lower() == ".parquet":
-        return iter_parquet(file, after_line=after_line)
-    return iter_jsonl(file, SkipLog(), after_line=after_line)
-
-
-def _grouped(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:
-    block: list[Row] = []
-    for row in rows:
-        block.append(row)
-        if len(block) == size:
-            yield block
-            block = []
-    if block:
-        yield block
-
-
-class _Shard:
-    """A shard that is being filled."""
-
-    def __init__(self) -> None:
-        self.samples: list[tuple[int, int, TrainingSample]] = []
-        self.too_long: list[tuple[str, int]] = []
-        self.weightless, self.num_rows = 0, 0
-        self.place = _Place()
-
-    def add(self, source: int, rows: Sequence[Row], made: Tokenized, place: _Place) -> None:
-        self.samples += [(source, index, sample) for index, sample in made.samples]
-        self.too_long += made.too_long
-        self.weightless += made.weightless
-        self.num_rows += len(rows)
-        self.place = place
-
-    def facts(self) -> dict[str, Any]:
-        place = self.place
-        return {
-            "num_rows": self.num_rows,
-            "source": place.source,
-            "file": place.file,
-            "line": place.line,
-            "index": place.index,
-            "too_long": tuple(self.too_long),
-            "weightless": self.weightless,
-        }
-
-
-def _missing(
-    directory: Path,
-    number: int,
-    blocks: Iterator[_Block],
-    tokenize: Tokenize,
-    rows_of_shard: int,
-    file: Path,
-) -> list[ShardFacts]:
-    written: list[ShardFacts] = []
-    shard = _Shard()
-    for source, first, rows, place in blocks:
-        shard.add(source, rows, tokenize(source, rows, first), place)
-        if shard.num_rows >= rows_of_shard:
-            written.append(write_shard(directory, number + len(written), shard.samples, shard.facts()))
-            shard = _Shard()
-    if shard.num_rows:
-        written.append(write_shard(directory, number + len(written), shard.samples, shard.facts()))
-    if not number and not written:
-        raise no_rows(file)
-    return written
+        rows = iter_parquet(file, after_line=begin.line)
+    else:
+        rows = iter_jsonl(file, SkipLog(), after_line=begin.line, offset=begin.offset)
+    return islice(rows, span.num_rows)

@@ -33,7 +33,7 @@ class StoredSamples(Sequence[TrainingSample]):
         self._arguments = (directory, shards, sources)
         self._sources = sources
         self._ends = list(accumulate(facts.num_samples for facts in shards))
-        self._batches: list[Any] = [open_shard(directory, number) for number in range(len(shards))]
+        self._shards = [_MappedShard(open_shard(directory, number)) for number in range(len(shards))]
         # eight bytes a sample, where a list of numbers has four times that
         self._indices = None if indices is None else array("q", indices)
 
@@ -59,23 +59,40 @@ class StoredSamples(Sequence[TrainingSample]):
         place = number if self._indices is None else self._indices[number]
         shard = bisect_right(self._ends, place)
         row = place - (self._ends[shard - 1] if shard else 0)
-        return self._sample(self._batches[shard], row)
+        return self._shards[shard].sample(row, self._sources)
 
     def sizes(self, num_sources: int) -> tuple[int, ...]:
         """Return the number of samples of each source in the whole store."""
         sizes = [0] * num_sources
-        for batch in self._batches:
-            for entry in batch.column("source").value_counts().to_pylist():
-                sizes[entry["values"]] += entry["counts"]
+        for shard in self._shards:
+            for source, count in shard.num_by_source():
+                sizes[source] += count
         return tuple(sizes)
 
-    def _sample(self, batch: Any, row: int) -> TrainingSample:
-        source, index, prompt_length, weight, token_ids, loss_mask = (column[row].as_py() for column in batch.columns)
+
+class _MappedShard:
+    """Columns of a shard as arrays over the memory map."""
+
+    def __init__(self, batch: Any) -> None:
+        source, index, prompt_length, weight, token_ids, loss_mask = batch.columns
+        self._source = source
+        self._scalars = [column.to_numpy() for column in (source, index, prompt_length, weight)]
+        self._token_ends, self._token_ids = token_ids.offsets.to_numpy(), token_ids.values.to_numpy()
+        # bits, which no array of numpy holds
+        self._mask_ends, self._mask = loss_mask.offsets.to_numpy(), loss_mask.values
+
+    def num_by_source(self) -> list[tuple[int, int]]:
+        return [(entry["values"], entry["counts"]) for entry in self._source.value_counts().to_pylist()]
+
+    def sample(self, row: int, sources: Sequence[str]) -> TrainingSample:
+        source, index, prompt_length, weight = (column[row].item() for column in self._scalars)
+        first, last = self._token_ends[row], self._token_ends[row + 1]
+        begin, end = int(self._mask_ends[row]), int(self._mask_ends[row + 1])
         return TrainingSample(
-            f"{self._sources[source]}:{index}",
-            tuple(token_ids),
+            f"{sources[source]}:{index}",
+            tuple(self._token_ids[first:last].tolist()),
             prompt_length,
             0.0,
-            loss_mask=tuple(loss_mask),
+            loss_mask=tuple(self._mask.slice(begin, end - begin).to_pylist()),
             weight=weight,
         )

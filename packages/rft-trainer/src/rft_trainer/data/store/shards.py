@@ -2,14 +2,15 @@
 
 ```
 STORE/shard_000000/samples.arrow   source, index, prompt_length, weight, token_ids, loss_mask: one record a sample
-STORE/shard_000000/manifest.json   version, SHA-256, and where reading goes on
+STORE/shard_000000/manifest.json   version, schema, SHA-256, and where reading goes on
 ```
 
-A shard is published by one rename, whole or not at all, so that a build that was killed goes on behind its last shard.
+A shard is published by one rename, whole or not at all, so that a build that was killed goes on behind what it had.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -19,12 +20,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rft_core.durable_files import replace_record, storage_errors, sync_directory
 from rft_core.errors import StorageError
 from rft_core.fault_points import declare, fault_point
-from rft_trainer.records.rollouts import TrainingSample
+from rft_trainer.data.store.token_columns import TokenColumns, joined
 
-VERSION = 1
+VERSION = 2
 _SAMPLES, _MANIFEST = "samples.arrow", "manifest.json"
 _BLOCK = 1 << 22
 _WRITTEN = declare("store.shard_written", "a shard is on disk under its temporary name")
@@ -35,6 +38,8 @@ class ShardFacts:
     """Contents of the manifest of a shard."""
 
     version: int
+    schema: str
+    """Columns and their types."""
     sha256: str
     num_samples: int
     num_loss_tokens: int
@@ -43,8 +48,9 @@ class ShardFacts:
     source: int
     file: int
     """Number of the source, and of the file in it, that reading goes on in."""
+    offset: int
     line: int
-    """Lines of that file that are read."""
+    """Bytes and lines of that file that are read."""
     index: int
     """Rows of that source that are read."""
     too_long: tuple[tuple[str, int], ...]
@@ -72,9 +78,9 @@ def samples_schema() -> Any:
 
 
 def write_shard(
-    directory: Path, number: int, samples: Sequence[tuple[int, int, TrainingSample]], facts: Mapping[str, Any]
+    directory: Path, number: int, blocks: Sequence[tuple[int, TokenColumns]], facts: Mapping[str, Any]
 ) -> ShardFacts:
-    """Write (source, index, sample) of a shard and publish it; `facts` are those that the samples do not tell.
+    """Write (source, samples) of a shard and publish it; `facts` are those that the samples do not tell.
 
     Raises:
         StorageError: it cannot be written.
@@ -83,36 +89,57 @@ def write_shard(
 
     target = shard_path(directory, number)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    columns = [
-        [source for source, _, _ in samples],
-        [index for _, index, _ in samples],
-        [sample.prompt_length for _, _, sample in samples],
-        [sample.weight for _, _, sample in samples],
-        [sample.token_ids for _, _, sample in samples],
-        [sample.loss_mask for _, _, sample in samples],
-    ]
-    with storage_errors("write a shard of the data store", target):
+    samples = joined(columns for _, columns in blocks)
+    with storage_errors("make a shard of the data store", target):
         temporary.mkdir(parents=True)
         schema = samples_schema()
-        arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+        batch = pa.record_batch(_arrays(blocks, samples), schema=schema)
         with pa.OSFile(str(temporary / _SAMPLES), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-            writer.write_batch(pa.record_batch(arrays, schema=schema))
+            writer.write_batch(batch)
         with (temporary / _SAMPLES).open("rb+") as written:
             os.fsync(written.fileno())
-        lengths = [sample.num_tokens for _, _, sample in samples]
         made = ShardFacts(
             version=VERSION,
+            schema=_schema_text(),
             sha256=_digest(temporary / _SAMPLES),
-            num_samples=len(samples),
-            num_loss_tokens=sum(sample.num_loss_tokens for _, _, sample in samples),
-            longest=max(lengths, default=0),
+            num_samples=len(samples.index),
+            num_loss_tokens=samples.num_loss_tokens,
+            longest=int(samples.num_tokens.max(initial=0)),
             **facts,
         )
         replace_record(temporary / _MANIFEST, asdict(made))
         fault_point(_WRITTEN)
-        temporary.rename(target)
+        _publish(temporary, target)
         sync_directory(directory)
     return made
+
+
+def _arrays(blocks: Sequence[tuple[int, TokenColumns]], samples: TokenColumns) -> list[Any]:
+    import pyarrow as pa
+
+    sizes = [len(columns.index) for _, columns in blocks]
+    return [
+        pa.array(np.repeat(np.array([source for source, _ in blocks], np.int32), sizes)),
+        pa.array(samples.index),
+        pa.array(samples.prompt_length),
+        pa.array(samples.weight),
+        pa.ListArray.from_arrays(_offsets(samples.num_tokens), pa.array(samples.token_ids)),
+        pa.ListArray.from_arrays(_offsets(samples.num_masked), pa.array(samples.loss_mask)),
+    ]
+
+
+def _offsets(lengths: Any) -> Any:
+    return np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
+
+
+def _publish(temporary: Path, target: Path) -> None:
+    try:
+        temporary.rename(target)
+    except OSError as error:
+        # a worker of a build that was killed may still have made it: the rows and the samples are the same
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        shutil.rmtree(temporary)
 
 
 def shard_path(directory: Path, number: int) -> Path:
@@ -121,7 +148,7 @@ def shard_path(directory: Path, number: int) -> Path:
 
 
 def published_shards(directory: Path) -> list[ShardFacts]:
-    """Return the facts of the shards that are there, in order and without a gap; what a kill left over is removed.
+    """Return the facts of the shards that are there, in order up to the first gap; what a kill left over is removed.
 
     Raises:
         StorageError: a shard is damaged.
@@ -129,25 +156,23 @@ def published_shards(directory: Path) -> list[ShardFacts]:
     for left in directory.glob(".shard_*"):
         shutil.rmtree(left, ignore_errors=True)
     facts: list[ShardFacts] = []
-    while (path := shard_path(directory, len(facts))).is_dir():
-        facts.append(_checked(path))
+    while (found := shard_facts(directory, len(facts))) is not None:
+        facts.append(found)
     return facts
 
 
-def open_shard(directory: Path, number: int) -> Any:
-    """Return the record batch of a shard, mapped into memory."""
-    import pyarrow as pa
+def shard_facts(directory: Path, number: int) -> ShardFacts | None:
+    """Return the facts of a shard, whose hash is compared; None where it is not published.
 
-    with pa.ipc.open_file(pa.memory_map(str(shard_path(directory, number) / _SAMPLES))) as reader:
-        return reader.get_batch(0)
-
-
-def _checked(path: Path) -> ShardFacts:
+    Raises:
+        StorageError: it is damaged.
+    """
+    path = shard_path(directory, number)
+    if not path.is_dir():
+        return None
     try:
-        record = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
-        record["too_long"] = tuple((str(name), int(length)) for name, length in record["too_long"])
-        facts = ShardFacts(**record)
-        if facts.version == VERSION and facts.sha256 == _digest(path / _SAMPLES):
+        facts = facts_of(json.loads((path / _MANIFEST).read_text(encoding="utf-8")))
+        if (facts.version, facts.schema) == (VERSION, _schema_text()) and facts.sha256 == _digest(path / _SAMPLES):
             return facts
     except (OSError, ValueError, KeyError, TypeError):
         pass
@@ -158,6 +183,24 @@ def _checked(path: Path) -> ShardFacts:
         why="tokens of a damaged shard would be trained on without a word",
         do=f"rm -r {path.parent}, and start again: it is built anew",
     )
+
+
+def facts_of(record: Mapping[str, Any]) -> ShardFacts:
+    """Return the facts of a manifest as it was read."""
+    too_long = tuple((str(name), int(length)) for name, length in record["too_long"])
+    return ShardFacts(**{**record, "too_long": too_long})
+
+
+def open_shard(directory: Path, number: int) -> Any:
+    """Return the record batch of a shard, mapped into memory."""
+    import pyarrow as pa
+
+    with pa.ipc.open_file(pa.memory_map(str(shard_path(directory, number) / _SAMPLES))) as reader:
+        return reader.get_batch(0)
+
+
+def _schema_text() -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in samples_schema())
 
 
 def _digest(file: Path) -> str:

@@ -46,7 +46,7 @@ def idle_settings(given: SourcedValues, defaults: Values) -> list[str]:
 
 
 def _idle_store(given: SourcedValues) -> list[str]:
-    values, origin = given.values, given.origins["data_store_path"]
-    if origin.kind == "default" or values["data_store"] != "off":
+    names = [name for name in ("data_store_path", "data_store_workers") if given.origins[name].kind != "default"]
+    if given.values["data_store"] != "off":
         return []
-    return [f"data_store_path = {values['data_store_path']} ({origin}) has no effect: data_store is off"]
+    return [f"{name} = {given.values[name]} ({given.origins[name]}) has no effect: data_store is off" for name in names]

@@ -1,0 +1,1 @@
+"""Tokens of rows for the data store, in this process or in workers. Imports no torch; may import `hub`."""

@@ -1,0 +1,126 @@
+"""Worker processes of a store: the same bytes for any number of them, kills, and rows that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rft.tokenizing.demonstrations import StoredText, tokenizer_digest
+from rft.tokenizing.worker_main import make_tokenize
+from rft_core.child_process import ChildProcess
+from rft_core.errors import DataError, ServiceError
+from rft_models.tiny_models.text import build_bpe_tokenizer
+from rft_models.tokenization.tokenizer import HfTokenizer, load_tokenizer
+from rft_trainer.data.store import worker_pool
+from rft_trainer.data.store.build import build_store, in_this_process
+from rft_trainer.data.store.shards import ShardFacts, published_shards, shard_path
+from rft_trainer.data.store.worker_pool import BuildWorkers, in_workers
+
+COMMAND = [sys.executable, "-P", "-m", "rft.tokenizing.worker_main"]
+TEXT = StoredText(
+    sources=["sums"],
+    input_key="input",
+    output_key="output",
+    weight_key="",
+    input_template="Q: {}",
+    system_prompt="",
+    apply_chat_template=False,
+    roles=["assistant"],
+    last_only=False,
+    max_len=30,
+)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A tokenizer on disk, and the text settings."""
+    place = tmp_path_factory.mktemp("tokenizer")
+    HfTokenizer(build_bpe_tokenizer(["1+1=2"], 258)).save_pretrained(place)
+    return {"tokenizer": str(place), "digest": tokenizer_digest(load_tokenizer(place)), "text": asdict(TEXT)}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Forty sums, and some that are too long."""
+    rows = [{"input": f"{n}+{n}=", "output": str(2 * n) * (1 + 20 * (n % 11 == 10))} for n in range(40)]
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def built(
+    directory: Path, file: Path, job: dict[str, Any], num_workers: int, stopped: Callable[[], bool] = lambda: False
+) -> list[ShardFacts]:
+    here = in_this_process(directory, [[file]], make_tokenize(job))
+    workers = BuildWorkers(COMMAND, job, num_workers, fewest_shards=2)
+    return build_store(
+        directory, [[file]], in_workers(directory, [[file]], workers, here, stopped=stopped), rows_of_shard=3
+    )
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_the_number_of_workers_changes_no_byte(
+    tmp_path: Path, file: Path, job: dict[str, Any], num_workers: int
+) -> None:
+    alone = built(tmp_path / "alone", file, job, 1)
+    several = built(tmp_path / "several", file, job, num_workers)
+    assert several == alone
+    assert len(alone) == 14
+    assert published_shards(tmp_path / "several") == alone
+    assert [name for facts in alone for name, _ in facts.too_long] == ["sums:10", "sums:21", "sums:32"]
+
+
+def test_a_row_that_cannot_be_used_is_named_and_is_the_first_one(
+    tmp_path: Path, file: Path, job: dict[str, Any]
+) -> None:
+    lines = file.read_text().splitlines()
+    lines[20], lines[30] = '{"input": "", "output": "1"}', "{"
+    file.write_text("\n".join(lines) + "\n")
+    for num_workers in (1, 2):
+        with pytest.raises(DataError) as caught:
+            built(tmp_path / f"store_{num_workers}", file, job, num_workers)
+        assert caught.value.problem.where == f"{file}:21:input"
+        assert shard_path(tmp_path / f"store_{num_workers}", 5).is_dir()
+
+
+def test_a_killed_worker_is_an_error_and_the_next_build_goes_on(
+    tmp_path: Path, file: Path, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    class Seen(ChildProcess):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self.pid)
+
+    def kill_one() -> bool:
+        if len(started) == 2:
+            os.kill(started.pop(), signal.SIGKILL)
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker_pool, "ChildProcess", Seen)
+        with pytest.raises(ServiceError, match=r"was killed by SIGKILL") as caught:
+            built(tmp_path / "store", file, job, 2, kill_one)
+    assert "--data_store_workers 1" in caught.value.problem.do
+    # the worker that was left has built shards behind that of the killed one
+    assert built(tmp_path / "store", file, job, 1) == built(tmp_path / "alone", file, job, 1)
+
+
+def test_workers_end_when_the_process_is_asked_to_stop(tmp_path: Path, file: Path, job: dict[str, Any]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        built(tmp_path / "store", file, job, 2, lambda: shard_path(tmp_path / "store", 2).is_dir())
+    assert built(tmp_path / "store", file, job, 1) == built(tmp_path / "alone", file, job, 1)
+
+
+def test_another_tokenizer_in_the_place_of_the_parents_is_refused(job: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="is not the tokenizer"):
+        make_tokenize({**job, "digest": "0"})
