@@ -297,6 +297,8 @@ class RlKeywords(PolicyKeywords, RewardKeywords, AnswerKeywords, total=False):
     dynamic_sampling: bool | None
     dynamic_sampling_rounds: int
     filter_groups: bool
+    teacher_pretrain: str
+    teacher_kl_coef: float
     critic_pretrain: str
     critic_learning_rate: float
     value_clip: float
@@ -359,6 +361,7 @@ class DpoKeywords(PolicyKeywords, total=False):
     chosen_key: str
     rejected_key: str
     weight_key: str
+    margin_key: str
     completion_key: str
     label_key: str
     held_out_rows: int
@@ -370,7 +373,10 @@ class DpoKeywords(PolicyKeywords, total=False):
         "exo_pair",
         "nca_pair",
         "robust",
+        "bco_pair",
         "sppo_hard",
+        "aot",
+        "aot_unpaired",
         "apo_zero",
         "apo_down",
         "discopop",
@@ -379,6 +385,8 @@ class DpoKeywords(PolicyKeywords, total=False):
         "cpo",
         "kto",
     ]
+    loss_weights: str
+    reference_pretrain: str
     beta: float | None
     label_smoothing: float
     reference_free: bool
