@@ -42,7 +42,9 @@ class NamedPlace:
 def function_names(settings: RlSettings | EvalSettings) -> list[str]:
     """Return the rewards of every row: those set, else "exact", else (beside a model, routes or a teacher) none."""
     others = any(kind.values(settings) for kind in REWARD_KINDS) or bool(settings.reward.reward_routes)
-    others = others or (isinstance(settings, RlSettings) and bool(settings.teacher.teacher_pretrain))
+    # commands that train nothing have no teacher
+    teacher = getattr(settings, "teacher", None)
+    others = others or bool(teacher and teacher.teacher_pretrain)
     return split_names(settings.reward.reward) or ([] if others else ["exact"])
 
 
