@@ -8,6 +8,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from rft.config.schema import Setting, schema
+from rft_algos.algorithms.preference import PreferenceLossType
 
 FILE = Path(__file__).parents[1] / "packages/rft/src/rft/library/keywords.py"
 CLASSES = {
@@ -44,6 +45,8 @@ Generated from the code by `ci/generate_reference.py`; what each means is in doc
 from __future__ import annotations
 
 from typing import Literal, TypedDict
+
+from rft_algos.algorithms.preference import PreferenceLossType
 '''
 
 
@@ -119,6 +122,8 @@ def _kind(kind: Any) -> str:
     if origin in (Union, UnionType):
         parts = [part for part in get_args(kind) if part is not NoneType]
         return " | ".join([*map(_kind, parts), "None"])
+    if kind == PreferenceLossType:
+        return "PreferenceLossType"  # a line each name would make the module too long
     if origin is Literal:
         names = ", ".join(f'"{name}"' for name in get_args(kind))
         return f"Literal[{names}]"

@@ -36,7 +36,7 @@ class NoReward:
         return [Score(0.0) for _ in items]
 
     def close(self) -> None:
-        """Close nothing."""
+        """Do nothing: there is nothing to close."""
 
 
 class CombinedReward:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
+from rft_algos.algorithms.preference import PreferenceLossType
+
 
 class TrainingKeywords(TypedDict, total=False):
     """Settings of every training."""
@@ -365,26 +367,7 @@ class DpoKeywords(PolicyKeywords, total=False):
     completion_key: str
     label_key: str
     held_out_rows: int
-    loss_type: Literal[
-        "sigmoid",
-        "hinge",
-        "ipo",
-        "ipo_sum",
-        "exo_pair",
-        "nca_pair",
-        "robust",
-        "bco_pair",
-        "sppo_hard",
-        "aot",
-        "aot_unpaired",
-        "apo_zero",
-        "apo_down",
-        "discopop",
-        "orpo",
-        "simpo",
-        "cpo",
-        "kto",
-    ]
+    loss_type: PreferenceLossType
     loss_weights: str
     reference_pretrain: str
     beta: float | None
