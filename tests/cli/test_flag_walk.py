@@ -308,6 +308,8 @@ RL = SHARED | {
         "--dynamic_sampling_rounds 1", "metrics:data/samples", f"--dynamic_sampling {SIGNALS} {MANY}"
     ),
     "filter_groups": Row("--filter_groups", "metrics:policy/gradient_norm", SIGNALS),
+    "teacher_pretrain": Row("--teacher_pretrain {second}", "metrics:kl/teacher"),
+    "teacher_kl_coef": Row("--teacher_kl_coef 0.5", "weights", "--teacher_pretrain {second}"),
     "critic_pretrain": Row("--critic_pretrain {second}", "metrics:critic/loss", PPO),
     "critic_learning_rate": Row("--critic_learning_rate 0.1", "metrics:critic/loss", PPO),
     "value_clip": Row("--value_clip 0.0001", "metrics:critic/clip_fraction", f"{PPO} --max_epochs 3"),
@@ -401,6 +403,9 @@ DPO = SHARED | {
     "label_key": Row("--label_key good", "refused:data.missing_field", f"{KTO} --chosen_key none"),
     "held_out_rows": Row("--held_out_rows 2", "evals", "--eval_data="),
     "loss_type": Row("--loss_type hinge", "weights"),
+    "loss_weights": Row("--loss_weights sigmoid=1,bco_pair=1", "weights"),
+    "reference_pretrain": Row("--reference_pretrain {second}", "weights"),
+    "margin_key": Row("--margin_key label", "weights"),
     "beta": Row("--beta 0.7", "weights"),
     "label_smoothing": Row("--label_smoothing 0.2", "weights"),
     "reference_free": Row("--reference_free", "files"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.algorithms.preference import PreferenceLoss, PreferenceLossType
+from rft_algos.algorithms.preference import SORTED, PreferenceLoss, PreferenceLossType, weighted_losses
 from rft_algos.input_checks import InputError
 from rft_algos.losses.preference_variants import Pairs
 from rft_algos.objectives.preference_loss import (
@@ -54,6 +55,7 @@ TWINS: dict[PreferenceLossType, Callable[..., float]] = {
         + sigmoid(0.2 * (r - c)) * (log_sigmoid(0.2 * (r - c)) - math.log(1e-3))
     ),
     "nca_pair": lambda c, r, **_: -log_sigmoid(0.2 * c) - (log_sigmoid(-0.2 * c) + log_sigmoid(-0.2 * r)) / 2,
+    "bco_pair": lambda c, r, **_: -log_sigmoid(0.2 * c) - log_sigmoid(-0.2 * r),
     "robust": lambda c, r, **_: -log_sigmoid(0.2 * (c - r)),
     "sppo_hard": lambda c, r, **_: (c - 2.5) ** 2 + (r + 2.5) ** 2,
     "apo_zero": lambda c, r, **_: 1 - sigmoid(0.2 * c) + sigmoid(0.2 * r),
@@ -67,7 +69,19 @@ TWINS: dict[PreferenceLossType, Callable[..., float]] = {
 }
 
 
+def quantiles(loss_type: PreferenceLossType) -> list[float]:
+    """What is sorted apart and then compared."""
+    four = CHOSEN, REJECTED, REFERENCE_CHOSEN, REFERENCE_REJECTED
+    if loss_type == "aot":
+        upper, lower = ([c - r for c, r in zip(*pair, strict=True)] for pair in (four[:2], four[2:]))
+    else:
+        upper, lower = ([p - q for p, q in zip(*pair, strict=True)] for pair in (four[0::2], four[1::2]))
+    return [-log_sigmoid(0.2 * (a - b)) for a, b in zip(sorted(upper), sorted(lower), strict=True)]
+
+
 def expected(loss_type: PreferenceLossType) -> list[float]:
+    if loss_type in SORTED:
+        return quantiles(loss_type)
     losses: list[float] = []
     rows = zip(CHOSEN, REJECTED, REFERENCE_CHOSEN, REFERENCE_REJECTED, *LENGTHS, strict=True)
     for chosen, rejected, reference_chosen, reference_rejected, n, m in rows:
@@ -80,16 +94,16 @@ def expected(loss_type: PreferenceLossType) -> list[float]:
 
 
 def test_every_loss_of_pairs_has_a_twin() -> None:
-    assert {*TWINS, "kto"} == {*get_args(PreferenceLossType)}
+    assert {*TWINS, *SORTED, "kto"} == {*get_args(PreferenceLossType)}
 
 
-@pytest.mark.parametrize("loss_type", TWINS)
+@pytest.mark.parametrize("loss_type", [*TWINS, *SORTED])
 def test_a_loss_type_is_its_equation(loss_type: PreferenceLossType) -> None:
     losses = pair_losses(PreferenceLoss(loss_type=loss_type, beta=0.2), given())
     assert losses.tolist() == pytest.approx(expected(loss_type), rel=1e-9)
 
 
-@pytest.mark.parametrize("loss_type", TWINS)
+@pytest.mark.parametrize("loss_type", [*TWINS, *SORTED])
 def test_only_the_policy_has_a_gradient(loss_type: PreferenceLossType) -> None:
     of = given(gradient=True)
     pair_losses(PreferenceLoss(loss_type=loss_type), of).sum().backward()
@@ -155,3 +169,35 @@ def test_labelled_responses_are_pulled_to_both_sides_of_the_point() -> None:
     assert losses.tolist() == pytest.approx([1 - sigmoid(0.1), 3 * (1 - sigmoid(-0.1))])
     with pytest.raises(InputError, match="no loss of pairs"):
         pair_losses(config, given())
+
+
+def test_several_losses_are_added_up_each_with_its_own_beta() -> None:
+    mixed = PreferenceLoss(loss_weights=weighted_losses("sigmoid=0.8, bco_pair=0.2,simpo=2"))
+    alone = [pair_losses(PreferenceLoss(loss_type=name), given()) for name in ("sigmoid", "bco_pair", "simpo")]
+    torch.testing.assert_close(pair_losses(mixed, given()), 0.8 * alone[0] + 0.2 * alone[1] + 2 * alone[2])
+    assert mixed.needs_reference
+
+
+@pytest.mark.parametrize(
+    "text", ["sigmoid", "sigmoid=0", "sigmoid=x", "dpo=1", "hinge=1", "sigmoid=1,sigmoid=2", "sigmoid=1,kto=1"]
+)
+def test_weights_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        PreferenceLoss(loss_weights=weighted_losses(text))
+
+
+def test_a_margin_moves_what_the_chosen_response_has_to_be_better_by() -> None:
+    of = given()
+    moved = replace(of, margins_B=torch.tensor([0.5, 0.0, -1.0], dtype=torch.float64))
+    losses = pair_losses(PreferenceLoss(beta=0.2), moved).tolist()
+    apart = [0.2 * 1.5 - 0.5, 0.0, 0.2 * -2.0 + 1.0]
+    assert losses == pytest.approx([-log_sigmoid(x) for x in apart])
+
+
+@pytest.mark.parametrize("loss_type", SORTED)
+def test_quantiles_have_smoothed_labels(loss_type: PreferenceLossType) -> None:
+    plain = pair_losses(PreferenceLoss(loss_type=loss_type, beta=0.2), given())
+    smoothed = pair_losses(PreferenceLoss(loss_type=loss_type, beta=0.2, label_smoothing=0.25), given())
+    # -log sigmoid(-x) = x - log sigmoid(x), and x = -log(exp(l) - 1)
+    other = plain - torch.log(torch.expm1(plain))
+    torch.testing.assert_close(smoothed, 0.75 * plain + 0.25 * other)

@@ -65,3 +65,18 @@ def test_the_divergence_of_rollouts_is_that_of_the_policy_from_the_reference() -
     # x = log pi - log pi_ref is 1, 0, 0, 0.5; each token counts exp(-x) - 1 + x
     assert float(total) == pytest.approx((math.exp(-1.0) - 1 + 1) + (math.exp(-0.5) - 1 + 0.5))
     assert float(number) == 4
+
+
+def test_a_teacher_adds_its_log_prob_above_the_policy_s_to_every_token() -> None:
+    teacher = [(-0.25, -1.5), (-0.75, -0.5)]
+    shaping = RewardShapingConfig(longest_response=2)
+    plain, _ = AdvantageEstimator(Grpo(kl_place="none"), shaping, seed=0)(GROUPS, PolicyScores(OLD, BEHAVIOUR), step=0)
+    scores = PolicyScores(OLD, BEHAVIOUR, teacher=teacher)
+    taught, metrics = AdvantageEstimator(Grpo(kl_place="none"), shaping, seed=0, teacher_coef=2.0)(
+        GROUPS, scores, step=0
+    )
+    for before, after, rows in zip(plain, taught, zip(teacher, OLD, strict=True), strict=True):
+        expected = [before.advantage + 2 * (t - o) for t, o in zip(*rows, strict=True)]
+        assert list(after.token_advantages) == pytest.approx(expected)
+    total, number = metrics["kl/teacher"]
+    assert (float(total), float(number)) == pytest.approx((-(1.0 - 0.5 + 0.0 + 0.5), 4))

@@ -40,8 +40,11 @@ class NamedPlace:
 
 
 def function_names(settings: RlSettings | EvalSettings) -> list[str]:
-    """Return the rewards of every row: those set, else "exact", else (beside a model or routes) none."""
+    """Return the rewards of every row: those set, else "exact", else (beside a model, routes or a teacher) none."""
     others = any(kind.values(settings) for kind in REWARD_KINDS) or bool(settings.reward.reward_routes)
+    # commands that train nothing have no teacher
+    teacher = getattr(settings, "teacher", None)
+    others = others or bool(teacher and teacher.teacher_pretrain)
     return split_names(settings.reward.reward) or ([] if others else ["exact"])
 
 
@@ -234,7 +237,7 @@ def refuse_unknown_weights(settings: RlSettings | EvalSettings, weights: Mapping
 
 
 def memory_notes(values: Mapping[str, Any]) -> list[str]:
-    """Return notes on the memory of in-process reward models and judge on every rank, from their config.json."""
+    """Return notes on the memory of in-process reward models, judge and teacher on a rank, from their config.json."""
     bytes_each = 2 if values["bf16"] else 4
     stay = {"auto": "where a tenth of the GPU holds them all, else for their phase", "held": "all the time"}
     when = stay.get(values["reward_offload"], "for its phase, one after another")
@@ -245,6 +248,9 @@ def memory_notes(values: Mapping[str, Any]) -> list[str]:
     if values["judge_pretrain"]:
         size = model_sizes(values["judge_pretrain"])[0].parameters * bytes_each / GIB
         notes.append(f"the judge: {size:.3f} GiB more on every rank, all the time, and its cache while it answers")
+    if values.get("teacher_pretrain"):
+        size = model_sizes(values["teacher_pretrain"])[0].parameters * bytes_each / GIB
+        notes.append(f"the teacher: {size:.3f} GiB more, all the time, sharded among ranks as a reference is")
     return notes
 
 

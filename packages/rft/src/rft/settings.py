@@ -66,6 +66,7 @@ from rft_trainer.settings.rewards import JudgeSettings, RewardModelSettings, Rew
 from rft_trainer.settings.rollouts import AsyncSettings
 from rft_trainer.settings.run import OutputSettings, RlRunSettings, RunSettings, SeedSettings
 from rft_trainer.settings.sft import SftTrainingSettings
+from rft_trainer.settings.teacher import TeacherSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,7 @@ class RlSettings:
     judge: JudgeSettings = field(default_factory=JudgeSettings)
     conversation: EnvironmentSettings = field(default_factory=EnvironmentSettings)
     algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
+    teacher: TeacherSettings = field(default_factory=TeacherSettings)
     critic: CriticSettings = field(default_factory=CriticSettings)
     pretraining: PretrainingSettings = field(default_factory=PretrainingSettings)
     batch: BatchSettings = field(default_factory=BatchSettings)

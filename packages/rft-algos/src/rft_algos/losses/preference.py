@@ -144,14 +144,16 @@ def dpo(
     *,
     beta: float = 0.1,
     label_smoothing: float = 0.0,
+    margin: float | Tensor = 0.0,
 ) -> Tensor:
     """Compute the loss of direct preference optimisation (DPO).
 
-    l = -(1 - e) log sigmoid(beta d) - e log sigmoid(-beta d), e the label smoothing and
+    l = -(1 - e) log sigmoid(beta d - m) - e log sigmoid(-(beta d - m)), e the label smoothing, m the margin and
     d = log pi(c) - log ref(c) - (log pi(r) - log ref(r)).
 
     Sources: Rafailov et al. 2023 (arXiv 2305.18290), equation 7; smoothing for labels that are wrong
-    with probability e from Mitchell 2023, "A note on DPO with noisy preferences" (conservative DPO).
+    with probability e from Mitchell 2023, "A note on DPO with noisy preferences" (conservative DPO); the margin from
+    Amini et al. 2024, "Direct preference optimization with an offset" (arXiv 2402.10571), equation 8.
 
     Args:
         policy_chosen_B: [B] log pi(c).
@@ -160,9 +162,10 @@ def dpo(
         reference_rejected_B: [B] log ref(r).
         beta: strength of the pull to the reference, positive.
         label_smoothing: e, how likely a pair is the wrong way round, in [0, 0.5).
+        margin: m, how much better the chosen response should be, in units of reward: a number or [B].
 
     Returns:
-        [B] loss per pair, log 2 where the policy is the reference.
+        [B] loss per pair, log 2 where the policy is the reference and the margin 0.
     """
     check_responses(
         policy_chosen_B=policy_chosen_B,
@@ -174,7 +177,7 @@ def dpo(
     if not 0 <= label_smoothing < 0.5:
         refuse(f"label_smoothing must be in [0, 0.5), it is {label_smoothing}")
     chosen_B = implicit_reward(policy_chosen_B, reference_chosen_B, beta)
-    margins_B = chosen_B - implicit_reward(policy_rejected_B, reference_rejected_B, beta)
+    margins_B = chosen_B - implicit_reward(policy_rejected_B, reference_rejected_B, beta) - margin
     return -(1 - label_smoothing) * logsigmoid(margins_B) - label_smoothing * logsigmoid(-margins_B)
 
 

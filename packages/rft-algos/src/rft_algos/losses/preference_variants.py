@@ -144,29 +144,39 @@ def sppo(pairs: Pairs, *, beta: float = 0.1) -> Tensor:
     return (pairs.chosen_B - 1 / (2 * beta)).square() + (pairs.rejected_B + 1 / (2 * beta)).square()
 
 
-def aot_paired(pairs: Pairs, *, beta: float = 0.1) -> Tensor:
+def aot_paired(pairs: Pairs, *, beta: float = 0.1, label_smoothing: float = 0.0) -> Tensor:
     """Alignment by optimal transport: the policy's margins dominate the reference's at every quantile. [B].
 
-    l_k = -log sigmoid(beta (m_(k) - n_(k))), m = log pi(c) - log pi(r), n = log ref(c) - log ref(r), both sorted.
+    l_k = -(1 - e) log sigmoid(beta d_k) - e log sigmoid(-beta d_k), d_k = m_(k) - n_(k),
+    m = log pi(c) - log pi(r), n = log ref(c) - log ref(r), both sorted.
 
     Source: Melnyk et al. 2024, "Distributional preference alignment of LLMs via optimal transport" (arXiv 2406.05882),
-    paired. Losses stand in the order of the quantiles, not of the pairs. beta is positive.
+    paired. Losses stand in the order of the quantiles, not of the pairs. beta is positive; e, how likely a pair is the
+    wrong way round, in [0, 0.5).
     """
-    check_positive(beta=beta)
     policy_B = (pairs.policy_chosen_B - pairs.policy_rejected_B).sort().values
     reference_B = (pairs.reference_chosen_B - pairs.reference_rejected_B).detach().sort().values
-    return -logsigmoid(beta * (policy_B - reference_B))
+    return _smoothed(policy_B - reference_B, beta, label_smoothing)
 
 
-def aot_unpaired(pairs: Pairs, *, beta: float = 0.1) -> Tensor:
+def aot_unpaired(pairs: Pairs, *, beta: float = 0.1, label_smoothing: float = 0.0) -> Tensor:
     """Alignment by optimal transport: chosen responses dominate rejected ones at every quantile of rewards. [B].
 
-    l_k = -log sigmoid(beta (x_c(k) - x_r(k))), both sorted, so that responses need not be paired.
+    l_k as in `aot_paired`, d_k = x_c(k) - x_r(k), both sorted, so that responses need not be paired.
 
-    Source: Melnyk et al. 2024 (arXiv 2406.05882), unpaired. Losses stand in the order of quantiles. beta is positive.
+    Source: Melnyk et al. 2024 (arXiv 2406.05882), unpaired. Losses stand in the order of quantiles. beta and e as in
+    `aot_paired`.
     """
+    return _smoothed(pairs.chosen_B.sort().values - pairs.rejected_B.sort().values, beta, label_smoothing)
+
+
+def _smoothed(apart_B: Tensor, beta: float, label_smoothing: float) -> Tensor:
+    """Logistic loss of differences, labels being wrong with probability `label_smoothing`, [B]."""
     check_positive(beta=beta)
-    return -logsigmoid(beta * (pairs.chosen_B.sort().values - pairs.rejected_B.sort().values))
+    if not 0 <= label_smoothing < 0.5:
+        refuse(f"label_smoothing must be in [0, 0.5), it is {label_smoothing}")
+    scaled_B = beta * apart_B
+    return -(1 - label_smoothing) * logsigmoid(scaled_B) - label_smoothing * logsigmoid(-scaled_B)
 
 
 def apo_zero(pairs: Pairs, *, beta: float = 0.1) -> Tensor:

@@ -29,6 +29,8 @@ class PairLogprobs:
     """[B] |c|, in tokens."""
     rejected_lengths_B: Tensor
     """[B] |r|."""
+    margins_B: Tensor | None = None
+    """[B] by how much each chosen response should be better, in units of reward (`sigmoid`); None for 0."""
 
     @property
     def mean_chosen_B(self) -> Tensor:
@@ -44,18 +46,24 @@ class PairLogprobs:
 def pair_losses(config: PreferenceLoss, of: PairLogprobs) -> Tensor:
     """Compute the loss of every pair: w * l + rpo_alpha * (-log pi(c) / |c|), [B].
 
-    l is the loss of `config.loss_type` and w the weight of WPO, or 1. The likelihood that is added is that of Pang et
-    al. 2024, "Iterative reasoning preference optimization" (arXiv 2404.19733), equation 1.
+    l is the loss of `config.loss_type`, or the weighted sum of those of `config.loss_weights` (mixed preference
+    optimisation, Wang et al. 2024, arXiv 2411.10442, equation 1), and w the weight of WPO, or 1. The likelihood that is
+    added is that of Pang et al. 2024, "Iterative reasoning preference optimization" (arXiv 2404.19733), equation 1.
     """
-    equation = _EQUATIONS.get(config.loss_type)
-    if equation is None:
-        refuse(f"{config.loss_type} is no loss of pairs; those are {', '.join(_EQUATIONS)}")
-    losses_B = equation(config, of)
+    losses_B = sum(weight * _losses_of(part, of) for weight, part in config.parts)
+    assert isinstance(losses_B, Tensor)  # there is one part at least
     if config.use_weighting:
         losses_B = losses_B * wpo_weights(of.mean_chosen_B, of.mean_rejected_B)
     if config.rpo_alpha:
         losses_B = losses_B - config.rpo_alpha * of.mean_chosen_B
     return losses_B
+
+
+def _losses_of(config: PreferenceLoss, of: PairLogprobs) -> Tensor:
+    equation = _EQUATIONS.get(config.loss_type)
+    if equation is None:
+        refuse(f"{config.loss_type} is no loss of pairs; those are {', '.join(_EQUATIONS)}")
+    return equation(config, of)
 
 
 def implicit_rewards(config: PreferenceLoss, of: PairLogprobs) -> tuple[Tensor, Tensor]:
@@ -110,7 +118,8 @@ def _of_ratios(equation: Callable[..., Tensor]) -> Callable[[PreferenceLoss, Pai
 
 def _sigmoid(config: PreferenceLoss, of: PairLogprobs) -> Tensor:
     if config.f_divergence == "reverse_kl":
-        return preference.dpo(*_four(of.pairs), beta=config.strength, label_smoothing=config.smoothing)
+        margin = 0.0 if of.margins_B is None else of.margins_B
+        return preference.dpo(*_four(of.pairs), beta=config.strength, label_smoothing=config.smoothing, margin=margin)
     return preference_variants.f_dpo(
         of.pairs, beta=config.strength, divergence=config.f_divergence, alpha=config.f_alpha
     )
@@ -127,6 +136,19 @@ def _ipo_sum(config: PreferenceLoss, of: PairLogprobs) -> Tensor:
 
 def _exo(config: PreferenceLoss, of: PairLogprobs) -> Tensor:
     return preference_variants.exo(of.pairs, beta=config.strength, label_smoothing=config.smoothing)
+
+
+def _bco(config: PreferenceLoss, of: PairLogprobs) -> Tensor:
+    # a shift of 0, as TRL has it for pairs: a running mean would be a state of the run
+    return preference_variants.bco(of.pairs, 0.0, beta=config.strength)
+
+
+def _aot(config: PreferenceLoss, of: PairLogprobs) -> Tensor:
+    return preference_variants.aot_paired(of.pairs, beta=config.strength, label_smoothing=config.smoothing)
+
+
+def _aot_unpaired(config: PreferenceLoss, of: PairLogprobs) -> Tensor:
+    return preference_variants.aot_unpaired(of.pairs, beta=config.strength, label_smoothing=config.smoothing)
 
 
 def _robust(config: PreferenceLoss, of: PairLogprobs) -> Tensor:
@@ -166,6 +188,9 @@ _EQUATIONS: dict[PreferenceLossType, Callable[[PreferenceLoss, PairLogprobs], Te
     "exo_pair": _exo,
     "nca_pair": _of_ratios(preference_variants.nca),
     "robust": _robust,
+    "bco_pair": _bco,
+    "aot": _aot,
+    "aot_unpaired": _aot_unpaired,
     "sppo_hard": _of_ratios(preference_variants.sppo),
     "apo_zero": _of_ratios(preference_variants.apo_zero),
     "apo_down": _of_ratios(preference_variants.apo_down),

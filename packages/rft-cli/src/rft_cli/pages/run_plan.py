@@ -258,7 +258,11 @@ def _named(names: list[str] | tuple[str, ...]) -> str:
 def _loss_lines(settings: DpoSettings) -> list[str]:
     """Return the loss with its numbers, and where its reference comes from."""
     config = loss_record(settings.loss)
-    terms = [f"{config.loss_type}, beta {config.strength:g}"]
+    terms = [
+        f"{'' if weight == 1 else f'{weight:g} x '}{part.loss_type}, beta {part.strength:g}"
+        for weight, part in config.parts
+    ]
+    terms += ["margin of the row"] if settings.data.margin_key else []
     terms += [f"label smoothing {config.smoothing:g}"] if config.smoothing else []
     terms += [f"divergence {config.f_divergence}"] if config.f_divergence != "reverse_kl" else []
     terms += [f"gamma {config.simpo_gamma:g}"] if config.loss_type == "simpo" else []
@@ -268,6 +272,9 @@ def _loss_lines(settings: DpoSettings) -> list[str]:
     terms += [f"+ {config.rpo_alpha:g} x likelihood of the chosen response"] if config.rpo_alpha else []
     if not config.needs_reference:
         return [", ".join(terms), "no reference: nothing is computed before the first step"]
+    if settings.loss.reference_pretrain:
+        start = settings.loss.reference_pretrain
+        return [", ".join(terms), f"reference: {start}, asked once; its log-probs are kept in {REFERENCE_FILE}"]
     start = "the model without its adapters" if settings.adapter.lora_rank else "the model as the run begins"
     return [", ".join(terms), f"reference: {start}, asked once; its log-probs are kept in {REFERENCE_FILE}"]
 

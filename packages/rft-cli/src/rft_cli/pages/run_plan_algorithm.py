@@ -23,6 +23,11 @@ def algorithm_lines(settings: RlSettings) -> list[str]:
         texts.append(
             f"divergence from the reference: {record.kl_estimator} x {record.kl_coef:g} in the {record.kl_place}"
         )
+    if settings.teacher.teacher_pretrain:
+        texts.append(
+            f"teacher {settings.teacher.teacher_pretrain}: {settings.teacher.teacher_kl_coef:g} x (its log-prob - the "
+            "policy's) is added to the advantage of every token"
+        )
     if record.drift_coef > 0:
         texts.append(f"drift from the start of the step: x {record.drift_coef:g} in the loss")
     if settings.algorithm.kl_target is not None:

@@ -43,6 +43,8 @@ def reward_lines(settings: RlSettings) -> list[str]:
         lines.append("the sum of " + _sum(facts.weights.items()))
     elif facts.num_parts > 1:
         lines.append("the sum of these")
+    if not lines:
+        return ["none: it learns from its teacher alone"]
     if chosen.shuffle_rewards:
         lines[-1] += ", shuffled within each group (control)"
     return lines

@@ -123,6 +123,8 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
     """Records the tokens of some steps."""
     averaged: EmaEvaluator | None = None
     """Evaluates the moving averages of the weights beside them."""
+    teacher: LogprobScorer | None = None
+    """The model that the policy is distilled from."""
     pretraining: PretrainingTerm | None = None
     """Added to the loss of every update of the policy."""
     keeps_best: bool = False
@@ -322,7 +324,8 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
                 old, entropy = self.old_policy.scores(kept.groups, behaviour)
             reference = self.reference(kept.groups) if self.reference else []
             values = self.critic.values(kept.groups) if self.critic else []
-            scores = PolicyScores(old, behaviour, reference, values, entropy)
+            teacher = self.teacher(kept.groups) if self.teacher else []
+            scores = PolicyScores(old, behaviour, reference, values, entropy, teacher)
             # before advantages are made of them: one score that is not finite would spread over the batch
             groups, scores = self._without_bad_scores(kept.groups, scores)
             if not groups:

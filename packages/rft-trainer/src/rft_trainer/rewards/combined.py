@@ -28,6 +28,17 @@ class RewardComponent:
         return self.routed or (self.name,)
 
 
+class NoReward:
+    """Reward of a run that learns from its teacher alone: 0 for every response."""
+
+    def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
+        """Score the items."""
+        return [Score(0.0) for _ in items]
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to close."""
+
+
 class CombinedReward:
     """Sum of the parts, or, with `weights`, the weighted sum of everything in their breakdowns.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from rft_algos import objectives
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.losses import kl
+from rft_algos.losses.distillation import reverse_kl_reward
 from rft_algos.objectives import AdvantageOutput, Coefficients, Metrics, RolloutBatch
 from rft_algos.rewards import shaping
 from rft_algos.rewards.shaping import RunningMoments
@@ -52,6 +53,7 @@ class PolicyScores:
     reference: Rows = ()
     values: Rows = ()
     entropy: Rows = ()
+    teacher: Rows = ()
 
 
 class AdvantageEstimator:
@@ -66,8 +68,10 @@ class AdvantageEstimator:
         kl_controller: AdaptiveKl | None = None,
         entropy_controller: EntropyTarget | None = None,
         compute_advantages: ComputeAdvantages | None = None,
+        teacher_coef: float = 0.0,
     ) -> None:
         self._record = record
+        self._teacher_coef = teacher_coef
         self._rules = rules
         self._seed = seed
         self._kl = kl_controller
@@ -112,10 +116,21 @@ class AdvantageEstimator:
         credit = objectives.compute_advantages(self._record, batch, score=self._compute, key=key, **self._scale())
         self._running = credit.running
         metrics |= _effective_shares(credit.metrics)
+        if annotations.teacher:
+            credit = self._distilled(credit, batch, annotations.teacher, metrics)
         return _samples(groups, annotations, batch, self._without_truncated(groups, batch, credit)), {
             **metrics,
             **credit.metrics,
         }
+
+    def _distilled(
+        self, credit: AdvantageOutput, batch: RolloutBatch, teacher: Rows, metrics: Metrics
+    ) -> AdvantageOutput:
+        """Add what the teacher says of each token, in nats and of no later token, to its advantage."""
+        rewards_T = reverse_kl_reward(batch.old_logprobs_T, _flat(teacher), batch.loss_mask_T)
+        metrics["kl/teacher"] = -rewards_T.sum(), batch.loss_mask_T.sum().to(torch.float64)
+        # after the normalisation of the algorithm, which would take away how far the teacher is
+        return replace(credit, advantages_T=credit.advantages_T + self._teacher_coef * rewards_T)
 
     def own_advantages(self, batch: RolloutBatch) -> Tensor:
         """Return the algorithm's own advantages [T], before the batch is normalised or clipped."""

@@ -22,6 +22,10 @@ class PreferenceDataSettings(HeldOutColumnSettings, HeldOutSettings, TrainRowsSe
     weight_key: str = ""
     """Column that holds the weight of a row in the loss; empty = all rows weigh the same."""
 
+    margin_key: str = ""
+    """Column that says by how much the better response is better, in units of reward (with `loss_type` sigmoid);
+    empty = no margin."""
+
     completion_key: str = "completion"
     """Column that holds a labelled response (with `loss_type` kto, whose rows may also be pairs)."""
 
@@ -38,14 +42,24 @@ class PreferenceLossSettings:
 
     loss_type: PreferenceLossType = PreferenceLoss.loss_type
     """Loss: sigmoid (DPO), ipo (a token, as in TRL) or ipo_sum (as published), hinge, robust, exo_pair, nca_pair,
-    sppo_hard, apo_zero, apo_down, discopop; orpo, simpo and cpo need no reference; kto takes labelled responses."""
+    bco_pair, sppo_hard, aot and aot_unpaired (sort the pairs of a micro-batch), apo_zero, apo_down, discopop; orpo,
+    simpo and cpo need no reference; kto takes labelled responses."""
+
+    loss_weights: str = ""
+    """Several losses of pairs, added up, each NAME=WEIGHT (sigmoid=0.8,bco_pair=0.2; `loss_type` is one of them);
+    empty = loss_type alone."""
+
+    reference_pretrain: str = ""
+    """Reference model: a directory or ORG/NAME[@REVISION], with the tokenizer of the policy; empty = the policy as the
+    run begins."""
 
     beta: float | None = field(default=PreferenceLoss.beta, metadata={"above": 0.0})
     """Strength of the pull to the reference; none = the published number of the loss (simpo 2, discopop 0.05, all
     others 0.1)."""
 
     label_smoothing: float = field(default=PreferenceLoss.label_smoothing, metadata={"minimum": 0.0, "below": 0.5})
-    """Probability that a pair is the wrong way round (with `loss_type` sigmoid: cDPO; robust; exo_pair)."""
+    """Probability that a pair is the wrong way round (with `loss_type` sigmoid: cDPO; robust; exo_pair;
+    aot; aot_unpaired)."""
 
     reference_free: bool = PreferenceLoss.reference_free
     """Compare with no reference policy: the log-probs of the reference are taken to be 0."""

@@ -96,7 +96,10 @@ def pair_logprobs(batch: TokenBatch, logprobs_T: Tensor) -> PairLogprobs:
     lengths_S = sequence_sums(_token_weights(batch, logprobs_T), batch)
     chosen_lengths_B, rejected_lengths_B = pair_values(lengths_S, batch)
     pairs = Pairs(chosen_B, rejected_B, reference_chosen_B, reference_rejected_B)
-    return PairLogprobs(pairs, chosen_lengths_B, rejected_lengths_B)
+    # a pair has one number, its margin, where the rows have a column of them
+    numbers_SN = batch.sequence_numbers_SN
+    margins_B = None if numbers_SN is None else pair_values(numbers_SN[:, 0], batch)[0]
+    return PairLogprobs(pairs, chosen_lengths_B, rejected_lengths_B, margins_B)
 
 
 def pair_metrics(config: PreferenceLoss, of: PairLogprobs) -> dict[str, tuple[Tensor, Tensor]]:

@@ -93,6 +93,7 @@ def credit_assigner(
         kl_controller=kl,
         entropy_controller=entropy,
         compute_advantages=compute_advantages,
+        teacher_coef=settings.teacher.teacher_kl_coef,
     )
 
 

@@ -38,7 +38,7 @@ from rft_models.reward_model.scorer import RewardTextScorer
 from rft_trainer.installed_tasks.discovery import package_of, refuse_built_in, task_names
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import Reward, RewardItem
-from rft_trainer.rewards.combined import CombinedReward, RewardComponent
+from rft_trainer.rewards.combined import CombinedReward, NoReward, RewardComponent
 from rft_trainer.rewards.in_process import IN_PROCESS
 from rft_trainer.rewards.named import NamedReward
 from rft_trainer.rewards.registry import reward_by_name, reward_names
@@ -97,6 +97,8 @@ def build_reward(
         _refuse_equal_names([name for part in parts for name in part.part_names])
         # all parts were built: from here the reward closes them
         built.pop_all()
+    if not parts and weights is None:
+        return NoReward()
     return parts[0].reward if len(parts) == 1 and weights is None else CombinedReward(parts, weights)
 
 

@@ -91,7 +91,13 @@ REFUSED_FLAGS: dict[str, Refusal] = {
         "mark_high_entropy_tokens",
     ),
     # rewards and reward models
-    **_rows("the reference is the policy before its first step", _OUT, "ref_model", "ref_pretrain", "reference_model"),
+    **_rows(
+        "in dpo it has another name here; in rl the reference is the policy before its first step",
+        "--reference_pretrain DIR",
+        "ref_model",
+        "ref_pretrain",
+        "reference_model",
+    ),
     # data
     **_rows("the tokenizer is that of the model's directory", _OUT, "tokenizer", "tokenizer_path", "tokenizer_name"),
     **_rows("the template is that of the model's directory", "--apply_chat_template", "chat_template", "template"),

@@ -19,7 +19,7 @@ Rewrite = Callable[["HubName", str], str]
 """(name, setting) to the text that takes its place."""
 
 DATA_SETTINGS = ("prompt_data", "eval_data", "pretrain_data")
-_MODEL_SETTINGS = ("pretrain", "critic_pretrain")
+_MODEL_SETTINGS = ("pretrain", "critic_pretrain", "reference_pretrain", "teacher_pretrain")
 _REPOSITORY = r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
 _REVISION = r"(?:@(?P<revision>\w[\w./-]*))?"
 _MODEL = re.compile(_REPOSITORY + _REVISION)

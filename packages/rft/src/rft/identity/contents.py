@@ -50,8 +50,9 @@ def run_contents(
     for name in ("judge_template", "json_schema"):
         if values.get(name):
             contents[name] = file_content(str(values[name]))
-    if values.get("critic_pretrain"):
-        contents["critic_pretrain"] = directory_content(str(values["critic_pretrain"]))
+    for name in ("critic_pretrain", "reference_pretrain", "teacher_pretrain"):
+        if values.get(name):
+            contents[name] = directory_content(str(values[name]))
     if values.get("ckpt_weights_only") or values.get("ckpt_partial"):
         # a resume takes the reference from there again
         contents["ckpt_path"] = _checkpoint(str(values["ckpt_path"]))

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
+from rft_algos.algorithms.preference import PreferenceLossType
+
 
 class TrainingKeywords(TypedDict, total=False):
     """Settings of every training."""
@@ -296,6 +298,8 @@ class RlKeywords(PolicyKeywords, RewardKeywords, AnswerKeywords, total=False):
     dynamic_sampling: bool | None
     dynamic_sampling_rounds: int
     filter_groups: bool
+    teacher_pretrain: str
+    teacher_kl_coef: float
     critic_pretrain: str
     critic_learning_rate: float
     value_clip: float
@@ -359,26 +363,13 @@ class DpoKeywords(PolicyKeywords, total=False):
     chosen_key: str
     rejected_key: str
     weight_key: str
+    margin_key: str
     completion_key: str
     label_key: str
     held_out_rows: int
-    loss_type: Literal[
-        "sigmoid",
-        "hinge",
-        "ipo",
-        "ipo_sum",
-        "exo_pair",
-        "nca_pair",
-        "robust",
-        "sppo_hard",
-        "apo_zero",
-        "apo_down",
-        "discopop",
-        "orpo",
-        "simpo",
-        "cpo",
-        "kto",
-    ]
+    loss_type: PreferenceLossType
+    loss_weights: str
+    reference_pretrain: str
     beta: float | None
     label_smoothing: float
     reference_free: bool

@@ -24,7 +24,7 @@ from rft_trainer.runs.names import RUNS, refuse_file
 
 _LOG = logging.getLogger(__name__)
 _DATA = ("prompt_data", "eval_data")
-_MODELS = ("pretrain", "critic_pretrain")
+_MODELS = ("pretrain", "critic_pretrain", "reference_pretrain", "teacher_pretrain")
 
 
 def spawned(resolved: Resolved[Any], program: Sequence[str], *, run: Path | None = None) -> int | None:

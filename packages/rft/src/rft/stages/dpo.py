@@ -16,8 +16,8 @@ from rft.checkpoints.initial_weights import load_initial_weights
 from rft.front_end import SILENT, FrontEnd
 from rft.identity.contents import records_content, rows_content, run_contents
 from rft.identity.record import Content
-from rft.parallel.parallelize import ParallelModel, held_dtype, is_sharded, parallelize
-from rft.parallel.shardable import ShardablePolicy
+from rft.parallel.frozen_policy import load_frozen, require_same_tokenizer, share_frozen
+from rft.parallel.parallelize import ParallelModel, held_dtype, is_sharded
 from rft.process.machine import Machine
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun
@@ -25,14 +25,10 @@ from rft.settings import DpoSettings
 from rft.stages.preference_data import PreferenceData, preference_data
 from rft.stages.supervised.parts import RowOrder, policy_state
 from rft.stages.supervised.row_training import ReadRun, train_on_rows
-from rft_algos.algorithms.preference import PreferenceLoss
-from rft_dist.strategies.registry import choose_strategy
+from rft_algos.algorithms.preference import PreferenceLoss, weighted_losses
 from rft_models.loading.context_length import model_facts
 from rft_models.lora.adapters import BaseModelView
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_models.policy.load import load_reference
-from rft_models.policy.load_for_training import head_chunk_size
-from rft_models.policy.load_on_meta import load_reference_on_meta
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.evaluation.preferences import LabelledEvaluator, PairEvaluator
 from rft_trainer.loops.preference_loop import PreferenceLoop
@@ -52,7 +48,9 @@ REFERENCE_FILE = Path("reference") / "logprobs.safetensors"
 def loss_record(settings: PreferenceLossSettings) -> PreferenceLoss:
     """Return the loss that the settings choose."""
     names = {field.name for field in fields(PreferenceLoss)}
-    return PreferenceLoss(**{name: getattr(settings, name) for name in names})
+    values: dict[str, Any] = {name: getattr(settings, name) for name in names}
+    values["loss_weights"] = weighted_losses(settings.loss_weights)
+    return PreferenceLoss(**values)
 
 
 def build_dpo(
@@ -101,7 +99,8 @@ def _rows(
     """Make the rows of the run, with the reference where the loss compares with one."""
     training, held_out, reference = data.training, data.held_out, None
     if config.needs_reference:
-        made_of = {name: contents[name].digest for name in ("model", "weights", "ckpt_path") if name in contents}
+        names = ("reference_pretrain",) if "reference_pretrain" in contents else ("model", "weights", "ckpt_path")
+        made_of = {name: contents[name].digest for name in names if name in contents}
         dtype = held_dtype(settings.strategy, bf16=settings.model.bf16)
         reference = ReferenceLogprobs(
             started.directory.path / REFERENCE_FILE,
@@ -137,30 +136,24 @@ def _scorer(settings: DpoSettings, machine: Machine, policy: Any, data: Any, col
 def _reference_score(
     settings: DpoSettings, started: RunStart, parallel: ParallelModel[CausalPolicy], policy_score: Score
 ) -> Score:
-    """Return the log-probs under the start of the run.
+    """Return the log-probs under the reference: the start of the run, or the model that the settings name.
 
     A run that begins is its own reference, and a policy with adapters is it without them; a second model is loaded
-    where a resumed run has lost its file, and goes when the log-probs are computed.
+    where one is named or a resumed run has lost its file, and goes when the log-probs are computed.
     """
     machine = started.machine
-    if parallel.model.adapters is not None:
+    other = settings.loss.reference_pretrain
+    if not other and parallel.model.adapters is not None:
         view = BaseModelView(parallel.model)
         return _scorer(settings, machine, view, parallel.data, parallel.collective_forward)
-    if started.restored is None:
+    if not other and started.restored is None:
         return policy_score
 
     def of_another_model(samples: Sequence[TrainingSample]) -> Sequence[Sequence[float]]:
-        load = load_reference_on_meta if settings.strategy.meta_init else load_reference
-        policy = load(
-            settings.model.pretrain,
-            dtype=held_dtype(settings.strategy, bf16=settings.model.bf16),
-            device=machine.device,
-            flash_attn=settings.model.flash_attn,
-            head_chunk_size=head_chunk_size(settings.model),
-        )
-        load_initial_weights(policy, settings.checkpoint, show=False)
-        strategy = choose_strategy(settings.strategy).reference(settings.strategy)
-        reference = parallelize(ShardablePolicy(policy), strategy, None, machine)
+        policy = load_frozen(other or settings.model.pretrain, settings.model, settings.strategy, machine)
+        if not other:
+            load_initial_weights(policy, settings.checkpoint, show=False)
+        reference = share_frozen(policy, settings.strategy, machine)
         return _scorer(settings, machine, policy, reference.data, is_sharded(settings.strategy))(samples)
 
     return of_another_model
@@ -190,6 +183,8 @@ def read_dpo(resolved: Resolved[DpoSettings]) -> ReadRun:
     settings = resolved.settings
     tokenizer = tokenizer_with_images(settings.model, settings.images)
     refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer)
+    if settings.loss.reference_pretrain:
+        require_same_tokenizer(settings.loss.reference_pretrain, tokenizer, "--reference_pretrain")
     data = preference_data(settings, tokenizer, model_facts(settings.model.pretrain).max_positions)
     contents = dpo_contents(resolved, data)
     return ReadRun(

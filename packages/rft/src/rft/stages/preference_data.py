@@ -156,6 +156,7 @@ class _Reader:
             prompt=columns.input_key,
             chosen=columns.chosen_key,
             rejected=columns.rejected_key,
+            margin=columns.margin_key,
             weight=columns.weight_key,
         )
         names = LabelledKeys(
@@ -208,6 +209,7 @@ class _Reader:
                 token_weights=self._weights(len(response), shorter),
                 media=prompt.media,
                 unit=pair.pair_id,
+                sequence_numbers=(pair.margin,) if self.settings.data.margin_key else (),
             )
             for name, response in (("chosen", chosen), ("rejected", rejected))
         ]

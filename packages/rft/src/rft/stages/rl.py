@@ -19,6 +19,7 @@ from rft.identity.changes import Facts
 from rft.identity.contents import records_content, rows_content, run_contents
 from rft.identity.continuation import Continuation, continuation, with_commits
 from rft.identity.record import Content
+from rft.parallel.frozen_policy import require_same_tokenizer
 from rft.process.launching import requested_run
 from rft.process.machine import Machine, open_machine
 from rft.process.rollbacks import with_rollbacks
@@ -108,6 +109,8 @@ def _opened(
         ExitStack() as opened,
     ):
         tokenizer = tokenizer_with_images(settings.model, settings.images)
+        if settings.teacher.teacher_pretrain:
+            require_same_tokenizer(settings.teacher.teacher_pretrain, tokenizer, "--teacher_pretrain")
         # after the environment, whose tools are part of the rendered prompts
         environment = enter_environment(settings.conversation, tokenizer, opened)
         data = opened_data(rl_data(settings, tokenizer, machine.ranks.world_size), environment)

@@ -43,7 +43,8 @@ from rft.checkpoints.ema_weights import averaged_evaluator
 from rft.checkpoints.initial_weights import engine_weights_directory, load_initial_weights
 from rft.checkpoints.parts import CheckpointParts, FullWeights
 from rft.checkpoints.writer import ResumePoint
-from rft.parallel.parallelize import ParallelModel, held_dtype, is_sharded, parallelize, trainable_policy
+from rft.parallel.frozen_policy import load_frozen, share_frozen
+from rft.parallel.parallelize import ParallelModel, is_sharded, parallelize, trainable_policy
 from rft.parallel.policy_weights import checkpoint_parts, engine_adapters, engine_weights, fused_policy
 from rft.parallel.shardable import ShardablePolicy
 from rft.parallel.step_guards import make_guards, make_weight_check
@@ -52,12 +53,8 @@ from rft.run_lifecycle import RunStart
 from rft.settings import RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.decoding.sampling_options import SamplingOptions
-from rft_dist.strategies.registry import choose_strategy
 from rft_models.lora.adapters import BaseModelView
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_models.policy.load import load_reference
-from rft_models.policy.load_for_training import head_chunk_size
-from rft_models.policy.load_on_meta import load_reference_on_meta
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.async_rollouts.scoring_threads import ThreadSafeReward
 from rft_trainer.batches.prompt_ledger import Ledger
@@ -85,19 +82,23 @@ def _reference(settings: RlSettings, machine: Machine, parallel: ParallelModel[C
         # the adapters are turned off for its forward, so no second model is loaded
         started: Any = BaseModelView(parallel.model)
         return annotator(settings, machine, started, parallel.data, collective_forward=parallel.collective_forward)
-    load = load_reference_on_meta if settings.strategy.meta_init else load_reference
-    policy = load(
-        settings.model.pretrain,
-        dtype=held_dtype(settings.strategy, bf16=settings.model.bf16),
-        device=machine.device,
-        flash_attn=settings.model.flash_attn,
-        head_chunk_size=head_chunk_size(settings.model),
-    )
+    policy = load_frozen(settings.model.pretrain, settings.model, settings.strategy, machine)
     # on a resume as well: the reference stays the start of the run, whatever the policy has become
     load_initial_weights(policy, settings.checkpoint, show=False)
-    strategy = choose_strategy(settings.strategy).reference(settings.strategy)
-    reference = parallelize(ShardablePolicy(policy), strategy, None, machine)
-    return annotator(settings, machine, policy, reference.data, collective_forward=is_sharded(settings.strategy))
+    return _frozen_scorer(settings, machine, policy)
+
+
+def _teacher(settings: RlSettings, machine: Machine) -> LogprobScorer | None:
+    """Make the scorer under the teacher; None without one."""
+    directory = settings.teacher.teacher_pretrain
+    if not directory:
+        return None
+    return _frozen_scorer(settings, machine, load_frozen(directory, settings.model, settings.strategy, machine))
+
+
+def _frozen_scorer(settings: RlSettings, machine: Machine, policy: CausalPolicy) -> LogprobScorer:
+    data = share_frozen(policy, settings.strategy, machine).data
+    return annotator(settings, machine, policy, data, collective_forward=is_sharded(settings.strategy))
 
 
 def _updater(
@@ -180,6 +181,7 @@ def build_rl(
         rollouts=source,
         assign_credit=credit,
         reference=_reference(settings, machine, parallel) if record.needs_reference else None,
+        teacher=_teacher(settings, machine),
         old_policy=old_policy(settings, record, machine, policy, parallel),
         critic=critic.part if critic else None,
         control=_control(settings),

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 from rft.config.rules.sourced_values import MakeProblem, SourcedValues, Values
 from rft.config.rules.training import idle_evaluation, training_problems
-from rft_algos.algorithms.preference import SMOOTHED, WITHOUT_REFERENCE
+from rft_algos.algorithms.preference import (
+    SMOOTHED,
+    SORTED,
+    WITHOUT_REFERENCE,
+    PreferenceLoss,
+    PreferenceLossType,
+    weighted_losses,
+)
+from rft_algos.input_checks import InputError
 from rft_core.errors import Problem
 from rft_trainer.settings.preference_training import PreferenceDataSettings, PreferenceLossSettings
 
@@ -21,8 +29,11 @@ _OF_LOSS = {
     "undesirable_weight": ("kto",),
     "completion_key": ("kto",),
     "label_key": ("kto",),
+    "margin_key": ("sigmoid",),
 }
 """Settings that only some losses have."""
+
+_MIXED = "--loss_weights sigmoid=0.8,bco_pair=0.2"
 
 
 class _Defaults(PreferenceLossSettings, PreferenceDataSettings):
@@ -39,6 +50,11 @@ def problems(given: SourcedValues) -> Iterator[Problem]:
     yield from _nothing_to_wait_for(values, make_problem)
     yield from _of_other_losses(given)
     yield from _of_no_pair(values, make_problem)
+    yield from _of_sorted_pairs(values, make_problem)
+    yield from _of_a_reference(values, make_problem)
+    if values["margin_key"] and values["f_divergence"] != "reverse_kl":
+        why = "the margin is of the loss whose divergence is reverse_kl"
+        yield make_problem("dpo.margin_divergence", ["margin_key", "f_divergence"], why, "leave f_divergence out")
     if values["label_smoothing"] and values["f_divergence"] != "reverse_kl":
         why = "smoothed labels are of the loss whose divergence is reverse_kl"
         yield make_problem("dpo.smoothed_divergence", ["label_smoothing", "f_divergence"], why, "--label_smoothing 0")
@@ -54,12 +70,44 @@ def _nothing_to_wait_for(values: Values, make_problem: MakeProblem) -> Iterator[
 
 def _of_other_losses(given: SourcedValues) -> Iterator[Problem]:
     """Refuse a number of another loss: whoever gives it takes the run for one of that loss."""
+    try:
+        chosen = {*_losses(given.values)}
+    except InputError as error:
+        yield given.make_problem("dpo.loss_weights", ["loss_weights"], error.problem.what, error.problem.do or _MIXED)
+        return
     for name, losses in _OF_LOSS.items():
         # by the value: the file of a run that is continued gives every setting
-        if given.values[name] == _default(name) or given.values["loss_type"] in losses:
+        if given.values[name] == _default(name) or chosen & {*losses}:
             continue
         why = f"{name} stands in the loss of {', '.join(losses)} alone"
         yield given.make_problem("dpo.other_loss", [name, "loss_type"], why, f"--loss_type {losses[0]}")
+
+
+def _losses(values: Values) -> tuple[PreferenceLossType, ...]:
+    """Return the losses of the run; raise `InputError` for weights that are none."""
+    return PreferenceLoss(
+        loss_type=values["loss_type"], loss_weights=weighted_losses(values["loss_weights"])
+    ).loss_types
+
+
+def _of_sorted_pairs(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
+    """Refuse weights of single pairs in losses of quantiles, in which no pair has a loss of its own."""
+    sorts = [name for name in SORTED if name == values["loss_type"] or f"{name}=" in values["loss_weights"]]
+    for name in ("weight_key", "use_weighting"):
+        if sorts and values[name]:
+            why = f"{sorts[0]} sorts the pairs of a micro-batch, so that no loss is that of a single pair"
+            yield make_problem("dpo.sorted_pairs", [name, "loss_type"], why, f"leave {name} out")
+
+
+def _of_a_reference(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
+    if not values["reference_pretrain"]:
+        return
+    if values["reference_free"]:
+        why = "the log-probs of the reference are taken to be 0, and no model gives them"
+        yield make_problem("dpo.no_reference", ["reference_pretrain", "reference_free"], why, "--no_reference_free")
+    if values["loss_type"] in WITHOUT_REFERENCE and not values["loss_weights"]:
+        why = f"{values['loss_type']} has no reference"
+        yield make_problem("dpo.no_reference", ["reference_pretrain", "loss_type"], why, "leave reference_pretrain out")
 
 
 def _default(name: str) -> object:

@@ -11,6 +11,7 @@ from rft.config.rules.sourced_values import MakeProblem, SourcedValues, Values
 from rft.config.rules.training import idle_evaluation, training_problems
 from rft.config.schema import build
 from rft.config.values import as_text
+from rft.reward_kinds import reward_flags
 from rft.settings import RlSettings
 from rft_core.errors import OptionsError, Problem
 
@@ -25,6 +26,7 @@ def problems(given: SourcedValues) -> Iterator[Problem]:
     yield from _divergence(given)
     yield from _pretraining(given)
     yield from _algorithm(given)
+    yield from _teacher(given)
 
 
 def _dropout(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
@@ -59,6 +61,33 @@ def _pretraining(given: SourcedValues) -> Iterator[Problem]:
     if values["pretrain_text_key"] and keys:
         why = "rows are texts, or demonstrations of prompt and response"
         yield given.make_problem("ptx.two_forms", ["pretrain_text_key", *keys], why, "--pretrain_text_key ''")
+
+
+def _teacher(given: SourcedValues) -> Iterator[Problem]:
+    values = given.values
+    if not values["teacher_pretrain"]:
+        if given.origins["teacher_kl_coef"].kind != "default" and values["teacher_kl_coef"] != 1.0:
+            why = "there is no teacher to be near to"
+            names = ["teacher_kl_coef", "teacher_pretrain"]
+            yield given.make_problem("teacher.none", names, why, "--teacher_pretrain DIR")
+        return
+    if values["filter_groups"] or _samples_dynamically(values):
+        name = "filter_groups" if values["filter_groups"] else "dynamic_sampling"
+        why = "groups of equal rewards would be left out, and they learn from the teacher too"
+        yield given.make_problem("teacher.equal_groups", [name, "teacher_pretrain"], why, f"--no-{name}")
+    named = values["reward"] or values["reward_routes"] or any(values.get(flag) for flag in reward_flags())
+    if values["eval_data"] and not named and not values["environment"]:
+        why = "responses to held-out prompts are evaluated by a reward, and beside a teacher none is taken for granted"
+        yield given.make_problem("teacher.no_reward", ["eval_data", "reward"], why, "--reward exact")
+
+
+def _samples_dynamically(values: Values) -> bool:
+    from rft.build.algorithm import algorithm_record
+
+    try:
+        return algorithm_record(build(RlSettings, values)).dynamic_sampling
+    except OptionsError:
+        return False  # `_algorithm` reports it
 
 
 def _algorithm(given: SourcedValues) -> Iterator[Problem]:
