@@ -22,7 +22,7 @@ BIN = Path(sys.executable).parent
         ("lint-imports",),
         ("uv", "lock", "--check"),
     ],
-    ids=lambda command: " ".join(command),
+    ids=["lint", "format", "types", "imports", "lock"],
 )
 def test_code_passes(command: tuple[str, ...]) -> None:
     program = BIN / command[0]

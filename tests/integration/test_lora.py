@@ -123,7 +123,7 @@ def test_the_reference_is_the_policy_without_its_adapters(
         raise AssertionError("a second model was loaded")
 
     with monkeypatch.context() as patched:
-        patched.setattr(rl_loop, "load_reference", never)
+        patched.setattr(rl_loop, "load_frozen", never)
         free = run("lora_free_reference", *kl)
     assert "no second model is loaded" in capsys.readouterr().out
     loaded = list[Path]()

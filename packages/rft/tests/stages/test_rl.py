@@ -33,7 +33,7 @@ def start(calls: Any) -> Any:
     calls.put(rl, "execute")
     resolved = calls.double("resolved")
     # what is recorded has names with commits, what is read has directories
-    local = calls.double("local", settings=calls.double("settings"))
+    local = calls.double("local", settings=calls.double("settings", teacher=SimpleNamespace(teacher_pretrain="")))
     at = calls.double("at", resolved=calls.double("fixed"))
     calls.put(rl, continuation=calls.double("begun"), with_commits=at, with_local_models=local)
     calls.put(rl, rl_contents="contents", compared_facts="facts")

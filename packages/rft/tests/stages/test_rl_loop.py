@@ -23,7 +23,7 @@ DOUBLES = (
     "make_tracer make_weight_check make_saver make_evaluator averaged_evaluator pretraining_term "
     "step_rules Reporter checkpoint_parts FullWeights PolicyWithCritic MismatchMonitor RolloutParts ThreadSafeReward "
     "engine_weights_directory make_engine make_replicas engine_weights engine_adapters BaseModelView ShardablePolicy "
-    "load_reference load_reference_on_meta held_dtype head_chunk_size"
+    "load_frozen"
 )
 
 DRAWN = SamplingOptions(temperature=0.5, max_new_tokens=20)
@@ -54,6 +54,7 @@ class Build:
             "environment": None,
             "step": 0,
             "best": None,
+            "teacher": "",
         } | given
         double = calls.double
         self.policy = double("policy")
@@ -63,7 +64,6 @@ class Build:
         chosen = double("chosen", can_sleep=asked["can_sleep"], shares_weights=asked["shares"])
         critic = asked["critic"]
         calls.put(rl, DOUBLES)
-        strategy = double("strategy", reference=double("as_reference", returns="reference strategy"))
         calls.put(
             rl,
             algorithm_record=double("record", needs_reference=asked["reference"]),
@@ -72,7 +72,7 @@ class Build:
             parallelize=self.parallel,
             response_limits=(20, 50),
             choose_engine=chosen,
-            choose_strategy=strategy,
+            share_frozen=double("shared", data="shared.data"),
             wants_replicas=asked["replicas"],
             is_sharded="sharded",
             credit_assigner=double("credit"),
@@ -93,6 +93,7 @@ class Build:
             async_rollouts=SimpleNamespace(max_staleness=asked["staleness"]),
             engine=double("engine_settings", enable_engine_sleep=asked["sleep"]),
             strategy=double("strategy_settings", meta_init=asked["meta"]),
+            teacher=SimpleNamespace(teacher_pretrain=asked["teacher"]),
             critic=double("critic_settings", save_value_network=asked["save_critic"]),
             reward=SimpleNamespace(shuffle_rewards=asked["shuffles"]),
             run=double("run", save_trajectories=asked["keeps"], seed=3, token_records="off"),
@@ -199,6 +200,7 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "rollouts": "rollout_source",
         "assign_credit": "credit",
         "reference": None,
+        "teacher": None,
         "old_policy": "old_policy()",
         "critic": None,
         "control": None,
@@ -284,32 +286,29 @@ def test_a_conversation_has_the_room_of_its_environment(calls: Any) -> None:
 def test_the_reference_is_the_policy_without_its_adapters_or_the_model_of_the_start(calls: Any) -> None:
     build = Build(calls, reference=True, adapters="adapters")
     assert build.loop["reference"] == "annotator()"
-    assert build.of("BaseModelView", "annotator", "load_reference") == [
+    assert build.of("BaseModelView", "annotator", "load_frozen") == [
         "BaseModelView(model)",
         "annotator(settings, machine, BaseModelView(), parallel.data, collective_forward=parallel.collective_forward)",
     ]
-    for meta, load, other in (
-        (False, "load_reference", "load_reference_on_meta"),
-        (True, "load_reference_on_meta", "load_reference"),
-    ):
-        build = Build(calls, reference=True, meta=meta, restored="restored")
-        assert build.of(other) == []
-        names = ("held_dtype", "head_chunk_size", load, "load_initial_weights", "choose_strategy", "as_reference")
-        assert build.of(*names, "annotator") == [
-            "held_dtype(strategy_settings, bf16=settings.model.bf16)",
-            "head_chunk_size(settings.model)",
-            f"{load}(settings.model.pretrain, device=machine.device, dtype=held_dtype(), "
-            "flash_attn=settings.model.flash_attn, head_chunk_size=head_chunk_size())",
-            # the start of the run, also where the policy continues from a checkpoint
-            f"load_initial_weights({load}(), settings.checkpoint, show=False)",
-            "choose_strategy(strategy_settings)",
-            "as_reference(strategy_settings)",
-            f"annotator(settings, machine, {load}(), parallel.data, collective_forward='sharded')",
-        ]
-        assert build.of("ShardablePolicy", "parallelize")[2:] == [
-            f"ShardablePolicy({load}())",
-            "parallelize(ShardablePolicy(), 'reference strategy', None, machine)",
-        ]
+    build = Build(calls, reference=True, restored="restored")
+    assert build.of("load_frozen", "load_initial_weights", "share_frozen", "annotator") == [
+        "load_frozen(settings.model.pretrain, settings.model, strategy_settings, machine)",
+        # the start of the run, also where the policy continues from a checkpoint
+        "load_initial_weights(load_frozen(), settings.checkpoint, show=False)",
+        "share_frozen(load_frozen(), strategy_settings, machine)",
+        "annotator(settings, machine, load_frozen(), 'shared.data', collective_forward='sharded')",
+    ]
+
+
+def test_a_teacher_is_loaded_beside_the_policy_and_keeps_its_own_weights(calls: Any) -> None:
+    assert Build(calls).loop["teacher"] is None
+    build = Build(calls, teacher="teacher/model", restored="restored")
+    assert build.loop["teacher"] == "annotator()"
+    assert build.of("load_frozen", "share_frozen", "annotator") == [
+        "load_frozen('teacher/model', settings.model, strategy_settings, machine)",
+        "share_frozen(load_frozen(), strategy_settings, machine)",
+        "annotator(settings, machine, load_frozen(), 'shared.data', collective_forward='sharded')",
+    ]
 
 
 def test_a_critic_is_trained_and_saved_with_the_policy_where_that_is_asked(calls: Any) -> None:
