@@ -67,7 +67,7 @@ def test_the_divergence_of_rollouts_is_that_of_the_policy_from_the_reference() -
     assert float(number) == 4
 
 
-def test_a_teacher_adds_its_log_prob_above_the_policy_s_to_every_token() -> None:
+def test_a_teacher_adds_its_log_prob_above_the_policy_s_to_every_token_less_the_mean_of_other_responses() -> None:
     teacher = [(-0.25, -1.5), (-0.75, -0.5)]
     shaping = RewardShapingConfig(longest_response=2)
     plain, _ = AdvantageEstimator(Grpo(kl_place="none"), shaping, seed=0)(GROUPS, PolicyScores(OLD, BEHAVIOUR), step=0)
@@ -75,8 +75,9 @@ def test_a_teacher_adds_its_log_prob_above_the_policy_s_to_every_token() -> None
     taught, metrics = AdvantageEstimator(Grpo(kl_place="none"), shaping, seed=0, teacher_coef=2.0)(
         GROUPS, scores, step=0
     )
-    for before, after, rows in zip(plain, taught, zip(teacher, OLD, strict=True), strict=True):
-        expected = [before.advantage + 2 * (t - o) for t, o in zip(*rows, strict=True)]
+    above = [[t - o for t, o in zip(*rows, strict=True)] for rows in zip(teacher, OLD, strict=True)]
+    for before, after, own, other in zip(plain, taught, above, reversed(above), strict=True):
+        expected = [before.advantage + 2 * (value - sum(other) / 2) for value in own]
         assert list(after.token_advantages) == pytest.approx(expected)
     total, number = metrics["kl/teacher"]
     assert (float(total), float(number)) == pytest.approx((-(1.0 - 0.5 + 0.0 + 0.5), 4))

@@ -126,11 +126,16 @@ class AdvantageEstimator:
     def _distilled(
         self, credit: AdvantageOutput, batch: RolloutBatch, teacher: Rows, metrics: Metrics
     ) -> AdvantageOutput:
-        """Add what the teacher says of each token, in nats and of no later token, to its advantage."""
+        """Add what the teacher says of each token, in nats and of no later token, to its advantage.
+
+        Less the mean over the tokens of all other responses of the step: it does not depend on the token, so that the
+        gradient stays the same in expectation, and takes away most of its variance while the teacher is far away.
+        """
         rewards_T = reverse_kl_reward(batch.old_logprobs_T, _flat(teacher), batch.loss_mask_T)
         metrics["kl/teacher"] = -rewards_T.sum(), batch.loss_mask_T.sum().to(torch.float64)
         # after the normalisation of the algorithm, which would take away how far the teacher is
-        return replace(credit, advantages_T=credit.advantages_T + self._teacher_coef * rewards_T)
+        centred_T = torch.where(batch.loss_mask_T, rewards_T - _mean_of_others(rewards_T, batch), 0.0)
+        return replace(credit, advantages_T=credit.advantages_T + self._teacher_coef * centred_T)
 
     def own_advantages(self, batch: RolloutBatch) -> Tensor:
         """Return the algorithm's own advantages [T], before the batch is normalised or clipped."""
@@ -283,6 +288,17 @@ def is_correct(rollout: Rollout) -> bool:
         return False
     named = (value for name, value in rollout.breakdown.items() if name.endswith("/correctness"))
     return bool(rollout.breakdown.get("correctness", next(named, rollout.reward)) >= 1.0)
+
+
+def _mean_of_others(values_T: Tensor, batch: RolloutBatch) -> Tensor:
+    """[T] mean over the loss tokens of all responses but the token's own; 0 where there are none."""
+    wanted_T = batch.loss_mask_T.to(values_T.dtype)
+    own_N, count_N = (
+        values_T.new_zeros(len(batch.rewards_N)).index_add_(0, batch.segment_ids_T, added_T)
+        for added_T in (values_T * wanted_T, wanted_T)
+    )
+    means_N = (own_N.sum() - own_N) / (count_N.sum() - count_N).clamp(min=1)
+    return means_N[batch.segment_ids_T]
 
 
 def _loss_mask(rollouts: Sequence[Rollout]) -> Tensor:

@@ -15,4 +15,4 @@ class TeacherSettings:
 
     teacher_kl_coef: float = field(default=1.0, metadata={"above": 0.0})
     """Weight of the reverse KL to the teacher: its log-prob of a token minus the policy's, times this, is added to the
-    advantage of the token (with `teacher_pretrain`)."""
+    advantage of the token, less its mean over the other responses (with `teacher_pretrain`)."""
