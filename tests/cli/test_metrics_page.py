@@ -29,7 +29,7 @@ def emitted(
     """Every name in the rows of runs that use everything."""
     names: set[str] = set()
     words = [
-        ("rl", "--init_kl_coef 0.5 --use_kl_loss --entropy_coef 0.1"),
+        ("rl", f"--init_kl_coef 0.5 --use_kl_loss --entropy_coef 0.1 --teacher_pretrain {bench.model}"),
         ("sft", "--z_loss_coef 0.1"),
         ("rl", "--reward gsm8k"),
     ]
