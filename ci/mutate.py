@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import importlib
 import json
 import math
 import os
-import random
 import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -89,8 +90,20 @@ def chosen(arguments: argparse.Namespace, found: dict[str, list[Mutant]], proofs
     if arguments.sample is None:
         return mutants
     candidates = [mutant for mutant in mutants if mutant.id not in proofs]
-    numbers = random.Random(arguments.seed).sample(range(len(candidates)), min(arguments.sample, len(candidates)))
-    return [candidates[number] for number in sorted(numbers)]
+    drawn = {mutant.id for mutant in sorted(candidates, key=_lot(arguments.seed))[: arguments.sample]}
+    return [mutant for mutant in candidates if mutant.id in drawn]
+
+
+def _lot(seed: int) -> Callable[[Mutant], bytes]:
+    """A mutant's place in the draw: of itself alone, so that a change elsewhere does not draw other mutants."""
+    met: Counter[tuple[object, ...]] = Counter()
+
+    def lot(mutant: Mutant) -> bytes:
+        met[mutant.unplaced] += 1
+        words = (seed, *mutant.unplaced, mutant.replacement, met[mutant.unplaced])
+        return hashlib.sha256("\0".join(map(str, words)).encode()).digest()
+
+    return lot
 
 
 def unmutated(files: Iterable[Path], lenient: bool) -> dict[str, float]:

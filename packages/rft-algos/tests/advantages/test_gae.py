@@ -258,3 +258,10 @@ def test_a_bootstrap_is_a_temporal_difference_to_the_next_value(gamma: float, la
     # nothing is truncated: the rewards as they are
     unchanged = bootstrap_truncated(rewards, following, torch.tensor([False, False]), mask, ids)
     assert unchanged[mask].tolist() == rewards[mask].tolist()
+
+
+def test_a_bootstrap_passes_no_gradient_to_rewards_or_values() -> None:
+    mask, ids = torch.tensor([True, True]), torch.tensor([0, 0])
+    rewards, following = torch.ones(2, requires_grad=True), torch.ones(1, requires_grad=True)
+    for numbers in ((rewards, following.detach()), (rewards.detach(), following)):
+        assert not bootstrap_truncated(*numbers, torch.tensor([True]), mask, ids).requires_grad

@@ -49,6 +49,8 @@ def test_every_quantity_equals_its_plain_twin(rows: list[tuple[int, float]]):
 def test_numbers_are_dense_and_follow_the_ids():
     assert group_numbers(torch.tensor([50, -4, 50, 7])).tolist() == [2, 0, 2, 1]
     assert group_numbers(torch.tensor([], dtype=torch.int64)).tolist() == []
+    several = torch.tensor([3, 3, 1, 1, 3]), torch.tensor([0, 9, 9, 9, 0])
+    assert group_numbers(*several).tolist() == [1, 2, 0, 0, 1]
 
 
 def test_grouped_is_float64_without_gradient():

@@ -110,6 +110,13 @@ def test_hand_computed_and_certain_tokens() -> None:
     assert found.tolist() == pytest.approx([0.5, -0.5])
 
 
+def test_a_weight_below_zero_by_rounding_counts_as_zero() -> None:
+    rewards, mask, ids = torch.tensor([1.0, 0.0], dtype=D), torch.tensor([True, True]), torch.tensor([0, 1])
+    squares = torch.tensor([1.0 - 1e-3, 1.0 + 1e-2], dtype=D)  # W would be -1e-3 and 1e-2
+    found = optimal_token_baseline(rewards, torch.zeros(2, dtype=D), squares, mask, ids, torch.tensor([0, 0]))
+    assert found.tolist() == pytest.approx([1.0, 0.0])
+
+
 def test_shapes_are_checked() -> None:
     three, mask, ids = torch.zeros(3), torch.ones(3, dtype=torch.bool), torch.zeros(3, dtype=torch.int64)
     with pytest.raises(InputError, match="one shape"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 
@@ -141,6 +142,31 @@ def test_gradients_are_those_of_the_value_and_none_reaches_the_reference(name: s
     assert leaves[0].grad is not None
     assert leaves[1].grad is not None
     assert leaves[2].grad is leaves[3].grad is None
+
+
+DEFAULTS = {
+    "hinge": {"beta": 0.1},
+    "robust_dpo": {"beta": 0.1, "label_noise": 0.1},
+    "exo": {"beta": 0.1, "label_smoothing": 1e-3},
+    "nca": {"beta": 0.1},
+    "bco": {"beta": 0.1},
+    "sppo": {"beta": 0.1},
+    "aot_paired": {"beta": 0.1, "label_smoothing": 0.0},
+    "aot_unpaired": {"beta": 0.1, "label_smoothing": 0.0},
+    "apo_zero": {"beta": 0.1},
+    "apo_down": {"beta": 0.1},
+    "discopop": {"beta": 0.05, "temperature": 0.05},
+    "f_dpo": {"beta": 0.1, "divergence": "reverse_kl", "alpha": 0.5},
+    "cpo": {"beta": 0.1, "coefficient": 1.0},
+    "reward_centring": {"coefficient": 0.01},
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_what_is_not_given_is_as_published(name: str) -> None:
+    parameters = inspect.signature(getattr(variants, name)).parameters.values()
+    given = {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
+    assert given == DEFAULTS[name]
 
 
 def test_special_cases_are_dpo() -> None:

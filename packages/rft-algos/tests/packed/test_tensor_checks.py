@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rft_algos.input_checks import InputError
-from rft_algos.packed.tensor_checks import check_group_ids, check_mask, check_vectors
+from rft_algos.packed.tensor_checks import check_group_ids, check_mask, check_responses, check_vectors
 
 
 def test_what_fits_passes() -> None:
@@ -40,3 +40,15 @@ def test_the_remedy_for_texts_gives_group_ids() -> None:
     for values in (torch.ones(2), torch.ones(2, dtype=torch.bool)):
         with pytest.raises(InputError, match="must be integers"):
             check_group_ids(ids=values)
+
+
+def test_numbers_of_tokens_are_summed_to_one_a_response_first() -> None:
+    rows, sums = torch.ones(2, 3), torch.ones(2)
+    check_responses(chosen_B=sums, rejected_B=sums)
+    with pytest.raises(InputError, match=r"one shape \[B\]") as caught:
+        check_responses(chosen_B=rows, rejected_B=rows)
+    assert caught.value.problem.do == "(logprobs * mask).sum(1)"
+    # of another number of responses no sum is the remedy
+    with pytest.raises(InputError, match=r"one shape \[B\]") as caught:
+        check_responses(chosen_B=sums, rejected_B=torch.ones(3))
+    assert caught.value.problem.do == ""

@@ -163,3 +163,10 @@ def test_the_second_moment_is_held_by_leaving_out_the_largest(seed: int, limit: 
         kept.remove(max(kept, key=lambda t: log_ratios[t] ** 2))
     found = second_moment_tokens(torch.tensor(log_ratios, dtype=torch.float64), torch.tensor(mask), limit=limit)
     assert found.nonzero()[:, 0].tolist() == kept
+
+
+def test_masked_tokens_make_no_room_for_others_in_the_second_moment() -> None:
+    # a mean over the masked zeros too would be 0.01
+    log_ratio, mask = torch.tensor([0.2, 0.0, 0.0, 0.0]), torch.tensor([True, False, False, False])
+    assert not second_moment_tokens(log_ratio, mask, limit=0.03).any()
+    assert second_moment_tokens(log_ratio, mask, limit=0.05).tolist() == [True, False, False, False]

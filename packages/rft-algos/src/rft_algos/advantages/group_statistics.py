@@ -35,20 +35,25 @@ def grouped(rewards_N: Tensor, group_ids_N: Tensor) -> tuple[Tensor, Tensor]:
     return rewards, group_numbers(group_ids_N)
 
 
-def group_numbers(group_ids_N: Tensor) -> Tensor:
+def group_numbers(*ids_N: Tensor) -> Tensor:
     """Group ids as dense numbers: 0 for the smallest id, 1 for the next, and so on.
 
     Args:
-        group_ids_N: [N] int64, any values, any order.
+        ids_N: [N] int64, any values, any order; of several a group is what all of them name together, and the first
+            counts most in the order.
 
     Returns:
-        [N] int64 in 0..G-1, where G is how many different ids there are.
+        [N] int64 in 0..G-1, where G is how many different groups there are.
     """
     # sorted in place of `unique`, for the size of whose result the host would wait
-    ids_N, order_N = group_ids_N.sort()
-    is_new_N = torch.zeros_like(ids_N)
-    is_new_N[1:] = ids_N[1:] != ids_N[:-1]
-    return torch.empty_like(ids_N).scatter_(0, order_N, is_new_N.cumsum(0))
+    order_N = ids_N[-1].argsort(stable=True)
+    for earlier_N in ids_N[-2::-1]:
+        order_N = order_N[earlier_N[order_N].argsort(stable=True)]
+    is_new_N = torch.zeros_like(order_N, dtype=torch.bool)
+    for each_N in ids_N:
+        sorted_N = each_N[order_N]
+        is_new_N[1:] |= sorted_N[1:] != sorted_N[:-1]
+    return torch.empty_like(order_N).scatter_(0, order_N, is_new_N.cumsum(0))
 
 
 def num_groups(flags_N: Tensor, groups_N: Tensor) -> Tensor:

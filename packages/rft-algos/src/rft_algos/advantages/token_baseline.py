@@ -8,7 +8,7 @@ from torch import Tensor
 from rft_algos.advantages.group_statistics import group_numbers
 from rft_algos.advantages.returns import discounted_returns
 from rft_algos.input_checks import refuse
-from rft_algos.packed.reverse_scan import gather_loss_tokens, loss_positions, same_sequence, scatter_loss_tokens
+from rft_algos.packed.reverse_scan import gather_loss_tokens, loss_positions, scatter_loss_tokens
 from rft_algos.packed.tensor_checks import check_group_ids, check_vectors
 
 
@@ -68,19 +68,18 @@ def optimal_token_baseline(
     returns_L = gather_loss_tokens(returns_T, positions_L)
     energies_L = 1 - 2 * gather_loss_tokens(logprobs_T, positions_L).exp()
     energies_L += gather_loss_tokens(sum_squared_probs_T, positions_L)
-    weights_L = _since_start(energies_L, segment_ids_T, positions_L).clamp(min=0)
-    ids_L = segment_ids_T if positions_L is None else segment_ids_T.index_select(0, positions_L)
-    groups_L, parts_T = group_numbers(group_ids_N)[ids_L], segment_ids_T
+    ids_L = _at(segment_ids_T, positions_L)
+    is_first_L = _changes(ids_L)
+    weights_L = _since_first(energies_L, is_first_L).clamp(min=0)
+    cells: list[Tensor] = [group_numbers(group_ids_N)[ids_L]]
     if turn_ids_T is not None:
-        turns_L = turn_ids_T if positions_L is None else turn_ids_T.index_select(0, positions_L)
+        turns_L = _at(turn_ids_T, positions_L)
         _check_turns(turns_L, ids_L)
         # what is compared is a turn's number within a group, and what is counted the tokens of one turn
-        most = int(turns_L.max()) + 1 if turns_L.numel() else 1
-        groups_L = groups_L * most + turns_L
-        parts_T = torch.where(loss_mask_T, segment_ids_T * most + turn_ids_T, -1)
-    number_L = _since_start(torch.ones_like(energies_L), parts_T, positions_L).to(torch.int64) - 1
-    # one cell for each position
-    cells_L = group_numbers(groups_L * (energies_L.shape[0] + 1) + number_L)
+        cells.append(turns_L)
+        is_first_L = is_first_L | _changes(turns_L)
+    cells.append(_since_first(torch.ones_like(ids_L), is_first_L))
+    cells_L = group_numbers(*cells)
 
     def over_cell(values_L: Tensor) -> Tensor:
         return torch.zeros_like(values_L).index_add_(0, cells_L, values_L).index_select(0, cells_L)
@@ -98,13 +97,20 @@ def _check_turns(turns_L: Tensor, ids_L: Tensor) -> None:
         refuse("turn_ids_T must be 0 or more at loss tokens and never fall within a sequence")
 
 
-def _since_start(values_L: Tensor, segment_ids_T: Tensor, positions_L: Tensor | None) -> Tensor:
-    """Sums over the loss tokens of a sequence up to and with each."""
+def _at(values_T: Tensor, positions_L: Tensor | None) -> Tensor:
+    return values_T if positions_L is None else values_T.index_select(0, positions_L)
+
+
+def _changes(ids_L: Tensor) -> Tensor:
+    """Whether a number differs from the one before; the first does."""
+    changes_L = torch.ones_like(ids_L, dtype=torch.bool)
+    changes_L[1:] = ids_L[1:] != ids_L[:-1]
+    return changes_L
+
+
+def _since_first(values_L: Tensor, is_first_L: Tensor) -> Tensor:
+    """Sums up to and with each value, that begin again at the first of a sequence or turn."""
     sums_L = values_L.cumsum(0)
-    continues_L = same_sequence(segment_ids_T, positions_L)
-    is_first_L = torch.ones_like(continues_L)
-    is_first_L[1:] = ~continues_L[:-1]
-    # what had been added before the sequence began, at its first token
     numbers_L = is_first_L.cumsum(0) - 1
     before_I = (sums_L - values_L)[is_first_L]
     return sums_L - before_I[numbers_L]
