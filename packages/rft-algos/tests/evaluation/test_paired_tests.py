@@ -43,6 +43,12 @@ def test_few_differences_are_enumerated(seed: int) -> None:
     assert sign_flip_test(differences, key=seed) == pytest.approx(plain_flips(differences))
 
 
+def test_twelve_differences_are_enumerated_and_thirteen_drawn() -> None:
+    differences = [1.0, -0.5, 2.0, 0.25, -1.5, 0.75, 1.25, -0.25, 0.5, 1.75, -1.0, 2.25]
+    assert sign_flip_test(differences, key=1) == pytest.approx(plain_flips(differences), rel=1e-12)
+    assert sign_flip_test([*differences, 0.1], key=1) != pytest.approx(plain_flips([*differences, 0.1]), rel=1e-12)
+
+
 def test_many_differences_are_drawn_by_the_key_and_come_near_to_all_patterns() -> None:
     drawn = random.Random(3)
     differences = [drawn.gauss(0.4, 1.0) for _ in range(15)]

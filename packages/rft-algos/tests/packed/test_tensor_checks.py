@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from rft_algos.input_checks import InputError
-from rft_algos.packed.tensor_checks import check_group_ids, check_mask, check_responses, check_vectors
+from rft_algos.packed.tensor_checks import (
+    check_group_ids,
+    check_mask,
+    check_alike,
+    check_responses,
+    check_vectors,
+)
 
 
 def test_what_fits_passes() -> None:
@@ -51,4 +57,15 @@ def test_numbers_of_tokens_are_summed_to_one_a_response_first() -> None:
     # of another number of responses no sum is the remedy
     with pytest.raises(InputError, match=r"one shape \[B\]") as caught:
         check_responses(chosen_B=sums, rejected_B=torch.ones(3))
+    assert caught.value.problem.do == ""
+
+
+def test_an_advantage_a_row_is_spread_over_its_row_first() -> None:
+    rows = torch.ones(2, 3)
+    for advantages, remedy in ((torch.ones(2), "advantages[:, None]"), (torch.ones(2, 4), "")):
+        with pytest.raises(InputError, match="must have one shape") as caught:
+            check_alike(logprobs_T=rows, advantages_T=advantages)
+        assert caught.value.problem.do == remedy
+    with pytest.raises(InputError, match="must have one shape") as caught:
+        check_alike(logprobs_T=torch.ones(2), advantages_T=rows)
     assert caught.value.problem.do == ""

@@ -210,3 +210,17 @@ def test_a_record_sets_the_cap_of_the_ratio() -> None:
     assert Dppo(max_ratio=math.inf).max_ratio == math.inf
     with pytest.raises(OptionsError, match="max_ratio"):
         Dppo(max_ratio=0.5)
+
+
+@pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
+@pytest.mark.parametrize("moved", [-0.5, 0.0, 0.5])
+@pytest.mark.parametrize("divergence", [0.05, 0.15, 0.25])
+def test_of_a_wider_divergence_each_side_has_its_own_limit(advantage: float, moved: float, divergence: float) -> None:
+    logprobs, old = doubles(-1.0 + moved).requires_grad_(), doubles(-1.0)
+    limit_low, limit_high = 0.1, 0.2
+    dppo_top_k(logprobs, old, doubles(advantage), doubles(divergence), limit_low, limit_high).sum().backward()
+    left_out = (advantage > 0 and moved > 0 and divergence > limit_high) or (
+        advantage < 0 and moved < 0 and divergence > limit_low
+    )
+    assert logprobs.grad is not None
+    assert logprobs.grad.item() == pytest.approx(0.0 if left_out else -advantage * math.exp(moved))
