@@ -5,9 +5,9 @@ import torch
 
 from rft_algos.input_checks import InputError
 from rft_algos.packed.tensor_checks import (
+    check_alike,
     check_group_ids,
     check_mask,
-    check_alike,
     check_responses,
     check_vectors,
 )
