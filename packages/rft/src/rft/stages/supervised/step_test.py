@@ -35,7 +35,7 @@ class StepTest:
                 "prompt": [message.as_dict() for message in row.prompt.messages or ()] or row.prompt.text,
                 "completions": list(row.steps),
                 "labels": list(row.labels),
-                "probabilities": torch.tensor(scores, dtype=torch.float64).sigmoid().tolist(),
+                "probabilities": [float(p) for p in torch.tensor(scores, dtype=torch.float64).sigmoid()],
             }
             for row, scores in zip(self.rows, self.scores, strict=True)
         ]
