@@ -12,7 +12,7 @@ from conformance.adapters import base, composed, ours
 from conformance.compare import distances, flat
 from conformance.make_cases import read
 from rft_algos import advantages, surrogates
-from rft_algos.losses import aggregation, kl, off_policy, preference, value
+from rft_algos.losses import aggregation, kl, off_policy, preference, step_labels, value
 from rft_algos.rewards import shaping
 
 CASES = {case["id"]: case for case in read()}
@@ -107,7 +107,7 @@ def test_defaults_are_the_published_settings(function: Any) -> None:
 
 def test_every_equation_has_cases() -> None:
     modules = {advantages: advantages.__all__, surrogates: surrogates.__all__}
-    others = (off_policy, kl, preference, aggregation, shaping, value)
+    others = (off_policy, kl, preference, step_labels, aggregation, shaping, value)
     modules |= {m: [n for n, v in vars(m).items() if getattr(v, "__module__", "") == m.__name__] for m in others}
     names = {name for exported in modules.values() for name in exported if not name.startswith("_")}
     names = {name for name in names if not name.endswith(("_clipped", "_kept", "dual_clipped"))}

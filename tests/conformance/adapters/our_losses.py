@@ -11,7 +11,7 @@ from conformance.adapters.base import Case, leaf, numbers, slope
 from conformance.adapters.packed import computes, layout, packed, unpacked, weights
 from rft_algos import surrogates
 from rft_algos.losses import aggregation as reductions
-from rft_algos.losses import kl, off_policy, preference, value
+from rft_algos.losses import kl, off_policy, preference, step_labels, value
 
 # surrogates
 
@@ -232,6 +232,14 @@ def reference_point(case: Case, dtype: torch.dtype) -> Tensor:
     """KTO's reference point."""
     policy, reference = (numbers(case["inputs"][key], dtype) for key in ("mismatched", "reference_mismatched"))
     return preference.kto_reference_point((policy - reference).sum(), len(policy))
+
+
+@computes("preference", "step_cross_entropy")
+def labelled_steps(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    """Losses of labelled steps."""
+    now = leaf(numbers(case["inputs"]["scores"], dtype))
+    losses = step_labels.step_cross_entropy(now, numbers(case["inputs"]["labels"], dtype))
+    return {"loss": losses.tolist(), "total": losses.mean(), "gradient": slope(losses.mean(), now).tolist()}
 
 
 @computes("preference", "kto_reference_point")

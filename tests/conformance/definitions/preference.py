@@ -11,6 +11,7 @@ SOURCES = {
     "hps": Source("2303.14420", "cross-entropy over the two"),
     "log_exp": Source("2204.05862", "the preference model's loss"),
     "rao_kupper_tie": Source("Rao and Kupper 1967", "the probability of a tie, theta = e^threshold"),
+    "step_cross_entropy": Source("2305.20050", "section 2.6; soft labels as in 2312.08935, equation 2"),
     "dpo": Source("2305.18290", "equation 7; smoothing of conservative DPO"),
     "ipo": Source("2310.12036", "equation 17"),
     "ipo_per_token": Source("2310.12036", "equation 17, of log-probs per token"),
@@ -47,6 +48,12 @@ CASES = (
     of("log_exp", "scores", "both signs, and equal scores", SCORES),
     of("log_exp", "far", "a difference of 110 overflows exp in float32", FAR),
     of("rao_kupper_tie", "scores", "both signs, and equal scores", SCORES, {"threshold": 0.5}),
+    of(
+        "step_cross_entropy",
+        "labels",
+        "good and bad steps, and a soft label",
+        {"scores": [1.5, -0.25, 0.0, 3.0, 2.0], "labels": [1.0, 0.0, 1.0, 0.0, 0.75]},
+    ),
     of("dpo", "plain", "the sigmoid loss", {**LOGPROBS, **REFERENCE}, {"beta": 0.1, "label_smoothing": 0.0}),
     of("dpo", "smoothed", "labels may be wrong", {**LOGPROBS, **REFERENCE}, {"beta": 0.5, "label_smoothing": 0.1}),
     of(

@@ -130,8 +130,21 @@ def kto(inputs: Inputs, params: Inputs) -> dict[str, Any]:
     }
 
 
+def step_cross_entropy(inputs: Inputs, params: Inputs) -> dict[str, Any]:
+    """-y log sigmoid(s) - (1 - y) log sigmoid(-s), of each step."""
+    labels = row(inputs["labels"])
+
+    def losses(scores: list[Decimal]) -> list[Decimal]:
+        return [y * softplus(-s) + (1 - y) * softplus(s) for s, y in zip(scores, labels, strict=True)]
+
+    now = row(inputs["scores"])
+    found = losses(now)
+    slopes = gradient(lambda values: mean(losses(values)), now)
+    return {"loss": found, "total": mean(found), "gradient": slopes}
+
+
 PAIRS: dict[str, Pair] = {
     loss.__name__: loss for loss in (bradley_terry, hps, log_exp, rao_kupper_tie, dpo, ipo, ipo_per_token, orpo, simpo)
 }
 TWINS = {name: of_pairs(loss) for name, loss in PAIRS.items()}
-TWINS |= {"kto_reference_point": kto_reference_point, "kto": kto}
+TWINS |= {"kto_reference_point": kto_reference_point, "kto": kto, "step_cross_entropy": step_cross_entropy}

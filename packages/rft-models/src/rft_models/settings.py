@@ -72,6 +72,7 @@ class ModelSettings(TrainedWeightsSettings):
 
 
 PoolingMethod = Literal["last", "attn"]
+StepReduction = Literal["min", "product", "mean", "last"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,14 @@ class RewardHeadSettings:
 
     scale_for_train: bool = False
     """Multiply the scores by a learned factor while training, from 1 / 0.07; the finished model scores without it."""
+
+    step_separator: str = r"\n"
+    """Text behind each step of a response (with `loss_type` steps), at whose last token the step is scored; \\n is a
+    new line, \\t a tab."""
+
+    step_reduction: StepReduction = "min"
+    """Reward that the finished model gives a response from the probabilities of its steps (with `loss_type` steps): the
+    smallest, their product, their mean, or the last."""
 
 
 def freezing_refusal(freeze_prefix: str, train_only_tokens_from: int) -> SettingsRefusal | None:

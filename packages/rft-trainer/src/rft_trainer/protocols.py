@@ -182,6 +182,20 @@ class ScoringModel(Protocol):
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
 
 
+class StepScoringModel(Protocol):
+    """Scores of the steps of packed texts by a step reward model; the gradient follows torch's grad mode."""
+
+    def step_scores(self, tokens: PackedTokens) -> Tensor:
+        """Return [N]: the logit of each target, which is the last token of a step, in their order."""
+        ...
+
+    def train(self, mode: bool = True) -> object:
+        """Switch between training and evaluation, where they differ."""
+        ...
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
+
+
 class StepOutcome(Protocol):
     """Result of one optimizer step."""
 

@@ -145,18 +145,22 @@ class SftCheck:
 
 @dataclass(frozen=True, slots=True)
 class RmCheck:
-    """Pairs of a reward model's run, as its start would read them."""
+    """Pairs, or labelled steps, of a reward model's run, as its start would read them."""
 
     data: RmInputs
 
     def check_reward(self) -> list[TriedReward]:
-        """Return nothing: the pairs are labelled already."""
+        """Return nothing: the rows are labelled already."""
         return []
 
     def first_example(self) -> TokenizedExample:
-        """Return the better text of the first pair token by token; the score is read at its last token."""
+        """Return the better text of the first pair token by token, or the first row of steps.
+
+        The score is read at the last token; of steps at the tokens in the loss.
+        """
         sample = self.data.pairs.units[0][0]
-        title = f"{sample.sample_id} as the model sees it ({sample.num_tokens} tokens; the score is read at the end):"
+        read = "the score is read at the end" if self.data.spec.steps is None else "scores are read where steps end"
+        title = f"{sample.sample_id} as the model sees it ({sample.num_tokens} tokens; {read}):"
         pieces = [self.data.tokenizer.decode([token]) for token in sample.token_ids]
         return TokenizedExample(title, pieces, [bool(mask) for mask in pack([sample]).loss_mask_T])
 
@@ -217,7 +221,7 @@ def check_dpo(settings: DpoSettings, world_size: int) -> DpoCheck:
 
 
 def check_rm(settings: RmSettings, world_size: int) -> RmCheck:
-    """Read and encode the pairs of a reward model's run; their number does not depend on `world_size`.
+    """Read and encode the rows of a reward model's run; their number does not depend on `world_size`.
 
     Raises:
         OptionsError, DataError: as the start would.

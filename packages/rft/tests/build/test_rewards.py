@@ -13,6 +13,7 @@ from rft.build import rewards
 from rft.library.given_rewards import FunctionRewards
 from rft.reward_names import NamedPlace
 from rft_core.errors import OptionsError
+from rft_models.reward_model.spec import RewardSpec
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rewards.combined import RewardComponent
@@ -231,7 +232,8 @@ def test_every_server_gets_the_numbers_of_its_settings_and_is_tried(calls: Any, 
 
 def two_models(calls: Any, device: str, **models: Any) -> tuple[Any, Any, list[Any]]:
     """Settings, a machine and the doubles of two reward models that are loaded one after another."""
-    loaded = [calls.double("first"), calls.double("second")]
+    spec = RewardSpec()
+    loaded = [calls.double("first", spec=spec), calls.double("second", spec=spec)]
     turns = iter(loaded)
 
     def load(*places: Any, **options: Any) -> Any:

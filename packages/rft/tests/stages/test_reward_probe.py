@@ -13,6 +13,7 @@ from rft.stages import reward_probe
 from rft.stages.reward_probe import Pair, agreement, probe_reward_model
 from rft_algos.statistics import wilson_interval
 from rft_core.errors import PreflightError
+from rft_models.reward_model.spec import RewardSpec
 
 
 class Scorer:
@@ -38,9 +39,11 @@ def probed(
     weights: Any = (1.0,),
     heads: tuple[str, ...] = ("score",),
 ) -> tuple[Any, Scorer]:
-    scorer = Scorer(score, weights, heads)
-    monkeypatch.setattr(reward_probe, "load_reward_model", lambda directory, **_: directory)
-    monkeypatch.setattr(reward_probe, "RewardTextScorer", lambda model: scorer if model == "dir" else None)
+    scorer, loaded = Scorer(score, weights, heads), SimpleNamespace(spec=RewardSpec())
+    monkeypatch.setattr(
+        reward_probe, "load_reward_model", lambda directory, **_: loaded if directory == "dir" else None
+    )
+    monkeypatch.setattr(reward_probe, "RewardTextScorer", lambda model: scorer if model is loaded else None)
     if rows is not None:
         pairs = [Pair("p", (), a, b) for a, b in rows]
     return probe_reward_model("dir", pairs), scorer

@@ -14,11 +14,11 @@ USAGE = """usage: rft-train export RUN DIR [--adapter] [--ema] [--dtype float32|
                         [--push_to_hub ORG/NAME [--hub_public]]
 
 Write the model of a checkpoint to DIR, a Hugging Face directory with its tokenizer, then read DIR back
-and compare: every tensor to the bit, and the log-probabilities of a probe. RUN is a run (its newest
-checkpoint that verifies), a checkpoint (RUN/checkpoints/step_100, RUN/episode_5) or a file of one. DIR
-must be empty or not there. --ema writes the moving averages that a run with --enable_ema keeps in the place of
-the weights. Without --dtype the weights keep the type that they have. --pretrain DIR
-trains on from it.
+and compare: every tensor to the bit, and the log-probabilities of a probe (of a reward model its scores).
+RUN is a run (its newest checkpoint that verifies), a checkpoint (RUN/checkpoints/step_100,
+RUN/episode_5) or a file of one. DIR must be empty or not there. --ema writes the moving averages that a
+run with --enable_ema keeps in the place of the weights. Without --dtype the weights keep the type that
+they have. --pretrain DIR trains on from it.
 
 Of a run with --lora_rank the model has its adapters folded in; --adapter writes the adapters alone, as peft
 loads them. RUN may be such a directory too, also one that peft wrote: it is folded into the weights under it.
@@ -79,7 +79,12 @@ def _repository(parsed: arguments.Arguments) -> str:
 
 def _show(lines: Sequence[str], model: Path) -> None:
     """Print what was written, and what can be done with it."""
-    print("\n".join([*lines, "", *next_lines(after_model(model))]))
+    file = model / "config.json"
+    scores = [
+        (f"rft-train rl --pretrain POLICY --prompt_data train.jsonl --reward_pretrain {model}", "train on its scores")
+    ]
+    advice = scores if file.is_file() and '"reward_head"' in file.read_text() else after_model(model)
+    print("\n".join([*lines, "", *next_lines(advice)]))
 
 
 def _export_adapters(source: Path, target: Path, *, lora_only: bool, converted: bool) -> None:

@@ -11,6 +11,7 @@ from rft.process.machine import open_machine
 from rft.resolved import with_values
 from rft.settings import RmTestSettings
 from rft.stages.rm_test import RmTest, rm_test
+from rft.stages.supervised.step_test import StepTest
 from rft_cli.config.resolve import resolve
 from rft_core.durable_files import storage_errors
 from rft_core.terminal_text import visible
@@ -32,6 +33,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _show(settings: RmTestSettings, test: RmTest) -> None:
+    if test.steps is not None:
+        _show_steps(settings.model.pretrain, test.steps)
+        return
+    assert test.report is not None, "pairs have a report"
     report, figures = test.report, dict(test.report.figures)
     print(visible(f"model     {settings.model.pretrain}: {', '.join(report.heads)} on the {report.pooling} state"))
     bounds = report.right_interval
@@ -56,3 +61,25 @@ def _show(settings: RmTestSettings, test: RmTest) -> None:
         )
         figures["agreement"] = share.estimate
     print(json.dumps(figures))
+
+
+def _show_steps(model: str, test: StepTest) -> None:
+    evaluation = test.evaluation
+    figures = evaluation.as_record()
+    print(visible(f"model     {model}: the steps of {len(test.rows)} responses"))
+    if "eval/accuracy" in figures:
+        print(
+            f"calls     {figures['eval/accuracy']:.1%} of {figures['eval/n']} labelled steps what they are (95 %: "
+            f"{figures['eval/accuracy_low']:.3f} to {figures['eval/accuracy_high']:.3f}); all alike would be "
+            f"{figures['eval/majority']:.1%}"
+        )
+    print(
+        f"finds     the first error, or that there is none, in {figures['eval/first_error']:.1%} of the responses "
+        f"(95 %: {figures['eval/first_error_low']:.3f} to {figures['eval/first_error_high']:.3f})"
+    )
+    for one in evaluation.calibration():
+        print(
+            f"sure      {one.low:.0%} to {one.high:.0%}: predicted {one.predicted:.3f}, good {one.observed:.3f}, "
+            f"{one.num} steps"
+        )
+    print(json.dumps({name.removeprefix("eval/"): value for name, value in figures.items()}))

@@ -23,12 +23,13 @@ _MEASURED = {
     "accuracy": "accuracy",
     "reward": "mean reward",
     "loss": "loss",
+    "first_error": "first error found",
     "calibration_error": "calibration error",
     "turns_mean": "turns of a conversation",
     "call_share": "turns with a well-formed call",
     "well_formed_share": "calls that could be read",
 }
-_SHARES = ("accuracy", "call_share", "well_formed_share")
+_SHARES = ("accuracy", "first_error", "call_share", "well_formed_share")
 
 
 def show(path: Path, summary: Mapping[str, Any], next_commands: Sequence[tuple[str, str]]) -> None:
@@ -86,9 +87,9 @@ def _unscored(run: RunFiles) -> str:
 
 def _before_after(run: RunFiles, evaluations: Mapping[str, Any]) -> Table:
     before, after = evaluations["before"], evaluations["after"]
-    # pairs that a reward model compares, or problems that are answered
-    are_pairs = "calibration_error" in after
-    counted = f"held out: {after.get('n', '?')} {'pairs' if are_pairs else 'problems'}"
+    # steps that a reward model judges, pairs that it compares, or problems that are answered
+    noun = "step" if "first_error" in after else "pair" if "calibration_error" in after else "problem"
+    counted = f"held out: {after.get('n', '?')} {noun}s"
     table = Table(title=counted if "n" in after else "held out", title_justify="left")
     for column in ("", "before", "after", "change"):
         table.add_column(column, justify="right" if column else "left")
@@ -97,7 +98,7 @@ def _before_after(run: RunFiles, evaluations: Mapping[str, Any]) -> Table:
             is_share = key in _SHARES
             shown = "{:.1%}" if is_share else "{:.4f}"
             change = f"{after[key] - before[key]:+.1%}" if is_share else f"{after[key] - before[key]:+.4f}"
-            label = "loss (nats a pair)" if key == "loss" and are_pairs else label
+            label = f"loss (nats a {noun})" if key == "loss" and noun != "problem" else label
             table.add_row(label, shown.format(before[key]), shown.format(after[key]), change + _interval(run, key))
     return table
 

@@ -67,6 +67,19 @@ class RewardModel(PackedModel):
         pooled_SD = self._pooled(self.backbone.states(tokens), tokens.token_ids_T, segment_T, int(segment_T[-1]) + 1)
         return self.head(pooled_SD)
 
+    def step_scores(self, tokens: PackedTokens) -> Tensor:
+        """Compute the scores of the steps of packed texts: the targets are the tokens that end a step.
+
+        Returns:
+            [N] logits that a step is right, one a target and in their order, float32 (float64 for float64 weights),
+            differentiable.
+        """
+        states = self.backbone.states(tokens)
+        rows_N = tokens.targets_T.nonzero()[:, 0]
+        rows_N = rows_N if states.place_T is None else states.place_T[rows_N]
+        # the token that ends a step is read itself: nothing is predicted
+        return self.head(states.hidden_KD.index_select(0, rows_N).to(self.head.score.weight.dtype))[:, 0]
+
     def _pooled(self, states: States, token_ids_T: Tensor, segment_T: Tensor, num_segments: int) -> Tensor:
         """Pool the states of each segment to [S, D], in the head's type."""
         dtype = self.head.score.weight.dtype

@@ -61,7 +61,8 @@ class RewardTextScorer:
         rows = [self._encoded(*row) for row in zip(prompts, messages, responses, seen, strict=True)]
         results: list[dict[str, float] | str] = [row if isinstance(row, str) else {} for row in rows]
         texts = {index: row for index, row in enumerate(rows) if not isinstance(row, str)}
-        for batch in self._batches({index: ids for index, (ids, _) in texts.items()}):
+        lengths = {index: len(ids) for index, (ids, _) in texts.items()}
+        for batch in batches_within(lengths, self._max_tokens):
             asked = [(prompts[index], seen[index]) for index in batch]
             shared = shared_lengths([texts[index][0] for index in batch], asked)
             for index, scores in zip(batch, self._forward([texts[index] for index in batch], shared), strict=True):
@@ -100,18 +101,6 @@ class RewardTextScorer:
             return f"{len(ids)} tokens, but the reward model takes at most {limit}"
         return (ids, media) if ids else "the text has no tokens"
 
-    def _batches(self, tokens: Mapping[int, Sequence[int]]) -> list[list[int]]:
-        """Group indices in order, as many a forward as fit into `max_tokens`."""
-        batches: list[list[int]] = []
-        room = 0
-        for index, ids in tokens.items():
-            if not batches or len(ids) > room:
-                batches.append([])
-                room = self._max_tokens
-            batches[-1].append(index)
-            room -= len(ids)
-        return batches
-
     def _forward(
         self, texts: Sequence[tuple[Sequence[int], Media | None]], shared: Sequence[int]
     ) -> list[dict[str, float]]:
@@ -132,6 +121,19 @@ class RewardTextScorer:
         scores = self.model.scores(packed)
         columns = [scores[name].tolist() for name in self.heads]
         return [dict(zip(self.heads, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def batches_within(num_tokens: Mapping[int, int], max_tokens: int) -> list[list[int]]:
+    """Group indices in order, as many a forward as fit into `max_tokens`; a longer text runs alone."""
+    batches: list[list[int]] = []
+    room = 0
+    for index, length in num_tokens.items():
+        if not batches or length > room:
+            batches.append([])
+            room = max_tokens
+        batches[-1].append(index)
+        room -= length
+    return batches
 
 
 def shared_lengths(rows: Sequence[Sequence[int]], prompts: Sequence[object]) -> list[int]:

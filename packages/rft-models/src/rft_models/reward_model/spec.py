@@ -12,12 +12,36 @@ from typing import Any, Literal, cast, get_args
 from rft_core.errors import DataError, OptionsError
 
 Pooling = Literal["last", "attention"]
+StepReduction = Literal["min", "product", "mean", "last"]
 
 RECORD = "reward_head"
 """Key of config.json that holds a `RewardSpec`, and beginning of the names of tensors that transformers has none of."""
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _UNNAMED = re.compile(r"LABEL_\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpec:
+    """How a response is divided into steps, and how their scores become one reward.
+
+    Example: `StepSpec(separator="\\n\\n", reduction="product")`.
+    """
+
+    separator: str = "\n"
+    """Text behind each step; the step's score is read from the state of its last token."""
+    reduction: StepReduction = "min"
+    """The reward of a response from its steps, as in `rft_algos.rewards.step_scores`."""
+
+    def __post_init__(self) -> None:
+        if not self.separator or self.reduction not in get_args(StepReduction):
+            raise OptionsError(
+                code="models.reward_steps",
+                what=f"separator {self.separator!r}, reduction {self.reduction!r}",
+                where="reward head",
+                why=f"steps end with a text, and the reduction is one of {', '.join(get_args(StepReduction))}",
+                do='StepSpec(separator="\\n", reduction="min")',
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +64,8 @@ class RewardSpec:
     """Queries of "attention" pooling, each over its own part of the width."""
     scale_for_train: bool = False
     """A learned factor on the scores in training mode alone, from 1 / 0.07 (the temperature of CLIP, 2103.00020)."""
+    steps: StepSpec | None = None
+    """A step (process) reward model: the scores are of the steps of a response; None: of whole texts."""
 
     def __post_init__(self) -> None:
         wrong = self._wrong()
@@ -66,12 +92,14 @@ class RewardSpec:
             return f"pooling {self.pooling!r}; it is one of {', '.join(get_args(Pooling))}"
         if self.layer is not None and self.layer < 1:
             return f"layer {self.layer}"
+        if self.steps is not None and (len(self.heads) > 1 or self.pooling != "last" or self.scale_for_train):
+            return "scores of steps with several heads, pooled states or a scale: a step is one logit of one state"
         return f"attention_heads {self.attention_heads}" if self.attention_heads < 1 else None
 
     @property
     def is_classifier(self) -> bool:
         """Return true where a sequence classifier of transformers computes the same."""
-        return self.pooling == "last" and self.layer is None and not self.scale_for_train
+        return self.pooling == "last" and self.layer is None and not self.scale_for_train and self.steps is None
 
     @property
     def tensor_prefix(self) -> str:
@@ -79,8 +107,8 @@ class RewardSpec:
         return "" if self.is_classifier else f"{RECORD}."
 
     def as_record(self) -> dict[str, Any]:
-        """Return the fields as plain JSON."""
-        return asdict(self)
+        """Return the fields as plain JSON; without `steps` where scores are of whole texts."""
+        return {name: value for name, value in asdict(self).items() if name != "steps" or value is not None}
 
 
 def stored_spec(config: Mapping[str, Any], path: Path) -> RewardSpec | None:
@@ -96,6 +124,8 @@ def stored_spec(config: Mapping[str, Any], path: Path) -> RewardSpec | None:
         fields = dict(record)
         for name in ("heads", "weights"):
             fields[name] = None if fields[name] is None else tuple(fields[name])
+        if fields.get("steps") is not None:
+            fields["steps"] = StepSpec(**fields["steps"])
         return RewardSpec(**fields)
     except (TypeError, ValueError, KeyError, OptionsError) as error:
         raise DataError(

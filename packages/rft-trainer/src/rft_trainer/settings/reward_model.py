@@ -8,6 +8,7 @@ from typing import Literal
 from rft_trainer.settings.data import HeldOutRowsSettings, TrainRowsSettings
 
 PairLossType = Literal["sigmoid", "hps", "logexp"]
+RewardLossType = Literal["sigmoid", "hps", "logexp", "steps"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +30,27 @@ class PairColumnSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RmTestDataSettings(PairColumnSettings, HeldOutRowsSettings):
-    """The pairs that a reward model is tested on."""
+class StepColumnSettings:
+    """The columns of a response whose steps are labelled, under TRL's names."""
+
+    completions_key: str = "completions"
+    """Column that holds the steps of a response, a list of texts (of a step reward model)."""
+
+    labels_key: str = "labels"
+    """Column that holds a label a step: true or 1 good, false or 0 bad, between them the probability that it is good,
+    null nobody has said (of a step reward model)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmTestDataSettings(PairColumnSettings, StepColumnSettings, HeldOutRowsSettings):
+    """The pairs, or the labelled steps, that a reward model is tested on."""
 
     eval_data: str = field(default="", metadata={"aliases": ("pairs",)})
-    """Pairs to score: a file, a pattern, a directory, or ORG/NAME[:CONFIG[:SPLIT]][@REVISION]; empty = a few sums.
-    --pairs is the same flag."""
+    """Pairs, or rows of labelled steps, to score: a file, a pattern, a directory, or
+    ORG/NAME[:CONFIG[:SPLIT]][@REVISION]; empty = a few sums. --pairs is the same flag."""
 
     max_eval_samples: int = field(default=0, metadata={"minimum": 0})
-    """Number of pairs to use; 0 = all."""
+    """Number of pairs, or rows, to use; 0 = all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,26 +62,31 @@ class AgreementSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairDataSettings(PairColumnSettings, HeldOutRowsSettings, TrainRowsSettings):
-    """Pairs of responses to train on and to evaluate on."""
+class PairDataSettings(PairColumnSettings, StepColumnSettings, HeldOutRowsSettings, TrainRowsSettings):
+    """Pairs of responses, or responses with labelled steps, to train on and to evaluate on."""
 
     margin_key: str = ""
     """Column of numbers: by how much the better response should score above the worse; empty = `margin` for all."""
 
     weight_key: str = ""
-    """Column of numbers: the weight of the pair in the loss; empty = 1 for all."""
+    """Column of numbers: the weight of the pair, or of the row's steps, in the loss; empty = 1 for all."""
 
     held_out_rows: int = field(default=0, metadata={"minimum": 0})
-    """Training pairs, chosen by the seed, that are kept out of training and evaluated; 0 = none."""
+    """Training pairs, or rows of steps, chosen by the seed, that are kept out of training and evaluated; 0 = none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardTrainingSettings:
     """Loss, epochs, batch sizes and early stopping of a reward model."""
 
-    loss_type: PairLossType = "sigmoid"
+    loss_type: RewardLossType = "sigmoid"
     """Loss of a pair: sigmoid = Bradley-Terry, -log sigmoid(better - worse - margin); hps = cross-entropy over both
-    scores; logexp = log(1 + exp(worse - better)). Without a margin all three are the same function."""
+    scores; logexp = log(1 + exp(worse - better)). Without a margin all three are the same function. steps = a step
+    (process) reward model: cross-entropy of every labelled step of a response."""
+
+    train_on_last_step_only: bool = False
+    """Learn from the label of the last step of each response alone (with `loss_type` steps); held-out rows are
+    evaluated on all of theirs."""
 
     margin: float = field(default=0.0, metadata={"minimum": 0.0})
     """By how much the better response should score above the worse (`loss_type` sigmoid); `margin_key` reads it from
@@ -85,16 +103,16 @@ class RewardTrainingSettings:
     """Peak learning rate."""
 
     max_epochs: int = field(default=1, metadata={"minimum": 1})
-    """Passes over the training pairs; a reward model overfits soon after the first."""
+    """Passes over the training rows; a reward model overfits soon after the first."""
 
     max_steps: int = field(default=0, metadata={"minimum": 0})
     """Optimizer steps after which the run ends; 0 = it ends with the epochs."""
 
     train_batch_size: int = field(default=32, metadata={"minimum": 1})
-    """Pairs in one optimizer step, over all ranks."""
+    """Pairs (of `loss_type` steps: responses) in one optimizer step, over all ranks."""
 
     micro_train_batch_size: int = field(default=8, metadata={"minimum": 1})
-    """Pairs in one forward and backward pass of a rank."""
+    """Pairs (of `loss_type` steps: responses) in one forward and backward pass of a rank."""
 
     max_tokens_per_micro_batch: int = field(default=0, metadata={"minimum": 0})
     """Maximum number of tokens in one forward pass; 0 = only the size above limits it."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from rft_core.errors import OptionsError
 from rft_models.reward_model.loading import load_reward_model
 from rft_models.reward_model.model import RewardModel
 from rft_models.reward_model.scorer import RewardTextScorer
+from rft_models.reward_model.step_scorer import StepTextScorer
 from rft_trainer.installed_tasks.discovery import package_of, refuse_built_in, task_names
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import Reward, RewardItem
@@ -47,6 +48,7 @@ from rft_trainer.rewards.routed import RoutedReward, Routes
 from rft_trainer.rewards.routes import routes_of
 from rft_trainer.rewards.rules.table import RuleRuns, find_rule
 from rft_trainer.rewards.servers.remote_reward_model import RemoteReward
+from rft_trainer.rewards.step_reward_model import StepModelReward
 from rft_trainer.rewards.user_function import RewardTrial
 from rft_trainer.settings.rewards import RewardSettings
 from rft_trainer.workers.limits import user_code_limits
@@ -382,13 +384,28 @@ def model_components(settings: RlSettings | EvalSettings, machine: Machine) -> l
         )
         model.model.requires_grad_(False)
         model.head.requires_grad_(False)
-        scorer = RewardTextScorer(model, max_tokens=settings.reward_models.reward_batch_tokens)
         phase = nullcontext if stays else partial(_visit, model, machine.device)
         # moved away before the next one is loaded: all of them at once may not fit
         if not stays:
             model.to("cpu")
-        parts.append(RewardComponent(named.name, ModelReward(named.name, scorer, heads, phase=phase)))
+        tokens = settings.reward_models.reward_batch_tokens
+        parts.append(RewardComponent(named.name, model_reward(named.name, model, heads, tokens, phase)))
     return parts
+
+
+def model_reward(
+    name: str,
+    model: RewardModel,
+    heads: Mapping[str, float],
+    max_tokens: int,
+    phase: Callable[[], AbstractContextManager[object]],
+) -> Reward:
+    """Return the reward of a loaded model: of whole responses, or reduced from the scores of their steps."""
+    steps = model.spec.steps
+    if steps is None:
+        return ModelReward(name, RewardTextScorer(model, max_tokens=max_tokens), heads, phase=phase)
+    scorer = StepTextScorer(model, max_tokens=max_tokens)
+    return StepModelReward(name, scorer, steps.reduction, *heads.values(), phase=phase)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rft.checkpoints.ema_weights import TensorsWithEma, export_averaged, has_adapters, take_averages
+from rft.checkpoints.export_reward_model import compared_scores, is_reward_checkpoint, refuse_averages
 from rft.checkpoints.verified_export import PROBE_TOKENS, differs, logprob_difference, whole_or_not_at_all
 from rft_core.errors import CheckpointError, OptionsError
 from rft_dist.checkpoint_format.resharding import BlockReader, table_of_files
@@ -17,6 +18,7 @@ from rft_dist.checkpoint_format.safetensors_pieces import tensor_bytes
 from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_dist.checkpoints.reader import Checkpoint
 from rft_models.policy.load import load_policy
+from rft_models.reward_model.loading import load_reward_model
 
 
 def export(source: Path, target: Path, dtype_name: str = "", *, averages: bool = False) -> list[str]:
@@ -34,6 +36,10 @@ def export(source: Path, target: Path, dtype_name: str = "", *, averages: bool =
         return export_averaged(checkpoint, target, dtype_name)
     stored = weights_of(checkpoint.model_directory)
     dtype = getattr(torch, dtype_name) if dtype_name else _widest(stored)
+    if is_reward_checkpoint(checkpoint):
+        if averages:
+            raise refuse_averages(checkpoint)
+        return whole_or_not_at_all(target, lambda staging: _write_reward(checkpoint, target, staging, stored, dtype))
 
     def write(staging: Path) -> list[str]:
         policy = load_policy(checkpoint.model_directory, dtype=dtype)
@@ -50,6 +56,18 @@ def export(source: Path, target: Path, dtype_name: str = "", *, averages: bool =
         return _report(checkpoint, target, staging, written, apart, digest)
 
     return whole_or_not_at_all(target, write)
+
+
+def _write_reward(
+    checkpoint: Checkpoint, target: Path, staging: Path, stored: BlockReader, dtype: torch.dtype
+) -> list[str]:
+    """Write the reward model of a checkpoint to `staging`, and compare tensors and scores."""
+    load_reward_model(checkpoint.model_directory, dtype=dtype).save_pretrained(staging)
+    written = weights_of(staging)
+    _compare_weights(stored, written, staging)
+    digest = _hash_of(written)
+    apart = compared_scores(checkpoint, str(staging), dtype)
+    return _report(checkpoint, target, staging, written, apart, digest, of="scores of a probe")
 
 
 def weights_of(directory: Path) -> BlockReader:
@@ -112,13 +130,19 @@ def _checkpoint_at(source: Path) -> Checkpoint:
 
 
 def _report(
-    checkpoint: Checkpoint, target: Path, staging: Path, written: BlockReader, apart: float, digest: str
+    checkpoint: Checkpoint,
+    target: Path,
+    staging: Path,
+    written: BlockReader,
+    apart: float,
+    digest: str,
+    of: str = f"log-probabilities of {PROBE_TOKENS} tokens",
 ) -> list[str]:
     size = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
     kinds = sorted({entry.dtype for entry in written.table.values()})
     return [
         f"checkpoint  step {checkpoint.step}, {checkpoint.path}",
         f"written     {target}: {size / 1e6:,.1f} MB, {len(written.table)} tensors, {', '.join(kinds)}",
-        f"compared    every tensor to the bit, log-probabilities of {PROBE_TOKENS} tokens {apart:g} apart",
+        f"compared    every tensor to the bit, {of} {apart:g} apart",
         json.dumps({"step": checkpoint.step, "directory": str(target), "sha256": digest}),
     ]

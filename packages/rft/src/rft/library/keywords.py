@@ -397,13 +397,18 @@ class RmKeywords(TrainingKeywords, total=False):
     pooling_method: Literal["last", "attn"]
     probing_layer: int
     scale_for_train: bool
+    step_separator: str
+    step_reduction: Literal["min", "product", "mean", "last"]
+    completions_key: str
+    labels_key: str
     chosen_key: str
     rejected_key: str
     outcome_key: str
     margin_key: str
     weight_key: str
     held_out_rows: int
-    loss_type: Literal["sigmoid", "hps", "logexp"]
+    loss_type: Literal["sigmoid", "hps", "logexp", "steps"]
+    train_on_last_step_only: bool
     margin: float
     tie_margin: float
     center_rewards_coefficient: float

@@ -232,6 +232,12 @@ class WrappedRewardModel:
             return self.reward_model.score_matrix(tokens)
         return self.forward_wrapper(self.reward_model.score_matrix, tokens)
 
+    def step_scores(self, tokens: PackedTokens) -> Tensor:
+        """Compute the scores of the steps, with the weights gathered."""
+        if self.forward_wrapper is None:
+            return self.reward_model.step_scores(tokens)
+        return self.forward_wrapper(self.reward_model.step_scores, tokens)
+
     def train(self, mode: bool = True) -> None:
         """Switch to training mode, or to evaluation."""
         self.reward_model.train(mode)

@@ -18,15 +18,15 @@ from rft_models.loading.sequence_classifiers import HEAD
 from rft_models.policy.load_for_training import checkpointing_of
 from rft_models.reward_model.loading import load_reward_model, new_reward_model, read_head, spec_in_files
 from rft_models.reward_model.model import RewardModel
-from rft_models.reward_model.spec import RewardSpec, stored_spec
+from rft_models.reward_model.spec import RewardSpec, StepSpec, stored_spec
 from rft_models.reward_model.truncated_decoder import truncate_decoder
 from rft_models.settings import RewardHeadSettings, TrainedWeightsSettings
 
 _DEFAULTS = RewardHeadSettings()
 
 
-def head_spec(settings: RewardHeadSettings) -> RewardSpec:
-    """Return the specification of a new head.
+def head_spec(settings: RewardHeadSettings, *, steps: bool = False) -> RewardSpec:
+    """Return the specification of a new head; `steps`: of one that scores the steps of a response.
 
     Raises:
         OptionsError: names or weights of the heads that do not fit.
@@ -38,21 +38,32 @@ def head_spec(settings: RewardHeadSettings) -> RewardSpec:
         pooling="attention" if settings.pooling_method == "attn" else "last",
         layer=None if settings.probing_layer < 0 else settings.probing_layer,
         scale_for_train=settings.scale_for_train,
+        steps=_step_spec(settings) if steps else None,
     )
 
 
-def trained_spec(pretrain: str | Path, settings: RewardHeadSettings) -> RewardSpec:
+def trained_spec(pretrain: str | Path, settings: RewardHeadSettings, *, steps: bool = False) -> RewardSpec:
     """Return the specification of the head that is trained: that of a reward model's directory, else a new one.
 
     Raises:
-        OptionsError: settings of the head that are not those of the reward model which is trained on.
+        OptionsError: settings of the head that are not those of the reward model which is trained on; one of steps
+            trained on pairs, or the other way round.
         DataError: the directory is none of a model, or its head is damaged.
     """
-    asked = head_spec(settings)
+    asked = head_spec(settings, steps=steps)
     if not is_reward_model(pretrain):
         return asked
     path, config = checked_model_directory(pretrain)
     found = spec_in_files(path, config)
+    if (found.steps is not None) != steps:
+        has, asks = ("whole responses", "steps") if steps else ("steps of responses", "pairs")
+        raise OptionsError(
+            code="rm.other_kind",
+            what=f"{pretrain} scores {has}, and the loss is of {asks}",
+            where="--loss_type",
+            why="a reward model is trained on with the head that it has",
+            do="begin from the language model" if steps else "--loss_type steps",
+        )
     changed = [item.name for item in fields(settings) if getattr(settings, item.name) != getattr(_DEFAULTS, item.name)]
     if changed and asked != found:
         raise OptionsError(
@@ -125,6 +136,11 @@ def take_head(model: RewardModel, directory: Path) -> None:
         DataError: the directory holds no head of the model's specification.
     """
     model.head.load_state_dict(read_head(directory, model.spec).state_dict())
+
+
+def _step_spec(settings: RewardHeadSettings) -> StepSpec:
+    separator = settings.step_separator.replace(r"\n", "\n").replace(r"\t", "\t")
+    return StepSpec(separator=separator, reduction=settings.step_reduction)
 
 
 def _weights(text: str, heads: tuple[str, ...]) -> tuple[float, ...]:

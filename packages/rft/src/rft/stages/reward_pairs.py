@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from rft.hub.download import ASIDE
 from rft.hub.sources import located_sources
@@ -16,6 +17,8 @@ from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.preference_rows.preference_columns import PreferenceKeys
 from rft_trainer.data.preference_rows.preferences import LoadedPairs, PreferencePair, load_pairs, pairs_hash
 from rft_trainer.data.prefetch import Prefetcher
+from rft_trainer.data.prompts import PromptRow
+from rft_trainer.data.sources import SourceSpec
 from rft_trainer.records.pairs import EQUAL, FIRST_IS_BETTER, PairLabel
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.settings.reward_model import PairColumnSettings, PairDataSettings, RewardTrainingSettings
@@ -63,7 +66,7 @@ def reward_data(
     keys = replace(pair_keys(data, heads), margin=data.margin_key, weight=data.weight_key)
     limit = min(training.max_len or max_positions, max_positions)
     loaded = _read(data, keys, encoder)
-    pairs = _first(loaded, data.max_samples) if data.max_samples else list(loaded.pairs)
+    pairs = first_of(loaded.pairs, loaded.specs, data.max_samples) if data.max_samples else list(loaded.pairs)
     _refuse_ties(pairs, training)
     units = _encoded(pairs, encoder, training.margin, keys, data)
     encoded = {unit[0].unit: unit for unit in units}
@@ -78,7 +81,7 @@ def reward_data(
         held_out = [pair_unit(pair, encoder, training.margin, keys) for pair in apart]
         _refuse_too_long(held_out, limit, max_positions)
     else:
-        kept, apart = _apart(kept, data.held_out_rows, seed) if data.held_out_rows else (kept, ())
+        kept, apart = apart_from(kept, data.held_out_rows, seed) if data.held_out_rows else (kept, ())
         held_out = [encoded[pair.pair_id] for pair in apart]
     num_steps = -(-len(kept) // training.train_batch_size) * training.max_epochs
     return RewardData(
@@ -87,12 +90,65 @@ def reward_data(
         left_out=left_out,
         limit=limit,
         held_out=tuple(sample for unit in held_out for sample in unit),
-        mixture=_mixture(loaded, kept),
+        mixture=mixture_of(loaded.specs, kept),
         data_hash=pairs_hash(kept),
         num_steps=min(num_steps, training.max_steps) if training.max_steps else num_steps,
         num_ties=sum(_has_tie(pair) for pair in kept),
         notes=_notes(loaded, kept, apart),
     )
+
+
+class HasPrompt(Protocol):
+    """A row of data with its prompt."""
+
+    @property
+    def prompt(self) -> PromptRow: ...
+
+
+RowT = TypeVar("RowT", bound=HasPrompt)
+
+
+def first_of(rows: Sequence[RowT], specs: Sequence[SourceSpec], limit: int) -> list[RowT]:
+    """Return `limit` rows, from each source in proportion to its size; global order is kept."""
+    sizes = {spec.name: sum(row.prompt.source == spec.name for row in rows) for spec in specs}
+    seen = dict.fromkeys(sizes, 0)
+    places: list[float] = []
+    for row in rows:
+        source = row.prompt.source
+        places.append((seen[source] + 0.5) / sizes[source])
+        seen[source] += 1
+    chosen = sorted(range(len(places)), key=lambda index: (places[index], index))[:limit]
+    return [rows[index] for index in sorted(chosen)]
+
+
+def apart_from(rows: Sequence[RowT], count: int, seed: int) -> tuple[list[RowT], list[RowT]]:
+    """(those to train on, at least `count` others chosen by the seed); rows of one prompt stay on one side."""
+    by_prompt: dict[object, list[RowT]] = {}
+    for row in rows:
+        by_prompt.setdefault(_prompt(row), []).append(row)
+    prompts = list(by_prompt.values())
+    apart: list[RowT] = []
+    for index in map(int, permutation(derive_key(seed, "held_out"), len(prompts))):
+        if len(apart) >= count:
+            break
+        apart += prompts[index]
+    if len(apart) >= len(rows):
+        raise OptionsError(
+            code="data.held_out_pairs",
+            what=f"held_out_rows = {count}, and there are {len(rows)} training rows of {len(prompts)} prompts",
+            where="--held_out_rows",
+            why="rows of one prompt stay together, and at least one prompt must be left to train on",
+            do=f"--held_out_rows {max(1, len(rows) // 20)}" if len(prompts) > 1 else "--held_out_rows 0",
+        )
+    names = {row.prompt.prompt_id for row in apart}
+    return [p for p in rows if p.prompt.prompt_id not in names], [p for p in rows if p.prompt.prompt_id in names]
+
+
+def mixture_of(specs: Sequence[SourceSpec], kept: Sequence[HasPrompt]) -> Mixture:
+    """Return the mixture by which an epoch visits the rows, in their order (source after source)."""
+    sizes = [sum(row.prompt.source == spec.name for row in kept) for spec in specs]
+    known = [spec.probability for spec in specs if spec.probability is not None]
+    return Mixture(sizes, known if len(known) == len(specs) else None)
 
 
 def pair_keys(data: PairColumnSettings, heads: Sequence[str]) -> PreferenceKeys:
@@ -186,7 +242,7 @@ def _refuse_too_long(units: Sequence[Unit], limit: int, max_positions: int) -> N
             f"{too_long[0][0].unit}, and the longest text has {longest}",
             where="--eval_data",
             why="an evaluation that leaves rows out would not be the evaluation that was asked for",
-            do=_room_for(longest, max_positions, f"remove the pairs of more than {limit} tokens"),
+            do=room_for(longest, max_positions, f"remove the pairs of more than {limit} tokens"),
         )
 
 
@@ -194,48 +250,6 @@ def _tell(loaded: LoadedPairs) -> None:
     """Log which columns were taken, where the settings do not name them."""
     for note in loaded.notes:
         _LOG.info("%s", note, extra=ASIDE)
-
-
-def _first(loaded: LoadedPairs, limit: int) -> list[PreferencePair]:
-    """Return `limit` pairs, from each source in proportion to its size; global order is kept."""
-    sizes = {spec.name: sum(pair.prompt.source == spec.name for pair in loaded.pairs) for spec in loaded.specs}
-    seen = dict.fromkeys(sizes, 0)
-    places: list[float] = []
-    for pair in loaded.pairs:
-        source = pair.prompt.source
-        places.append((seen[source] + 0.5) / sizes[source])
-        seen[source] += 1
-    chosen = sorted(range(len(places)), key=lambda index: (places[index], index))[:limit]
-    return [loaded.pairs[index] for index in sorted(chosen)]
-
-
-def _apart(pairs: Sequence[PreferencePair], count: int, seed: int) -> tuple[list[PreferencePair], list[PreferencePair]]:
-    """(those to train on, at least `count` others chosen by the seed); pairs of one prompt stay on one side."""
-    by_prompt: dict[object, list[PreferencePair]] = {}
-    for pair in pairs:
-        by_prompt.setdefault(_prompt(pair), []).append(pair)
-    prompts = list(by_prompt.values())
-    apart: list[PreferencePair] = []
-    for index in map(int, permutation(derive_key(seed, "held_out"), len(prompts))):
-        if len(apart) >= count:
-            break
-        apart += prompts[index]
-    if len(apart) >= len(pairs):
-        raise OptionsError(
-            code="data.held_out_pairs",
-            what=f"held_out_rows = {count}, and there are {len(pairs)} training pairs of {len(prompts)} prompts",
-            where="--held_out_rows",
-            why="pairs of one prompt stay together, and at least one prompt must be left to train on",
-            do=f"--held_out_rows {max(1, len(pairs) // 20)}" if len(prompts) > 1 else "--held_out_rows 0",
-        )
-    names = {pair.pair_id for pair in apart}
-    return [p for p in pairs if p.pair_id not in names], [p for p in pairs if p.pair_id in names]
-
-
-def _mixture(loaded: LoadedPairs, kept: Sequence[PreferencePair]) -> Mixture:
-    sizes = [sum(pair.prompt.source == spec.name for pair in kept) for spec in loaded.specs]
-    known = [spec.probability for spec in loaded.specs if spec.probability is not None]
-    return Mixture(sizes, known if len(known) == len(loaded.specs) else None)
 
 
 def _has_tie(pair: PreferencePair) -> bool:
@@ -255,7 +269,7 @@ def _refuse_ties(pairs: Sequence[PreferencePair], training: RewardTrainingSettin
         )
 
 
-def _room_for(longest: int, max_positions: int, otherwise: str) -> str:
+def room_for(longest: int, max_positions: int, otherwise: str) -> str:
     """Return the remedy for a text that is too long: a higher limit where the model places it."""
     return f"--max_len {longest}" if longest <= max_positions else otherwise
 
@@ -267,12 +281,12 @@ def _all_too_long(left_out: Sequence[tuple[str, int]], limit: int, max_positions
         what=f"0 of {len(left_out)} pairs have texts of at most {limit} tokens (the longest has {longest})",
         where="--max_len",
         why="a pair is used whole or left out, and here all would be left out",
-        do=_room_for(longest, max_positions, f"shorten the texts to {limit} tokens, or take a model that places more"),
+        do=room_for(longest, max_positions, f"shorten the texts to {limit} tokens, or take a model that places more"),
     )
 
 
-def _prompt(pair: PreferencePair) -> tuple[object, object]:
-    return pair.prompt.text, pair.prompt.messages
+def _prompt(row: HasPrompt) -> tuple[object, object]:
+    return row.prompt.text, row.prompt.messages
 
 
 def _notes(loaded: LoadedPairs, kept: Sequence[PreferencePair], held_out: Sequence[PreferencePair]) -> tuple[str, ...]:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
+from rft_algos.rewards.step_scores import step_reward
 from rft_algos.statistics import CalibrationBin, Interval, calibration_curve, calibration_error, wilson_interval
 from rft_core.errors import PreflightError
 from rft_models.reward_model.loading import load_reward_model
+from rft_models.reward_model.model import RewardModel
 from rft_models.reward_model.scorer import RewardTextScorer
+from rft_models.reward_model.step_scorer import StepTextScorer
 
 _SUMS = [(f"{a}+{b}=", str(a + b), str(a + b + 1)) for a, b in ((1, 1), (2, 3), (4, 4), (12, 7), (20, 22), (35, 14))]
 _TOGETHER = 1e-4
 """Largest distance of a score alone from the same score in a batch, relative to the largest score."""
+
+
+Scorer: TypeAlias = "RewardTextScorer | ReducedStepScorer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,7 @@ def probe_reward_model(
         PreflightError: scores that cannot be trained on.
     """
     model = load_reward_model(directory, dtype=torch.bfloat16 if bf16 else torch.float32, device=device)
-    scorer = RewardTextScorer(model)
+    scorer = RewardTextScorer(model) if model.spec.steps is None else ReducedStepScorer(model)
     compared = pairs if pairs is not None else _sums()
     chosen, rejected = _scores(scorer, compared)
     figures = _report(scorer, compared, chosen, rejected)
@@ -117,7 +123,31 @@ def _sums() -> list[Pair]:
     return [Pair(prompt, (), chosen, rejected) for prompt, chosen, rejected in _SUMS]
 
 
-def _scores(scorer: RewardTextScorer, pairs: Sequence[Pair]) -> tuple[list[float], list[float]]:
+class ReducedStepScorer:
+    """The reward of whole responses from the scores of their steps, as training with the model reduces them."""
+
+    def __init__(self, model: RewardModel) -> None:
+        self.model = model
+        self._scorer = StepTextScorer(model)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Names of the scores."""
+        return self.model.spec.heads
+
+    def score(
+        self, prompts: Sequence[str], messages: Sequence[Sequence[Mapping[str, Any]]], responses: Sequence[str]
+    ) -> list[dict[str, float] | str]:
+        """Compute the reward of each response, or return the reason why there is none."""
+        found = self._scorer.score_responses(prompts, messages, responses)
+        return [steps if isinstance(steps, str) else {self.heads[0]: self._reduced(steps)} for steps in found]
+
+    def _reduced(self, steps: Sequence[tuple[int, float]]) -> float:
+        logits_J = torch.tensor([logit for _, logit in steps], dtype=torch.float64)
+        return float(step_reward(logits_J, self._scorer.steps.reduction))
+
+
+def _scores(scorer: Scorer, pairs: Sequence[Pair]) -> tuple[list[float], list[float]]:
     """Weighted sums of the heads for chosen and rejected; those of heads without stated weights count once each."""
     prompts = [pair.prompt for pair in pairs]
     messages = [pair.messages for pair in pairs]
@@ -134,7 +164,7 @@ def _scores(scorer: RewardTextScorer, pairs: Sequence[Pair]) -> tuple[list[float
 
 
 def _report(
-    scorer: RewardTextScorer, pairs: Sequence[Pair], chosen: Sequence[float], rejected: Sequence[float]
+    scorer: Scorer, pairs: Sequence[Pair], chosen: Sequence[float], rejected: Sequence[float]
 ) -> dict[str, float]:
     """Figures by name; `PreflightError` where they cannot be trained on."""
     everything = [*chosen, *rejected]

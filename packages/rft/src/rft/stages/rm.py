@@ -1,4 +1,4 @@
-"""Composition of a reward model's training: from resolved settings to its pairs, collaborators and loop."""
+"""Composition of a reward model's training: from resolved settings to its pairs or steps, collaborators and loop."""
 
 from __future__ import annotations
 
@@ -21,16 +21,22 @@ from rft.stages.reward_head import reward_model_to_train, take_head, trained_spe
 from rft.stages.reward_pairs import RewardData, reward_data
 from rft.stages.supervised.parts import RowOrder, run_state
 from rft.stages.supervised.row_training import ReadRun, train_on_rows
+from rft.stages.supervised.step_rows import StepData, step_data
 from rft_dist.optim.parameter_groups import require_known_names
 from rft_models.loading.context_length import model_facts
 from rft_models.reward_model.encoding import RewardTextEncoder
 from rft_models.reward_model.spec import RewardSpec
+from rft_models.reward_model.step_encoding import StepTextEncoder
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.evaluation.pair_evaluator import PairScoreEvaluator
+from rft_trainer.evaluation.step_evaluator import StepScoreEvaluator
 from rft_trainer.loops.early_stop import EarlyStop
-from rft_trainer.loops.reward_training import RewardModelLoop
+from rft_trainer.loops.reward_training import RewardEvaluator, RewardModelLoop, StepRewardLoop
+from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.runs.stop_signals import StopSignals
+from rft_trainer.update.optimizer_step import MicroBatchLoss
 from rft_trainer.update.pair_loss import PairLoss, PairScoreObjective
+from rft_trainer.update.step_loss import StepLoss, StepScoreObjective
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +45,26 @@ class RmInputs:
 
     tokenizer: HfTokenizer
     spec: RewardSpec
-    pairs: RewardData
+    pairs: RewardData | StepData
+    """With `loss_type` steps rows of labelled steps."""
 
 
 def rm_inputs(settings: RmSettings) -> RmInputs:
     """Read, encode and count; needs a tokenizer and no weights."""
     tokenizer = tokenizer_of(settings.model)
-    spec = trained_spec(settings.model.pretrain, settings.head)
+    spec = trained_spec(settings.model.pretrain, settings.head, steps=settings.training.loss_type == "steps")
+    max_positions, seed = model_facts(settings.model.pretrain, without_head=True).max_positions, settings.run.seed
+    if spec.steps is not None:
+        encoder = StepTextEncoder(tokenizer, spec.steps)
+        rows = step_data(settings.data, settings.training, encoder, max_positions=max_positions, seed=seed)
+        return RmInputs(tokenizer, spec, rows)
     pairs = reward_data(
         settings.data,
         settings.training,
         spec.heads,
         RewardTextEncoder(tokenizer),
-        max_positions=model_facts(settings.model.pretrain, without_head=True).max_positions,
-        seed=settings.run.seed,
+        max_positions=max_positions,
+        seed=seed,
     )
     return RmInputs(tokenizer, spec, pairs)
 
@@ -86,17 +98,37 @@ def build_rm(settings: RmSettings, started: RunStart, inputs: RmInputs) -> Rewar
             name for name, weight in parallel.model.named_parameters() if weight.requires_grad or model.adapters is None
         ],
     )
-    objective = pair_objective(settings, inputs.spec)
-    return RewardModelLoop(
-        **state.loop_parts(PairLoss(parallel.model, objective), state.learning_rates()),
-        units=pairs.units,
-        evaluator=_evaluator(settings, started, parallel, objective, pairs),
+    loss, evaluator = _loss_and_evaluator(settings, started, parallel, inputs)
+    loop = RewardModelLoop if inputs.spec.steps is None else StepRewardLoop
+    return loop(**state.loop_parts(loss, state.learning_rates()), units=pairs.units, evaluator=evaluator)
+
+
+def _loss_and_evaluator(
+    settings: RmSettings, started: RunStart, parallel: ParallelModel[WrappedRewardModel], inputs: RmInputs
+) -> tuple[MicroBatchLoss, RewardEvaluator | None]:
+    """Make the loss of pairs, or of steps, and the evaluator of the held-out rows, where there are any."""
+    held_out, chosen = inputs.pairs.held_out, settings.training
+    if inputs.spec.steps is None:
+        objective = pair_objective(settings, inputs.spec)
+        evaluator = _evaluator(settings, started, parallel, objective, held_out)
+        return PairLoss(parallel.model, objective), evaluator
+    loss = StepLoss(parallel.model, StepScoreObjective(whole_rows=not chosen.train_on_last_step_only))
+    of_steps = StepScoreEvaluator(
+        model=parallel.model,
+        held_out=held_out,
+        collectives=parallel.data,
+        max_sequences=chosen.micro_train_batch_size,
+        max_tokens=chosen.max_tokens_per_micro_batch,
+        device=started.machine.device,
+        collective_forward=parallel.collective_forward,
     )
+    return loss, of_steps if held_out else None
 
 
 def pair_objective(settings: RmSettings, spec: RewardSpec) -> PairScoreObjective:
     """Return the loss that the settings select; the margin is part of the pairs."""
     chosen = settings.training
+    assert chosen.loss_type != "steps", "the loss of steps is no loss of pairs"
     return PairScoreObjective(
         heads=spec.heads,
         loss_type=chosen.loss_type,
@@ -110,15 +142,15 @@ def _evaluator(
     started: RunStart,
     parallel: ParallelModel[WrappedRewardModel],
     objective: PairScoreObjective,
-    pairs: RewardData,
+    held_out: Sequence[TrainingSample],
 ) -> PairScoreEvaluator | None:
     """Make the evaluator of the held-out pairs, where there are any."""
-    if not pairs.held_out:
+    if not held_out:
         return None
     return PairScoreEvaluator(
         parallel.model,
         objective,
-        pairs.held_out,
+        held_out,
         parallel.data,
         max_sequences=settings.training.micro_train_batch_size,
         max_tokens=settings.training.max_tokens_per_micro_batch,
@@ -127,12 +159,15 @@ def _evaluator(
     )
 
 
-def rm_contents(resolved: Resolved[RmSettings], pairs: RewardData) -> dict[str, Content]:
+def rm_contents(resolved: Resolved[RmSettings], pairs: RewardData | StepData) -> dict[str, Content]:
     """Return what the rows and files of a run hold."""
     chosen = resolved.settings.data
     rows = rows_content(pairs.data_hash, len(pairs.units), chosen.prompt_data)
     held_out = records_content(
-        ([sample.sample_id, *sample.token_ids, *sample.sequence_numbers] for sample in pairs.held_out),
+        (
+            [sample.sample_id, *sample.token_ids, *sample.sequence_numbers, *sample.loss_mask, *sample.returns]
+            for sample in pairs.held_out
+        ),
         chosen.eval_data,
     )
     return run_contents(resolved, rows, held_out)

@@ -10,8 +10,11 @@ from rft.process.machine import Machine
 from rft.settings import RmTestSettings
 from rft.stages.reward_pairs import pair_keys
 from rft.stages.reward_probe import Agreement, Pair, ProbeReport, agreement, probe_reward_model
-from rft_core.errors import DataError
+from rft.stages.supervised.step_test import StepTest, has_steps, score_labelled_steps
+from rft_core.errors import DataError, OptionsError
 from rft_models.families.custom import load_model_code
+from rft_models.files.directories import checked_model_directory
+from rft_models.reward_model.loading import spec_in_files
 from rft_models.vision.processor import load_processor
 from rft_trainer.data.preference_rows.preferences import load_pairs
 from rft_trainer.settings.reward_model import RmTestDataSettings
@@ -21,15 +24,21 @@ from rft_trainer.settings.reward_model import RmTestDataSettings
 class RmTest:
     """Outcome of a test."""
 
-    report: ProbeReport
+    report: ProbeReport | None
+    """None where the steps of rows were scored."""
     other: ProbeReport | None
     """Of the model that it is compared with."""
     agreement: Agreement | None
     pairs: tuple[Pair, ...]
     """Empty where a few sums were scored."""
+    steps: StepTest | None = None
+    """Of a step reward model on rows of labelled steps."""
 
     def rows(self) -> list[dict[str, object]]:
-        """Return a row a pair: texts, label, and both rewards."""
+        """Return a row a pair: texts, label, and both rewards; of labelled steps a row each."""
+        if self.steps is not None:
+            return self.steps.records()
+        assert self.report is not None, "pairs have a report"
         scores = zip(self.pairs, self.report.chosen, self.report.rejected, strict=True)
         return [
             {
@@ -54,12 +63,28 @@ def rm_test(settings: RmTestSettings, machine: Machine) -> RmTest:
     settings = with_model_directories(settings)
     chosen = settings.model
     load_model_code(chosen.model_code)
+    spec = spec_in_files(*checked_model_directory(chosen.pretrain))
+    if spec.steps is not None and settings.data.eval_data and has_steps(settings.data):
+        if settings.compared.agree_with:
+            raise _no_comparison(settings.compared.agree_with)
+        steps = score_labelled_steps(chosen.pretrain, settings.data, bf16=chosen.bf16, device=machine.device)
+        return RmTest(None, None, None, (), steps)
     pairs = read_pairs(settings.data, chosen.pretrain) if settings.data.eval_data else None
     report = probe_reward_model(chosen.pretrain, pairs, bf16=chosen.bf16, device=machine.device)
     if not settings.compared.agree_with:
         return RmTest(report, None, None, tuple(pairs or ()))
     other = probe_reward_model(settings.compared.agree_with, pairs, bf16=chosen.bf16, device=machine.device)
     return RmTest(report, other, agreement(report, other), tuple(pairs or ()))
+
+
+def _no_comparison(other: str) -> OptionsError:
+    return OptionsError(
+        code="rm.steps_agreement",
+        what=f"agree_with = {other} beside rows of labelled steps",
+        where="--agree_with",
+        why="agreement is counted over pairs, of which two models prefer the same response",
+        do="leave agree_with out, or test on pairs",
+    )
 
 
 def read_pairs(data: RmTestDataSettings, directory: str) -> list[Pair]:

@@ -8,7 +8,9 @@ from rft.process.machine import Machine
 from rft.resolved import Resolved
 from rft.settings import RmSettings
 from rft.stages.reward_head import is_reward_model, scored_part, trained_spec
+from rft.stages.reward_pairs import RewardData
 from rft.stages.rm import RmInputs
+from rft.stages.supervised.step_rows import StepData
 from rft_cli.pages.run_plan import cut_line, notes_on, saving_line
 from rft_cli.pages.run_plan_layout import strategy_line
 
@@ -20,6 +22,7 @@ _WITHOUT_MARGIN = {"hps": "cross-entropy over (better, worse)", "logexp": "log(1
 def rm_lines(resolved: Resolved[RmSettings], data: RmInputs) -> list[tuple[str, list[str]]]:
     """Titled groups of lines: the resolved plan of a reward model's run."""
     settings, chosen = resolved.settings, resolved.settings.training
+    kind = ("pair", "pairs") if data.spec.steps is None else ("row", "rows")
     size = min(chosen.train_batch_size, len(data.pairs.units))
     return [
         ("data", [*_data_lines(settings, data), *notes_on(resolved, data.pairs.notes)]),
@@ -28,13 +31,13 @@ def rm_lines(resolved: Resolved[RmSettings], data: RmInputs) -> list[tuple[str, 
         (
             "batches",
             [
-                f"{len(data.pairs.units):,} pairs / {size:,} = {-(-len(data.pairs.units) // size):,} steps an epoch, "
-                f"{data.pairs.num_steps:,} steps at most",
+                f"{len(data.pairs.units):,} {kind[1]} / {size:,} = {-(-len(data.pairs.units) // size):,} steps an "
+                f"epoch, {data.pairs.num_steps:,} steps at most",
                 cut_line(
                     chosen.micro_train_batch_size,
                     chosen.max_tokens_per_micro_batch,
                     chosen.packing_samples,
-                    kind=("pair", "pairs"),
+                    kind=kind,
                 ),
             ],
         ),
@@ -48,7 +51,8 @@ def rm_model_lines(resolved: Resolved[RmSettings], machine: Machine) -> list[tup
     settings = resolved.settings
     attention, checkpointing = attention_line(settings.model, machine.device, without_head=True)
     pretrain = settings.model.pretrain
-    part_of = scored_part(trained_spec(pretrain, settings.head), pretrain)
+    of_steps = settings.training.loss_type == "steps"
+    part_of = scored_part(trained_spec(pretrain, settings.head, steps=of_steps), pretrain)
     adapters = preview_adapters(settings.adapter, pretrain, part_of)
     return [
         ("adapters", [*adapters, "the head is trained beside them, whole"] if adapters else []),
@@ -58,8 +62,11 @@ def rm_model_lines(resolved: Resolved[RmSettings], machine: Machine) -> list[tup
 
 
 def loss_line(settings: RmSettings) -> str:
-    """Say the loss of a pair as an equation."""
+    """Say the loss of a pair, or of a step, as an equation."""
     chosen = settings.training
+    if chosen.loss_type == "steps":
+        learned = "last labelled step of each row" if chosen.train_on_last_step_only else "labelled steps of a step"
+        return f"steps: -y log sigmoid(score) - (1 - y) log sigmoid(-score), mean over the {learned}"
     if chosen.loss_type != "sigmoid":
         text = _WITHOUT_MARGIN[chosen.loss_type]
     else:
@@ -78,20 +85,28 @@ def _head_line(settings: RmSettings, data: RmInputs) -> str:
     begins = "trained on from the model's directory" if is_reward_model(settings.model.pretrain) else "new"
     layer = f"layer {spec.layer}" if spec.layer else "the last layer"
     scale = ", scaled by a learned factor while training" if spec.scale_for_train else ""
+    if spec.steps is not None:
+        where = f"the state of {layer} at the end of each step ({spec.steps.separator!r} behind it)"
+        return (
+            f"{spec.heads[0]} on {where}, {begins}; a response is rewarded with the {spec.steps.reduction} of its steps"
+        )
     return f"{', '.join(spec.heads)} on the {spec.pooling} state of {layer}, {begins}{scale}"
 
 
 def _data_lines(settings: RmSettings, data: RmInputs) -> list[str]:
     pairs = data.pairs
+    noun, texts = ("pairs", "text") if isinstance(pairs, RewardData) else ("rows", "row")
     lines = [
-        f"source {spec.name}: {sum(pair.prompt.source == spec.name for pair in pairs.loaded.pairs):,} pairs "
+        f"source {spec.name}: {sum(prompt.source == spec.name for prompt in pairs.loaded.prompts):,} {noun} "
         f"from {spec.place}" + ("" if spec.probability is None else f", drawn with probability {spec.probability:g}")
         for spec in pairs.loaded.specs
     ]
     lines += [f"skipped {error.problem.where}: {error.problem.what}" for error in pairs.loaded.skipped.problems]
     longest = max(sample.num_tokens for unit in pairs.units for sample in unit)
-    lines.append(f"{len(pairs.units):,} pairs to train on (longest text {longest} tokens)")
-    if pairs.num_ties:
+    lines.append(f"{len(pairs.units):,} {noun} to train on (longest {texts} {longest} tokens)")
+    if isinstance(pairs, StepData):
+        lines.append(f"{pairs.num_labels:,} labelled steps in them, {pairs.good_share:.1%} good")
+    elif pairs.num_ties:
         lines.append(f"{pairs.num_ties:,} of them were judged equal")
     if pairs.left_out:
         named = ", ".join(f"{name} ({length})" for name, length in pairs.left_out[:_MOST_NAMED])
@@ -99,6 +114,7 @@ def _data_lines(settings: RmSettings, data: RmInputs) -> list[str]:
         lines.append(f"left out, longer than {pairs.limit} tokens: {named}{f' and {more} more' if more > 0 else ''}")
     kept_out = settings.data.held_out_rows and not settings.data.eval_data
     origin = (
-        f", kept out of the training pairs by seed {settings.run.seed}, no prompt on both sides" if kept_out else ""
+        f", kept out of the training {noun} by seed {settings.run.seed}, no prompt on both sides" if kept_out else ""
     )
-    return [*lines, f"held out: {len(pairs.held_out) // 2:,} pairs{origin}"]
+    held_out = len(pairs.held_out) // 2 if isinstance(pairs, RewardData) else len(pairs.held_out)
+    return [*lines, f"held out: {held_out:,} {noun}{origin}"]

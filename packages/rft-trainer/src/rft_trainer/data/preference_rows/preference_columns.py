@@ -1,10 +1,11 @@
 """Columns of preference data: which of them are prompt, better and worse response, and how a row is divided.
 
-Rows come in these conventions, of which TRL's are the first three:
+Rows come in these conventions, of which TRL's are the first four:
 
     explicit          prompt, chosen, rejected; each a text or a list of messages
     implicit          chosen, rejected alone, which begin alike: with the same messages or with the same text
     labelled          prompt, completion, label (true or false): responses that are not compared
+    stepwise          prompt, completions, labels: the steps of a response, each with a label
     UltraFeedback     prompt as text, and conversations in chosen and rejected
     hh-rlhf           texts in chosen and rejected with turns that begin with "\\n\\nHuman:" and "\\n\\nAssistant:"
     Alpaca            instruction and input are the prompt
@@ -86,6 +87,22 @@ class LabelledKeys:
             completion = next((name for name in _COMPLETIONS if name in present), completion)
         prompt = _found_prompt(self.prompt, default.prompt, present, default.prompt)
         return LabelledKeys(prompt=prompt, completion=completion, label=self.label, weight=self.weight)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepKeys:
+    """Columns of responses whose steps are labelled; the defaults are TRL's."""
+
+    prompt: str = "input"
+    steps: str = "completions"
+    labels: str = "labels"
+    weight: str = ""
+    """Weight of the row; "" = no column."""
+
+    def found_in(self, present: Sequence[str]) -> StepKeys:
+        """Return the columns to read of rows that have the columns `present`; a name that is given stays."""
+        default = StepKeys()
+        return replace(self, prompt=_found_prompt(self.prompt, default.prompt, present, default.prompt))
 
 
 def _found_prompt(asked: str, default: str, present: Sequence[str], without: str) -> str:

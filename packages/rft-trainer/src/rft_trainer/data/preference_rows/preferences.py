@@ -131,18 +131,25 @@ def load_pairs(
     unused: list[str] = []
     for spec in specs:
         rows = rows_of_source(spec, split=split, skips=skips)
-        found = keys.found_in(_present(rows))
+        found = keys.found_in(present_columns(rows))
         read = pairs_from_rows(rows, source=spec.name, keys=found, chat=chat, skips=skips, images=images)
         equal += [pair.pair_id for pair in read if pair.chosen == pair.rejected]
         pairs += [pair for pair in read if pair.chosen != pair.rejected]
         words = {"the prompt": found.prompt, "the better response": found.chosen, "the worse one": found.rejected}
-        notes += [f"{spec.name}: {_note(words, rows)}"] if found != keys else []
+        notes += [f"{spec.name}: {note_on(words, rows)}"] if found != keys else []
         read_too = (found.margin, found.weight, *found.outcomes, images.key if images is not None else "")
-        unused += _unused(spec.name, rows, (*words.values(), *read_too))
+        unused += unused_columns(spec.name, rows, (*words.values(), *read_too))
     if equal and not pairs:
         raise _all_equal(specs, len(equal))
     return LoadedPairs(
-        tuple(pairs), tuple(specs), _files(specs, split), pairs_hash(pairs), skips, tuple(equal), (*notes,), (*unused,)
+        tuple(pairs),
+        tuple(specs),
+        source_files(specs, split),
+        pairs_hash(pairs),
+        skips,
+        tuple(equal),
+        (*notes,),
+        (*unused,),
     )
 
 
@@ -162,14 +169,16 @@ def load_labels(
     unused: list[str] = []
     for spec in specs:
         rows = rows_of_source(spec, split=split, skips=skips)
-        found = keys.found_in(_present(rows))
+        found = keys.found_in(present_columns(rows))
         responses += labels_from_rows(rows, source=spec.name, keys=found, chat=chat, skips=skips, images=images)
         words = {"the prompt": found.prompt, "the response": found.completion, "the label": found.label}
-        notes += [f"{spec.name}: {_note(words, rows)}"] if found != keys else []
-        unused += _unused(spec.name, rows, (*words.values(), found.weight, images.key if images is not None else ""))
+        notes += [f"{spec.name}: {note_on(words, rows)}"] if found != keys else []
+        unused += unused_columns(
+            spec.name, rows, (*words.values(), found.weight, images.key if images is not None else "")
+        )
     digest = labels_hash(responses)
     return LoadedLabels(
-        tuple(responses), tuple(specs), _files(specs, split), digest, skips, tuple(notes), tuple(unused)
+        tuple(responses), tuple(specs), source_files(specs, split), digest, skips, tuple(notes), tuple(unused)
     )
 
 
@@ -189,15 +198,15 @@ def pairs_from_rows(
     """
     skips = skips if skips is not None else SkipLog()
     named = {"--chosen_key": keys.chosen, "--rejected_key": keys.rejected}
-    columns = _columns(rows, {**named, "--input_key": keys.prompt}, keys.margin, keys.weight)
+    columns = used_columns(rows, {**named, "--input_key": keys.prompt}, keys.margin, keys.weight)
     says = "--outcome_key" if len(keys.outcomes) < 2 else "--heads_types"
     pairs: list[PreferencePair] = []
     for index, row in enumerate(rows):
         try:
             parts = divided(row, keys.prompt, named, columns, chat=chat)
-            prompt = _prompt(parts, source, index, columns, images)
+            prompt = row_prompt(parts, source, index, columns, images)
             margin = _number(row, keys.margin, "--margin_key", columns, 0.0)
-            weight = _weight(row, keys.weight, columns)
+            weight = row_weight(row, keys.weight, columns)
             outcomes = tuple(_outcome(row, key, says, columns) for key in keys.outcomes)
         # the row is left out and keeps its number, so that the ids of later rows do not move
         except DataError as error:
@@ -223,14 +232,14 @@ def labels_from_rows(
     """
     skips = skips if skips is not None else SkipLog()
     named = {"--output_key": keys.completion}
-    columns = _columns(rows, {**named, "--input_key": keys.prompt, "--label_key": keys.label}, "", keys.weight)
+    columns = used_columns(rows, {**named, "--input_key": keys.prompt, "--label_key": keys.label}, "", keys.weight)
     responses: list[LabelledResponse] = []
     for index, row in enumerate(rows):
         try:
             parts = divided(row, keys.prompt, named, columns, chat=chat)
-            prompt = _prompt(parts, source, index, columns, images)
+            prompt = row_prompt(parts, source, index, columns, images)
             desirable = _desirable(row, keys.label, columns)
-            weight = _weight(row, keys.weight, columns)
+            weight = row_weight(row, keys.weight, columns)
         except DataError as error:
             skips.take(error)
             continue
@@ -265,22 +274,26 @@ def _hash(prompts: Sequence[PromptRow], values: Sequence[list[Any]]) -> str:
     return digest.hexdigest()
 
 
-def _present(rows: Sequence[Row]) -> list[str]:
+def present_columns(rows: Sequence[Row]) -> list[str]:
+    """Return the columns of the first row."""
     return list(rows[0].fields) if rows else []
 
 
-def _files(specs: Sequence[SourceSpec], split: str | None) -> tuple[str, ...]:
+def source_files(specs: Sequence[SourceSpec], split: str | None) -> tuple[str, ...]:
+    """Return the files of all sources."""
     return tuple(
         file for spec in specs for file in (map(str, spec.files) if spec.files else files_of(spec.path, split=split))
     )
 
 
-def _columns(rows: Sequence[Row], named: Mapping[str, str], margin: str, weight: str) -> Columns:
+def used_columns(rows: Sequence[Row], named: Mapping[str, str], margin: str, weight: str) -> Columns:
+    """Return the columns in use, by the settings that name them."""
     used = {**named, "--margin_key": margin, "--weight_key": weight}
     return Columns(rows, {flag: key for flag, key in used.items() if key})
 
 
-def _prompt(parts: Divided, source: str, index: int, columns: Columns, images: ImageColumn | None) -> PromptRow:
+def row_prompt(parts: Divided, source: str, index: int, columns: Columns, images: ImageColumn | None) -> PromptRow:
+    """Return the prompt of a row."""
     text, messages, pictures = prompt_of(parts.row, parts.prompt_key, columns, images)
     return PromptRow(f"{source}:{index}", text, messages, None, None, source, index, pictures)
 
@@ -299,7 +312,8 @@ def _number(row: Row, key: str, flag: str, columns: Columns, default: float) -> 
     return number
 
 
-def _weight(row: Row, key: str, columns: Columns) -> float:
+def row_weight(row: Row, key: str, columns: Columns) -> float:
+    """Return the weight of a row, above 0; 1 without a column."""
     weight = _number(row, key, "--weight_key", columns, 1.0)
     if weight <= 0:
         raise wrong_type(row, key, f"{weight:g}", "a weight is above 0; a row without one can be left out")
@@ -324,7 +338,7 @@ def _desirable(row: Row, key: str, columns: Columns) -> bool:
     raise wrong_type(row, key, f"{type(value).__name__} {shown(value)}", why)
 
 
-def _note(words: Mapping[str, str], rows: Sequence[Row]) -> str:
+def note_on(words: Mapping[str, str], rows: Sequence[Row]) -> str:
     """Return which columns are what."""
     parts: list[str] = []
     for meaning, key in words.items():
@@ -337,12 +351,12 @@ def _note(words: Mapping[str, str], rows: Sequence[Row]) -> str:
     return ", ".join(parts)
 
 
-def _unused(name: str, rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
+def unused_columns(name: str, rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
     """Return a sentence on the columns of a source that nothing reads."""
     # a key may reach into a column, as `input.messages` does
     used = {part for key in keys if key for part in (key, key.partition(".")[0])}
     used |= {"input"} if "instruction" in keys else set()
-    unused = [column for column in _present(rows) if column not in used]
+    unused = [column for column in present_columns(rows) if column not in used]
     return [f"{name}: not used: {', '.join(unused)}"] if unused else []
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from rft.config.rules.sourced_values import MakeProblem, SourcedValues, Values
 from rft.config.rules.training import idle_evaluation, training_problems
 from rft_core.errors import Problem
+from rft_models.settings import RewardHeadSettings
+from rft_trainer.settings.reward_model import PairDataSettings, RewardTrainingSettings
 
 
 def problems(given: SourcedValues) -> Iterator[Problem]:
@@ -14,6 +16,7 @@ def problems(given: SourcedValues) -> Iterator[Problem]:
     values, make_problem = given.values, given.make_problem
     yield from _nothing_to_wait_for(values, make_problem)
     yield from _losses(values, make_problem)
+    yield from _steps(values, make_problem)
     yield from _heads(values, make_problem)
     yield from _checkpoints(values, make_problem)
     yield from _strategies(values, make_problem)
@@ -27,9 +30,50 @@ def _nothing_to_wait_for(values: Values, make_problem: MakeProblem) -> Iterator[
         yield make_problem("rm.no_held_out", ["patience", "held_out_rows"], why, "--held_out_rows 200")
 
 
+_OF_STEPS = ("completions_key", "labels_key", "step_separator", "step_reduction", "train_on_last_step_only")
+"""Settings that only a step reward model has."""
+_OF_PAIRS = (
+    "chosen_key",
+    "rejected_key",
+    "outcome_key",
+    "margin",
+    "margin_key",
+    "tie_margin",
+    "center_rewards_coefficient",
+)
+"""Settings that only a reward model of pairs has."""
+_OF_WHOLE_TEXTS = {
+    "heads_types": "one head",
+    "pooling_method": "the state that ends a step",
+    "scale_for_train": "logits",
+}
+"""Settings of heads on whole texts, and what a step is scored by in their place."""
+
+
+class _Defaults(RewardTrainingSettings, PairDataSettings, RewardHeadSettings):
+    """Defaults of the groups, by name."""
+
+
+def _steps(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
+    """Yield the settings of pairs beside the loss of steps, and the other way round."""
+    # by the value: the file of a run that is continued gives every setting
+    changed = [name for name in (*_OF_STEPS, *_OF_PAIRS, *_OF_WHOLE_TEXTS) if values[name] != getattr(_Defaults, name)]
+    is_steps = values["loss_type"] == "steps"
+    for name in changed:
+        if name in _OF_STEPS and not is_steps:
+            why = f"{name} is of step reward models, and {values['loss_type']} is a loss of pairs"
+            yield make_problem("rm.no_steps", [name, "loss_type"], why, "--loss_type steps")
+        elif name in _OF_PAIRS and is_steps:
+            why = f"{name} is of pairs of responses; steps are labelled one by one"
+            yield make_problem("rm.no_pairs", [name, "loss_type"], why, f"leave {name} out")
+        elif name in _OF_WHOLE_TEXTS and is_steps:
+            why = f"a step is scored by {_OF_WHOLE_TEXTS[name]}"
+            yield make_problem("rm.steps_head", [name, "loss_type"], why, f"leave {name} out")
+
+
 def _losses(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     """Yield the settings of Bradley-Terry beside a loss that has no place for them."""
-    if values["loss_type"] == "sigmoid":
+    if values["loss_type"] in ("sigmoid", "steps"):
         return
     for name in ("margin", "margin_key", "tie_margin"):
         if values[name]:
