@@ -17,6 +17,9 @@ from typing import Any
 
 NUM_ROWS = {"test": 120, "demos": 300, "train": 156}
 """Together they are all prompts that there are."""
+LARGEST = 12
+NUM_PROMPTS = 4 * LARGEST**2
+"""Of a multiplication before or behind an addition or a subtraction, with two numbers from 1 to `LARGEST`."""
 SHARES = {"right": 0.3, "no parentheses": 0.3, "order swapped": 0.4}
 WORDS = {"+": "add", "-": "take", "*": "times"}
 INPUTS = (0, 1, 7, -12)
@@ -27,7 +30,7 @@ def row(rng: random.Random) -> dict[str, Any]:
     """Return a row such as {"prompt": "add 4, times 3", "answer": "def f(x): ...", "tests": [...]}."""
     # of two operations one is a multiplication, so that their order counts
     first, second = rng.sample([rng.choice("+-"), "*"], 2)
-    a, b = rng.randint(1, 12), rng.randint(1, 12)
+    a, b = rng.randint(1, LARGEST), rng.randint(1, LARGEST)
     return {
         "prompt": f"{WORDS[first]} {a}, {WORDS[second]} {b}",
         "answer": f"def f(x):\n    return (x {first} {a}) {second} {b}",
@@ -53,7 +56,13 @@ def _applied(x: int, operator: str, number: int) -> int:
 
 
 def rows(seed: int, count: int) -> list[dict[str, Any]]:
-    """Return `count` rows of which no two have the same prompt."""
+    """Return `count` rows of which no two have the same prompt.
+
+    Raises:
+        ValueError: there are not so many prompts.
+    """
+    if count > NUM_PROMPTS:
+        raise ValueError(f"count = {count}: there are {NUM_PROMPTS} different prompts")
     rng = random.Random(seed)
     found: dict[str, dict[str, Any]] = {}
     while len(found) < count:

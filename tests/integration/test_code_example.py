@@ -71,3 +71,10 @@ def test_most_demonstrations_are_valid_programs_with_one_of_two_mistakes(
             f"x {first} 3 {second} 7",
             f"(x {second} 7) {first} 3",
         }
+
+
+def test_more_prompts_than_there_are_are_refused() -> None:
+    example = runpy.run_path(str(FOLDER / "make_data.py"))
+    assert sum(example["NUM_ROWS"].values()) == example["NUM_PROMPTS"] == 576
+    with pytest.raises(ValueError, match="count = 577: there are 576 different prompts"):
+        example["rows"](0, 577)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rft_core.errors import RftError
-from rft_trainer.rollout_files.selection import RowFilter, read_groups
+from rft_trainer.rollout_files.selection import RowFilter, group_rows, read_groups
 
 
 def row(prompt: str, sample: int, reward: float | None, text: str = "x", **more: Any) -> dict[str, Any]:
@@ -105,3 +105,12 @@ def test_a_run_without_rollouts_says_so(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("seed: 1\n")
     with pytest.raises(RftError, match="has no rollouts"):
         read_groups(tmp_path, RowFilter())
+
+
+def test_answers_of_no_training_are_grouped_by_their_prompt_and_have_the_step_0() -> None:
+    found = group_rows(ROWS[1], RowFilter(reward_min=0.5))
+    assert [(one.step, one.prompt_id, len(one.rows)) for one in found] == [(0, "a", 1), (0, "b", 2)]
+    assert [one.prompt_id for one in group_rows(ROWS[1], RowFilter(), "spread")] == ["a", "b"]
+    assert [one.prompt_id for one in group_rows(ROWS[1], RowFilter(), "length")] == ["a", "b"]
+    with pytest.raises(RftError, match="nobody"):
+        group_rows(ROWS[1], RowFilter(prompt_id="nobody"))

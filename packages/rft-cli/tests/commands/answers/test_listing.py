@@ -106,6 +106,39 @@ def test_data_sets_of_the_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert (pair["chosen"], pair["rejected"], pair["margin"]) == ("b", "a", 1.0)
 
 
+@pytest.fixture
+def answers() -> Path:
+    """A file as `rft-train eval --eval_n 2 --output` writes it."""
+    path = Path("answers.jsonl")
+    rows = [
+        {"prompt_id": f"eval:{prompt}", "sample": n, "prompt": f"{prompt}?", "response": "ab"[n]}
+        | {"reward": float(n == prompt), "status": "ok", "finish_reason": "stop", "num_tokens": 2}
+        for prompt in range(2)
+        for n in range(2)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_file_of_answers_stands_in_the_place_of_a_run(answers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "rft-train rollouts answers.jsonl --prompt eval:0" in printed(capsys, "answers.jsonl")
+    shown = printed(capsys, "answers.jsonl", "--prompt", "eval:1")
+    assert "reward 1, 2 tokens" in shown
+    assert "behind each token" not in shown
+    printed(capsys, "answers.jsonl", "--export", "demonstrations", "--reward_min", "1", "--output", "d.jsonl")
+    kept = [json.loads(line) for line in Path("d.jsonl").read_text().splitlines()]
+    assert [(row["input"], row["output"]) for row in kept] == [("0?", "a"), ("1?", "b")]
+    printed(capsys, "answers.jsonl", "--export", "pairs", "--output", "p.jsonl")
+    pairs = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
+    assert [(row["chosen"], row["rejected"]) for row in pairs] == [("a", "b"), ("b", "a")]
+
+
+def test_a_file_in_which_an_answer_is_missing_is_refused(answers: Path) -> None:
+    answers.write_text("".join(line + "\n" for line in answers.read_text().splitlines()[:-1]))
+    with pytest.raises(RftError, match="eval:1#1 is missing"):
+        listing.run(["answers.jsonl"])
+
+
 def test_nothing_as_asked_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "first", "--reward_min", "2") == "no kept answer is as asked\n"
 
@@ -122,9 +155,13 @@ def test_nothing_as_asked_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         (["first", "--most", "0"], "--most 1"),
         (["first", "--reward_min", "nan"], "--reward_min 0.5"),
         (["frist"], "rft-train runs show first"),
+        (["answers.jsonl", "--color", "gap"], "rft-train rollouts answers.jsonl"),
+        (["answers.jsonl", "--step", "1"], "rft-train rollouts answers.jsonl"),
+        (["absent.jsonl"], "rft-train eval --output absent.jsonl"),
         (["first", "--export", "pairs", "--least_gap", "1", "--output", "x"], "rft-train rollouts first"),
     ],
 )
+@pytest.mark.usefixtures("answers")
 def test_what_is_refused_names_what_to_write(words: list[str], do: str) -> None:
     with pytest.raises(RftError) as caught:
         listing.run(words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -84,6 +84,24 @@ def read_groups(run: Path, chosen: RowFilter, order: Order = "step") -> list[Ans
     kept: list[Row] = []
     for file in _files(run, chosen.step):
         kept += [{**row, "step": int(file.stem.removeprefix("step_"))} for row in rows(file)]
+    return _grouped(kept, chosen, order)
+
+
+def group_rows(answers: Iterable[Mapping[str, Any]], chosen: RowFilter, order: Order = "step") -> list[AnswerGroup]:
+    """Return the groups of answers that are of no training, as an evaluation writes them: their step is 0.
+
+    Args:
+        answers: rows of one model's answers, each with prompt_id.
+        chosen: what is asked of a row; its step is not looked at.
+        order: as in `read_groups`; by step, the groups keep the order of the rows.
+
+    Raises:
+        OptionsError: no prompt of this name.
+    """
+    return _grouped([{**row, "step": 0} for row in answers], chosen, order)
+
+
+def _grouped(kept: Sequence[Row], chosen: RowFilter, order: Order) -> list[AnswerGroup]:
     if chosen.prompt_id:
         _require_prompt(chosen.prompt_id, kept)
     groups: dict[tuple[int, str], AnswerGroup] = {}

@@ -82,7 +82,7 @@ def manifest_path(path: Path) -> Path:
 
 
 def saved_rows(path: Path) -> list[Row]:
-    """Read the rows that an evaluation wrote, as many as its manifest says.
+    """Read the rows that `eval` wrote, as many as its manifest says, or those of `generate`, which have no rewards.
 
     Raises:
         DataError: it is no such file, or rows are missing, doubled or changed since.
@@ -132,7 +132,7 @@ def _unsound(path: Path, what: str) -> DataError:
     return DataError(
         code="eval.saved_rows",
         what=f"{path}: {what}",
-        where="--compare",
-        why="a comparison needs each response of the other evaluation exactly once, as it was written",
-        do="evaluate the other model again, with --output",
+        where=str(path),
+        why="each response has to be there exactly once, as rft-train eval or generate wrote it",
+        do="make the file again, by the same command with --output",
     )

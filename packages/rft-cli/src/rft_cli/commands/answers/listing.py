@@ -1,4 +1,4 @@
-"""`rft-train rollouts RUN`: the sampled answers of a run, listed, compared token by token, and made into a data set."""
+"""`rft-train rollouts`: sampled answers of a run or a file, listed, compared token by token, made into a data set."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from rft_cli.commands.runs import find_run, wide_console
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_core.terminal_text import visible
-from rft_trainer.rollout_files.selection import ORDERS, AnswerGroup, Order, RowFilter, read_groups
+from rft_trainer.rollout_files.selection import ORDERS, AnswerGroup, Order, Row, RowFilter, group_rows, read_groups
 
 USAGE = """usage: rft-train rollouts RUN [OPTIONS]
        rft-train rollouts RUN --prompt ID [OPTIONS]         the best and the worst answer to a prompt, side by side
        rft-train rollouts RUN --export demonstrations|pairs --output FILE [OPTIONS]
 
 RUN is a directory, or the name of one in runs/. Only files are read; the run may be going on. Answers are those that
-the run kept: see its --save_trajectories, --rollout_log_interval and --num_trajectories_to_save.
+the run kept: see its --save_trajectories, --rollout_log_interval and --num_trajectories_to_save. In its place may stand
+a file of answers (.jsonl, .json) that rft-train eval or generate wrote with --output: all of them, without steps and
+without numbers of tokens.
 
   --step N             of this step; otherwise of every step
   --prompt ID          to this prompt, as the first column of the table names it
@@ -67,11 +69,11 @@ def run(argv: list[str]) -> int:
         cast("Order", _one_of(parsed, "sort", ORDERS)),
         _integer(parsed, "most") or 20,
     )
-    from rft.library.run import Run
-    from rft.library.token_numbers import GroupTokens, group_tokens
-
-    directory = find_run(parsed.word(0))
-    groups = read_groups(directory, chosen, order)
+    file = _answer_file(parsed)
+    directory = find_run(parsed.word(0)) if file is None else None
+    groups = group_rows(_answers(file), chosen, order) if file else []
+    if directory:
+        groups = read_groups(directory, chosen, order)
     if kind:
         return _export(parsed, kind, groups)
     if not groups:
@@ -79,17 +81,24 @@ def run(argv: list[str]) -> int:
         return 0
     if chosen.prompt_id:
         for group in groups[:most]:
-            tokens = GroupTokens()
-            if quantity != "none":
-                tokens = group_tokens(Run(directory), group.step, group.prompt_id, quantity)
-            console = wide_console()
-            has_colors = console.is_terminal and console.color_system is not None
-            console.print(page_of_group(group, tokens, quantity, colors=has_colors))
+            _show(group, directory, quantity if directory else "none")
     else:
         wide_console().print(table_of_groups(groups, most))
         shown = groups[0].prompt_id
         print(visible(f"\nbest and worst answer to one: rft-train rollouts {parsed.word(0)} --prompt {shown}"))
     return 0
+
+
+def _show(group: AnswerGroup, run: Path | None, quantity: str) -> None:
+    from rft.library.run import Run
+    from rft.library.token_numbers import GroupTokens, group_tokens
+
+    tokens = GroupTokens()
+    if run is not None and quantity != "none":
+        tokens = group_tokens(Run(run), group.step, group.prompt_id, quantity)
+    console = wide_console()
+    has_colors = console.is_terminal and console.color_system is not None
+    console.print(page_of_group(group, tokens, quantity, colors=has_colors))
 
 
 def _filter(parsed: Arguments) -> RowFilter:
@@ -102,6 +111,27 @@ def _filter(parsed: Arguments) -> RowFilter:
         reward_max=_real(parsed, "reward_max"),
         contains=parsed.values.get("contains", ""),
     )
+
+
+def _answer_file(parsed: Arguments) -> Path | None:
+    """Return the file of answers that stands in the place of a run; None where a run does."""
+    path = Path(parsed.word(0)).expanduser()
+    if path.suffix not in (".json", ".jsonl") or path.is_dir():
+        return None
+    for name in ("step", "color"):
+        if name in parsed.values:
+            why = "a file of answers has no steps and no numbers of tokens; those are of a run"
+            raise _refused(f"--{name} has no effect on {path}", why, f"rft-train rollouts {path}")
+    return path
+
+
+def _answers(file: Path) -> list[Row]:
+    from rft.stages.evaluation_output import saved_rows
+
+    if not file.is_file():
+        why = "it is a file that rft-train eval or generate wrote with --output, or a run"
+        raise _refused(f"{file} is not there", why, f"rft-train eval --output {file}")
+    return [dict(row) for row in saved_rows(file)]
 
 
 def _export(parsed: Arguments, kind: str, groups: Sequence[AnswerGroup]) -> int:
