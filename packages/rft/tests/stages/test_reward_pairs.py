@@ -8,19 +8,21 @@ from typing import Any
 
 import pytest
 
+from rft.build.images import ImageReading
 from rft.stages.reward_pairs import RewardData, pair_keys, reward_data
+from rft.stages.supervised.pair_texts import PairTextEncoder
 from rft_core.errors import DataError, OptionsError
 from rft_trainer.settings.reward_model import PairDataSettings, RewardTrainingSettings
 
 
-class Encoder:
+class Tokenizer:
     """A token a character, and an end token."""
 
-    class tokenizer:
-        has_chat_template = False
+    has_chat_template = False
+    eos_ids = (0,)
 
-    def encode(self, prompt: str, messages: Any, response: str, images: Any = ()) -> tuple[list[int], None]:
-        return [*map(ord, prompt + response), 0], None
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [*map(ord, text)]
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -32,10 +34,17 @@ def row(number: int, **more: Any) -> dict[str, Any]:
     return {"input": f"{number}?", "chosen": "yes", "rejected": "no" * (1 + number % 3)} | more
 
 
-def read(tmp_path: Path, rows: list[dict[str, Any]], heads: tuple[str, ...] = ("score",), **chosen: Any) -> RewardData:
+def read(
+    tmp_path: Path,
+    rows: list[dict[str, Any]],
+    heads: tuple[str, ...] = ("score",),
+    images: ImageReading | None = None,
+    **chosen: Any,
+) -> RewardData:
     training = {name: chosen.pop(name) for name in ("tie_margin", "margin", "max_len", "max_epochs") if name in chosen}
     data = PairDataSettings(prompt_data=write(tmp_path / "train.jsonl", rows), **chosen)
-    encoder: Any = Encoder()
+    tokenizer: Any = Tokenizer()
+    encoder = PairTextEncoder(tokenizer, images)
     return reward_data(
         data, RewardTrainingSettings(train_batch_size=4, **training), heads, encoder, max_positions=64, seed=1
     )
