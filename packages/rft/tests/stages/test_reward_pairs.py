@@ -133,7 +133,8 @@ def test_max_samples_takes_from_each_source_in_proportion(tmp_path: Path) -> Non
     second = write(tmp_path / "second.jsonl", [row(n) for n in range(20)])
     first = write(tmp_path / "first.jsonl", [row(n) for n in range(10)])
     data = PairDataSettings(prompt_data=f"{first},{second}", max_samples=6)
-    encoder: Any = Encoder()
+    tokenizer: Any = Tokenizer()
+    encoder = PairTextEncoder(tokenizer)
     found = reward_data(data, RewardTrainingSettings(), ("score",), encoder, max_positions=64, seed=1)
     assert [unit[0].unit.split(":")[0] for unit in found.units] == ["first"] * 2 + ["second"] * 4
 
@@ -146,7 +147,8 @@ def test_a_conversation_needs_a_template(tmp_path: Path) -> None:
 
 
 def test_rows_must_be_named(tmp_path: Path) -> None:
-    encoder: Any = Encoder()
+    tokenizer: Any = Tokenizer()
+    encoder = PairTextEncoder(tokenizer)
     with pytest.raises(OptionsError) as caught:
         reward_data(PairDataSettings(), RewardTrainingSettings(), ("score",), encoder, max_positions=9, seed=1)
     assert caught.value.problem.code == "data.no_pairs"
