@@ -25,7 +25,7 @@ SIZES = VisionSizes(hidden=32, kv_heads=4, ffn=64, max_positions=48, vision_hidd
 
 @pytest.fixture(scope="module")
 def processor(tmp_path_factory: pytest.TempPathFactory) -> HfProcessor:
-    tokenizer = build_character_tokenizer("abcdefghijklmnopqrstuvwxyz? \n:")
+    tokenizer = build_character_tokenizer("abcdefghijklmnopqrstuvwxyz? \n:()<>")
     directory = tmp_path_factory.mktemp("seeing") / "model"
     return load_vision_processor(build_vision_model(directory, tokenizer, sizes=SIZES, seed=3))
 
