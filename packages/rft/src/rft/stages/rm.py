@@ -26,7 +26,6 @@ from rft_dist.optim.parameter_groups import require_known_names
 from rft_models.loading.context_length import model_facts
 from rft_models.reward_model.spec import RewardSpec
 from rft_models.tokenization.tokenizer import HfTokenizer
-from rft_models.vision.processor import HfProcessor
 from rft_trainer.data.media_cache import image_digests
 from rft_trainer.evaluation.pair_evaluator import PairScoreEvaluator
 from rft_trainer.loops.early_stop import EarlyStop
@@ -47,9 +46,8 @@ class RmInputs:
 def rm_inputs(settings: RmSettings) -> RmInputs:
     """Read, encode and count; needs a tokenizer and no weights."""
     tokenizer = tokenizer_with_images(settings.model, settings.images)
-    if isinstance(tokenizer, HfProcessor):
-        # the model that is saved is given images of the sizes that it was trained on
-        tokenizer.keep_pixel_range()
+    # the model that is saved is given images of the sizes that it was trained on
+    tokenizer.keep_pixel_range()
     spec = trained_spec(settings.model.pretrain, settings.head)
     pairs = reward_data(
         settings.data,
