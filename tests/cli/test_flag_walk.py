@@ -453,12 +453,6 @@ CONFORMANCE = {
 }
 
 NOT_OF_PAIRS = [
-    "images_key",
-    "limit_mm_image_per_prompt",
-    "mixed_mm_data",
-    "max_pixels",
-    "min_pixels",
-    "shuffle_images",
     "freeze_prefix",
     "load_in_4bit",
     "train_only_tokens_from",

@@ -49,7 +49,7 @@ from rft_trainer.settings.data import (
 )
 from rft_trainer.settings.environment import EnvironmentSettings, EvalEnvironmentSettings
 from rft_trainer.settings.evaluation import EvaluationSampleSettings, EvaluationSettings, RlEvaluationSettings
-from rft_trainer.settings.images import ControlledImageSettings, GenerateImageSettings
+from rft_trainer.settings.images import ControlledImageSettings, GenerateImageSettings, ScoredImageSettings
 from rft_trainer.settings.preference_training import (
     PreferenceDataSettings,
     PreferenceLossSettings,
@@ -145,6 +145,7 @@ class RmSettings:
     adapter: LoraSettings = field(default_factory=LoraSettings)
     head: RewardHeadSettings = field(default_factory=RewardHeadSettings)
     data: PairDataSettings = field(default_factory=PairDataSettings)
+    images: ControlledImageSettings = field(default_factory=ControlledImageSettings)
     training: RewardTrainingSettings = field(default_factory=RewardTrainingSettings)
     optimizer: AdamSettings = field(default_factory=AdamSettings)
     strategy: StrategySettings = field(default_factory=StrategySettings)
@@ -170,6 +171,7 @@ class RmTestSettings:
 
     model: RmTestModelSettings
     data: RmTestDataSettings = field(default_factory=RmTestDataSettings)
+    images: ScoredImageSettings = field(default_factory=ScoredImageSettings)
     compared: AgreementSettings = field(default_factory=AgreementSettings)
     output: OutputSettings = field(default_factory=OutputSettings)
 

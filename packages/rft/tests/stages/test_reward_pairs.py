@@ -8,19 +8,21 @@ from typing import Any
 
 import pytest
 
+from rft.build.images import ImageReading
 from rft.stages.reward_pairs import RewardData, pair_keys, reward_data
+from rft.stages.supervised.pair_texts import PairTextEncoder
 from rft_core.errors import DataError, OptionsError
 from rft_trainer.settings.reward_model import PairDataSettings, RewardTrainingSettings
 
 
-class Encoder:
+class Tokenizer:
     """A token a character, and an end token."""
 
-    class tokenizer:
-        has_chat_template = False
+    has_chat_template = False
+    eos_ids = (0,)
 
-    def encode(self, prompt: str, messages: Any, response: str, images: Any = ()) -> tuple[list[int], None]:
-        return [*map(ord, prompt + response), 0], None
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [*map(ord, text)]
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -32,10 +34,17 @@ def row(number: int, **more: Any) -> dict[str, Any]:
     return {"input": f"{number}?", "chosen": "yes", "rejected": "no" * (1 + number % 3)} | more
 
 
-def read(tmp_path: Path, rows: list[dict[str, Any]], heads: tuple[str, ...] = ("score",), **chosen: Any) -> RewardData:
+def read(
+    tmp_path: Path,
+    rows: list[dict[str, Any]],
+    heads: tuple[str, ...] = ("score",),
+    images: ImageReading | None = None,
+    **chosen: Any,
+) -> RewardData:
     training = {name: chosen.pop(name) for name in ("tie_margin", "margin", "max_len", "max_epochs") if name in chosen}
     data = PairDataSettings(prompt_data=write(tmp_path / "train.jsonl", rows), **chosen)
-    encoder: Any = Encoder()
+    tokenizer: Any = Tokenizer()
+    encoder = PairTextEncoder(tokenizer, images)
     return reward_data(
         data, RewardTrainingSettings(train_batch_size=4, **training), heads, encoder, max_positions=64, seed=1
     )
@@ -124,7 +133,8 @@ def test_max_samples_takes_from_each_source_in_proportion(tmp_path: Path) -> Non
     second = write(tmp_path / "second.jsonl", [row(n) for n in range(20)])
     first = write(tmp_path / "first.jsonl", [row(n) for n in range(10)])
     data = PairDataSettings(prompt_data=f"{first},{second}", max_samples=6)
-    encoder: Any = Encoder()
+    tokenizer: Any = Tokenizer()
+    encoder = PairTextEncoder(tokenizer)
     found = reward_data(data, RewardTrainingSettings(), ("score",), encoder, max_positions=64, seed=1)
     assert [unit[0].unit.split(":")[0] for unit in found.units] == ["first"] * 2 + ["second"] * 4
 
@@ -137,7 +147,8 @@ def test_a_conversation_needs_a_template(tmp_path: Path) -> None:
 
 
 def test_rows_must_be_named(tmp_path: Path) -> None:
-    encoder: Any = Encoder()
+    tokenizer: Any = Tokenizer()
+    encoder = PairTextEncoder(tokenizer)
     with pytest.raises(OptionsError) as caught:
         reward_data(PairDataSettings(), RewardTrainingSettings(), ("score",), encoder, max_positions=9, seed=1)
     assert caught.value.problem.code == "data.no_pairs"

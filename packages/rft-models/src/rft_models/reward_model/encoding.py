@@ -47,19 +47,31 @@ class RewardTextEncoder:
         Raises:
             DataError: tokenizer, template or image processor cannot take it.
         """
-        if self._images is not None:
-            response = self._images.of_response(response)
-        text = self._text(prompt, messages, response)
+        return self.encode_text(self.text(prompt, messages, response), images)
+
+    def encode_text(self, text: str, images: Images = (), *, where: str = "prompt") -> tuple[list[int], Media | None]:
+        """Encode what `text` returned for a pair, and its images; `where` is what an error names.
+
+        Raises:
+            DataError: another number of placeholders than of images, or an image that cannot be used.
+        """
         special = not self.tokenizer.has_chat_template
         if self._images is None:
             ids, media = self.tokenizer.encode(text, add_special_tokens=special), None
         else:
-            ids, media = self._images.encode_shared(text, images)
+            ids, media = self._images.encode_shared(text, images, where=where)
         end = self.tokenizer.eos_ids[:1] if special else ()
         # the tokenizer, or the response itself, may have put the end token there already
         return (ids if not end or ids[-1:] == list(end) else [*ids, *end]), media
 
-    def _text(self, prompt: str, messages: Messages, response: str) -> str:
+    def text(self, prompt: str, messages: Messages, response: str) -> str:
+        """Return the text of a pair, as `encode` turns it into tokens; markers in the response stand for no image.
+
+        Raises:
+            DataError: the template cannot take it.
+        """
+        if self._images is not None:
+            response = self._images.of_response(response)
         if not self.tokenizer.has_chat_template:
             return prompt + response
         turns = list(messages) or [{"role": "user", "content": prompt}]

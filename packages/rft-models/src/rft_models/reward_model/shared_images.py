@@ -28,17 +28,20 @@ class SharedImages(HfProcessor):
         super().__init__(tokenizer, tokenizer.processor, tokenizer.family, tokenizer.image_token_id, tokenizer.pixels)
         self._last: tuple[tuple[bytes, ...], Media] | None = None
 
-    def encode_shared(self, text: str, images: tuple[bytes, ...]) -> tuple[list[int], Media | None]:
+    def encode_shared(
+        self, text: str, images: tuple[bytes, ...], *, where: str = "prompt"
+    ) -> tuple[list[int], Media | None]:
         """Encode as `encode_media`, with the last text's images where they are the same files."""
         collapsed = self._as_processor_does(self._with_own_markers(text))
+        # read once: another thread may put its own text here meanwhile
+        last = self._last
         # the same tuple needs no comparison of its files, which may be megabytes
-        same = self._last is not None and (self._last[0] is images or self._last[0] == images)
-        if not images or not same or collapsed.count(self.image_token_id) != len(images):
-            token_ids, media = self.encode_media(text, images)
+        same = last is not None and (last[0] is images or last[0] == images)
+        if last is None or not images or not same or collapsed.count(self.image_token_id) != len(images):
+            token_ids, media = self.encode_media(text, images, where=where)
             self._last = (images, media) if media is not None else None
             return token_ids, media
-        assert self._last is not None
-        return _expanded(collapsed, self._last[1])  # pixel values of the last text: nothing is prepared again
+        return _expanded(collapsed, last[1])  # pixel values of the last text: nothing is prepared again
 
     def of_response(self, text: str) -> str:
         """Return a text without any word that this model reads as the placeholder of an image."""

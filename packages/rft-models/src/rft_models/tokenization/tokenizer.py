@@ -197,6 +197,9 @@ class HfTokenizer:
             do="copy chat_template.jinja and tokenizer_config.json of the model again",
         )
 
+    def keep_pixel_range(self) -> None:
+        """Do nothing: a tokenizer of text has no image processor."""
+
     def save_pretrained(self, directory: str | Path) -> None:
         """Write the tokenizer's files, chat template included."""
         self.hf_tokenizer.save_pretrained(str(directory))

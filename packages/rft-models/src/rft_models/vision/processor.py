@@ -118,6 +118,12 @@ class HfProcessor(HfTokenizer):
         counts = self.processor._get_num_multimodal_tokens(image_sizes=[[height, width]], **self._size_options)
         return int(counts["num_image_tokens"][0])
 
+    def keep_pixel_range(self) -> None:
+        """Make the range of `pixels` the processor's own, so that what is saved scales images as this run does."""
+        if self._range is not None:
+            least, largest = self._range
+            self.processor.image_processor.size = {"shortest_edge": least, "longest_edge": largest}
+
     def save_pretrained(self, directory: str | Path) -> None:
         """Write tokenizer, image processor and chat template."""
         self.processor.save_pretrained(str(directory))

@@ -144,6 +144,12 @@ def image_files(media: Any) -> tuple[bytes, ...]:
     return tuple(getattr(media, "files", ()))
 
 
+def image_digests(media: Any) -> list[str]:
+    """Return the SHA-256 of each image of a handle, for the identity of rows; none where there is no handle."""
+    stored = stored_media(media)
+    return [] if stored is None else [image.digest for image in stored.images]
+
+
 def media_of(media: Sequence[Any]) -> list[object | None] | None:
     """Return the images of each prompt as an engine takes them, None where it has none; None where no prompt has any.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rft_core.errors import DataError, OptionsError
@@ -124,7 +124,7 @@ class PromptRenderer:
         if self.media is None:
             token_ids, media = self.tokenizer.encode(text, add_special_tokens=special), None
         else:
-            token_ids, media = self.media.encode(text, prompt.images, special=special, where=_where(prompt))
+            token_ids, media = self.media.encode(text, prompt.images, special=special, where=place_of(prompt))
         if not token_ids:
             raise DataError(
                 code="prompt.no_tokens",
@@ -155,7 +155,7 @@ class PromptRenderer:
         """
         assert prompt.messages is not None
         self._check_messages_allowed(prompt)
-        turns = self._with_system(self._turns(prompt, prompt.messages))
+        turns = self._with_system(_turns(prompt, prompt.messages))
         indices = self.turns.of([turn.role for turn in turns], [turn.learned for turn in turns])
         self._check_learned(prompt, turns, indices)
         messages = [turn.as_dict() for turn in turns]
@@ -187,7 +187,7 @@ class PromptRenderer:
         media: StoredMedia | None = None
         for number, (piece, is_learned) in enumerate(masked.pieces):
             if number == 0 and self.media is not None and prompt.images:
-                ids, media = self.media.encode(piece, prompt.images, special=False, where=_where(prompt))
+                ids, media = self.media.encode(piece, prompt.images, special=False, where=place_of(prompt))
             else:
                 ids = self.tokenizer.encode(piece)
             token_ids += ids
@@ -220,37 +220,24 @@ class PromptRenderer:
     def text(self, prompt: PromptRow) -> str:
         """Render the text of one prompt."""
         if prompt.text is not None:
-            text = fill_template(self.input_template, self._question(prompt, prompt.text))
+            text = fill_template(self.input_template, _question(prompt, prompt.text))
             if not self.apply_chat_template:
                 return text
             return self._chat((Message("user", text),))
         assert prompt.messages is not None
         self._check_messages_allowed(prompt)
-        return self._chat(self._turns(prompt, prompt.messages))
+        return self._chat(_turns(prompt, prompt.messages))
 
     def messages(self, prompt: PromptRow) -> tuple[dict[str, Any], ...]:
         """Return the conversation that `text` renders; empty where it is plain text."""
         if not self.apply_chat_template:
             return ()
         if prompt.text is not None:
-            text = fill_template(self.input_template, self._question(prompt, prompt.text))
+            text = fill_template(self.input_template, _question(prompt, prompt.text))
             turns: tuple[Message, ...] = (Message("user", text),)
         else:
-            turns = self._turns(prompt, prompt.messages or ())
+            turns = _turns(prompt, prompt.messages or ())
         return tuple(message.as_dict() for message in self._with_system(turns))
-
-    def _question(self, prompt: PromptRow, text: str) -> str:
-        """Return the text, with image markers in front where it has no placeholders for its images."""
-        if not prompt.images or MARKER in text:
-            return text
-        return MARKER * len(prompt.images) + text
-
-    def _turns(self, prompt: PromptRow, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Return the messages, with images without placeholders in front of the last turn."""
-        if not prompt.images or count_places([message.content for message in messages]):
-            return messages
-        *earlier, last = messages
-        return (*earlier, Message(last.role, put_in_front(last.content, len(prompt.images))))
 
     def _chat(self, messages: tuple[Message, ...]) -> str:
         turns = self._with_system(messages)
@@ -269,7 +256,7 @@ class PromptRenderer:
             raise OptionsError(
                 code="prompt.no_chat_template",
                 what=f"{prompt.prompt_id} is a list of messages, and the tokenizer has no chat template",
-                where=_where(prompt),
+                where=place_of(prompt),
                 why="only the chat template turns messages into text",
                 do="give prompts as plain text, or put chat_template.jinja into the model's directory",
             )
@@ -291,6 +278,28 @@ class PromptRenderer:
             )
 
 
+def with_places(prompt: PromptRow) -> PromptRow:
+    """Return the prompt with placeholders of its images in front of its text, or last turn, where it has none."""
+    if prompt.text is not None:
+        return replace(prompt, text=_question(prompt, prompt.text))
+    return replace(prompt, messages=_turns(prompt, prompt.messages or ()))
+
+
+def _question(prompt: PromptRow, text: str) -> str:
+    """Return the text, with image markers in front where it has no placeholders for its images."""
+    if not prompt.images or MARKER in text:
+        return text
+    return MARKER * len(prompt.images) + text
+
+
+def _turns(prompt: PromptRow, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return the messages, with images without placeholders in front of the last turn."""
+    if not prompt.images or count_places([message.content for message in messages]):
+        return messages
+    *earlier, last = messages
+    return (*earlier, Message(last.role, put_in_front(last.content, len(prompt.images))))
+
+
 def _bad_turns(prompt: PromptRow, what: str, why: str, *, do: str = "") -> DataError:
     return DataError(
         code="data.no_turn_to_learn",
@@ -301,7 +310,7 @@ def _bad_turns(prompt: PromptRow, what: str, why: str, *, do: str = "") -> DataE
     )
 
 
-def _where(prompt: PromptRow) -> str:
+def place_of(prompt: PromptRow) -> str:
     """Return the location of the row's images field, or else of the row."""
     return prompt.images[0].where.removesuffix("[0]") if prompt.images else prompt.prompt_id
 

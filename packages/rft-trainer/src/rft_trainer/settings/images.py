@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageSettings:
-    """The images of prompts, for a vision-language model."""
+class RowImageSettings:
+    """The column of the images of prompts."""
 
     images_key: str = ""
     """Column that holds the images of a row (a path, bytes or a data URI, or a list of them); empty = text alone."""
@@ -17,6 +17,11 @@ class ImageSettings:
 
     mixed_mm_data: bool = False
     """Allow rows without an image beside rows with one (with `images_key`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSettings(RowImageSettings):
+    """The images of prompts, for a vision-language model."""
 
     max_pixels: int = field(default=0, metadata={"minimum": 0})
     """Scale an image with more pixels than this down before the model sees it; 0 = the limit of the model's
@@ -30,6 +35,15 @@ class ImageSettings:
 @dataclass(frozen=True, kw_only=True)
 class ControlledImageSettings(ImageSettings):
     """The images of prompts, and the control experiment."""
+
+    shuffle_images: bool = False
+    """Control experiment: give the images of each row to another row, so that they carry no information (with
+    `images_key`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredImageSettings(RowImageSettings):
+    """The images of prompts, for a model that has the limits of pixels of its training, and the control experiment."""
 
     shuffle_images: bool = False
     """Control experiment: give the images of each row to another row, so that they carry no information (with

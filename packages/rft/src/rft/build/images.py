@@ -20,7 +20,13 @@ from rft_trainer.data.images import ImageColumn, RowImage, images_of
 from rft_trainer.data.prompts import PromptRow
 from rft_trainer.data.readers.rows import Row
 from rft_trainer.data.rendering import RenderedPrompt
-from rft_trainer.settings.images import ControlledImageSettings, GenerateImageSettings, ImageSettings
+from rft_trainer.settings.images import (
+    ControlledImageSettings,
+    GenerateImageSettings,
+    ImageSettings,
+    RowImageSettings,
+    ScoredImageSettings,
+)
 from rft_trainer.tasks.shuffled_images import shuffle_images
 
 
@@ -37,11 +43,11 @@ class ImageReading:
         return rows if self.shuffle_seed is None else shuffle_images(rows, self.shuffle_seed)
 
 
-def row_images(settings: ImageSettings, seed: int) -> ImageReading:
+def row_images(settings: RowImageSettings, seed: int) -> ImageReading:
     """Return the reading of images that the settings select."""
     if not settings.images_key:
         return ImageReading()
-    shuffles = isinstance(settings, ControlledImageSettings) and settings.shuffle_images
+    shuffles = isinstance(settings, ControlledImageSettings | ScoredImageSettings) and settings.shuffle_images
     column = ImageColumn(settings.images_key, settings.limit_mm_image_per_prompt, settings.mixed_mm_data)
     return ImageReading(column, seed if shuffles else None)
 

@@ -32,6 +32,12 @@ class TrainingKeywords(TypedDict, total=False):
     input_key: str
     eval_split: str
     max_eval_samples: int
+    images_key: str
+    limit_mm_image_per_prompt: int
+    mixed_mm_data: bool
+    max_pixels: int
+    min_pixels: int
+    shuffle_images: bool
     train_batch_size: int
     micro_train_batch_size: int
     max_tokens_per_micro_batch: int
@@ -114,12 +120,6 @@ class PolicyKeywords(TrainingKeywords, total=False):
     apply_chat_template: bool
     system_prompt: str
     eval_input_key: str
-    images_key: str
-    limit_mm_image_per_prompt: int
-    mixed_mm_data: bool
-    max_pixels: int
-    min_pixels: int
-    shuffle_images: bool
 
 
 class RewardKeywords(TypedDict, total=False):

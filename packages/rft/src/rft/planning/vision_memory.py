@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rft.planning.image_tokens import ImagePlan, image_plan
-from rft.planning.workload import Workload
+from rft.planning.workload import RM, Workload
 from rft_dist.planning.memory_estimate import DecoderSizes, MemoryTerm, TrainingMemoryConfig, activation_bytes_of_block
 from rft_models.files.directories import existing_directory
 from rft_models.files.vision_tower_sizes import TowerSizes, tower_sizes
@@ -132,6 +132,8 @@ def planned_images(workload: Workload, settings: Any, positions: int | None) -> 
         return None, []
     path = existing_directory(settings.model.pretrain)
     missing = _missing(settings.data.prompt_data, path) if tower_sizes(path) else ""
+    if not missing and workload is RM:
+        missing = "of pairs they are when the run, or its check, reads the rows"
     if missing:
         return None, [f"images are not counted: {missing}"]
     limit, flag = workload.row_limit(settings, positions)

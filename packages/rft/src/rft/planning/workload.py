@@ -141,7 +141,7 @@ class RmWorkload:
         return settings.training.max_len or positions or 1 << 31, "--max_len"
 
     def require_image_support(self, settings: Any) -> None:
-        """Accept: pairs are texts."""
+        """Accept: nothing but the model sees the images."""
 
 
 class SftWorkload:

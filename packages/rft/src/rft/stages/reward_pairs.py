@@ -9,9 +9,10 @@ from typing import Protocol, TypeVar
 
 from rft.hub.download import ASIDE
 from rft.hub.sources import located_sources
+from rft.stages.supervised.pair_texts import PairTextEncoder
 from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import derive_key, permutation
-from rft_models.reward_model.encoding import RewardTextEncoder, shared_length
+from rft_models.reward_model.encoding import shared_length
 from rft_trainer.batches.units import Unit
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.preference_rows.preference_columns import PreferenceKeys
@@ -52,7 +53,7 @@ def reward_data(
     data: PairDataSettings,
     training: RewardTrainingSettings,
     heads: Sequence[str],
-    encoder: RewardTextEncoder,
+    encoder: PairTextEncoder,
     *,
     max_positions: int,
     seed: int,
@@ -162,7 +163,7 @@ def pair_keys(data: PairColumnSettings, heads: Sequence[str]) -> PreferenceKeys:
     )
 
 
-def pair_unit(pair: PreferencePair, encoder: RewardTextEncoder, margin: float, keys: PreferenceKeys) -> Unit:
+def pair_unit(pair: PreferencePair, encoder: PairTextEncoder, margin: float, keys: PreferenceKeys) -> Unit:
     """Encode both responses as a reward model reads them; what the texts begin with alike counts as the prompt."""
     prompt = pair.prompt
     messages = [message.as_dict() for message in prompt.messages or ()]
@@ -174,20 +175,22 @@ def pair_unit(pair: PreferencePair, encoder: RewardTextEncoder, margin: float, k
             why="only a template turns the turns of a conversation into one text",
             do="take a model with a chat template, or give the prompt as text",
         )
-    rows = [encoder.encode(prompt.text or "", messages, text)[0] for text in (pair.chosen, pair.rejected)]
+    rows, media = zip(*(encoder.encode_row(prompt, text) for text in (pair.chosen, pair.rejected)), strict=True)
     label = PairLabel(
         pair.outcomes or (FIRST_IS_BETTER,), pair.margin if keys.margin else margin, pair.weight
     ).as_numbers()
     begin = shared_length(rows)
     return tuple(
-        TrainingSample(f"{pair.pair_id}/{part}", tuple(row), begin, 0.0, unit=pair.pair_id, sequence_numbers=label)
-        for part, row in zip(("chosen", "rejected"), rows, strict=True)
+        TrainingSample(
+            f"{pair.pair_id}/{part}", tuple(row), begin, 0.0, media=seen, unit=pair.pair_id, sequence_numbers=label
+        )
+        for part, row, seen in zip(("chosen", "rejected"), rows, media, strict=True)
     )
 
 
 def _encoded(
     pairs: Sequence[PreferencePair],
-    encoder: RewardTextEncoder,
+    encoder: PairTextEncoder,
     margin: float,
     keys: PreferenceKeys,
     data: PairDataSettings,
@@ -203,7 +206,7 @@ def _encoded(
         return [unit for chunk in encoded for unit in chunk]
 
 
-def _read(data: PairDataSettings, keys: PreferenceKeys, encoder: RewardTextEncoder) -> LoadedPairs:
+def _read(data: PairDataSettings, keys: PreferenceKeys, encoder: PairTextEncoder) -> LoadedPairs:
     if not data.prompt_data:
         raise OptionsError(
             code="data.no_pairs",
@@ -216,17 +219,19 @@ def _read(data: PairDataSettings, keys: PreferenceKeys, encoder: RewardTextEncod
         data.prompt_data, data.prompt_data_probs or None, split=data.prompt_split, flag="--prompt_data"
     )
     chat = encoder.tokenizer.has_chat_template
-    loaded = load_pairs(specs, keys, split=data.prompt_split or None, chat=chat)
+    loaded = load_pairs(specs, keys, split=data.prompt_split or None, chat=chat, images=encoder.column)
     _tell(loaded)
-    return loaded
+    return encoder.arranged(loaded)
 
 
 def _held_out(
-    data: PairDataSettings, training: RewardTrainingSettings, keys: PreferenceKeys, encoder: RewardTextEncoder
+    data: PairDataSettings, training: RewardTrainingSettings, keys: PreferenceKeys, encoder: PairTextEncoder
 ) -> Sequence[PreferencePair]:
     specs = located_sources(data.eval_data, split=data.eval_split, flag="--eval_data")
-    loaded = load_pairs(specs, keys, split=data.eval_split or None, chat=encoder.tokenizer.has_chat_template)
+    chat = encoder.tokenizer.has_chat_template
+    loaded = load_pairs(specs, keys, split=data.eval_split or None, chat=chat, images=encoder.column)
     _tell(loaded)
+    loaded = encoder.arranged(loaded)
     pairs = loaded.pairs[: data.max_eval_samples] if data.max_eval_samples else loaded.pairs
     _refuse_ties(pairs, training)
     return pairs
@@ -285,8 +290,9 @@ def _all_too_long(left_out: Sequence[tuple[str, int]], limit: int, max_positions
     )
 
 
-def _prompt(row: HasPrompt) -> tuple[object, object]:
-    return row.prompt.text, row.prompt.messages
+def _prompt(row: HasPrompt) -> tuple[object, ...]:
+    # the same question about another image is another prompt
+    return row.prompt.text, row.prompt.messages, *(image.digest for image in row.prompt.images)
 
 
 def _notes(loaded: LoadedPairs, kept: Sequence[PreferencePair], held_out: Sequence[PreferencePair]) -> tuple[str, ...]:

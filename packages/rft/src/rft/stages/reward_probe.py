@@ -16,10 +16,13 @@ from rft_models.reward_model.loading import load_reward_model
 from rft_models.reward_model.model import RewardModel
 from rft_models.reward_model.scorer import RewardTextScorer
 from rft_models.reward_model.step_scorer import StepTextScorer
+from rft_trainer.data.images import RowImage
 
 _SUMS = [(f"{a}+{b}=", str(a + b), str(a + b + 1)) for a, b in ((1, 1), (2, 3), (4, 4), (12, 7), (20, 22), (35, 14))]
 _TOGETHER = 1e-4
 """Largest distance of a score alone from the same score in a batch, relative to the largest score."""
+_WITH_IMAGES = 32
+"""Pairs with images that are scored together."""
 
 
 Scorer: TypeAlias = "RewardTextScorer | ReducedStepScorer"
@@ -35,6 +38,8 @@ class Pair:
     rejected: str
     outcome: float = 1.0
     """1 chosen is the better, -1 rejected, 0 they are equal, 2 nobody has said."""
+    images: tuple[RowImage, ...] = ()
+    """Of the prompt, in the order of their places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +141,14 @@ class ReducedStepScorer:
         return self.model.spec.heads
 
     def score(
-        self, prompts: Sequence[str], messages: Sequence[Sequence[Mapping[str, Any]]], responses: Sequence[str]
+        self,
+        prompts: Sequence[str],
+        messages: Sequence[Sequence[Mapping[str, Any]]],
+        responses: Sequence[str],
+        images: Sequence[object] = (),
     ) -> list[dict[str, float] | str]:
         """Compute the reward of each response, or return the reason why there is none."""
+        assert not images, "a step reward model sees no images"
         found = self._scorer.score_responses(prompts, messages, responses)
         return [steps if isinstance(steps, str) else {self.heads[0]: self._reduced(steps)} for steps in found]
 
@@ -149,18 +159,27 @@ class ReducedStepScorer:
 
 def _scores(scorer: Scorer, pairs: Sequence[Pair]) -> tuple[list[float], list[float]]:
     """Weighted sums of the heads for chosen and rejected; those of heads without stated weights count once each."""
-    prompts = [pair.prompt for pair in pairs]
-    messages = [pair.messages for pair in pairs]
+    # prepared images are large: those of so many pairs are held at once
+    size = _WITH_IMAGES if any(pair.images for pair in pairs) else max(1, len(pairs))
+    chosen: list[float] = []
+    rejected: list[float] = []
+    for part in (pairs[start : start + size] for start in range(0, len(pairs), size)):
+        chosen += _rewards(scorer, part, [pair.chosen for pair in part])
+        rejected += _rewards(scorer, part, [pair.rejected for pair in part])
+    return chosen, rejected
+
+
+def _rewards(scorer: Scorer, pairs: Sequence[Pair], texts: Sequence[str]) -> list[float]:
+    """Weighted sums of the heads for one text a pair."""
+    prompts, messages = [pair.prompt for pair in pairs], [pair.messages for pair in pairs]
     weights = scorer.model.spec.weights or (1.0,) * len(scorer.heads)
-    columns: list[list[float]] = []
-    for texts in ([pair.chosen for pair in pairs], [pair.rejected for pair in pairs]):
-        scores_by_response = scorer.score(prompts, messages, texts)
-        columns.append([])
-        for scores in scores_by_response:
-            if isinstance(scores, str):
-                raise _refused(f"a response has no score: {scores}", "every response of the test needs one")
-            columns[-1].append(sum(w * scores[head] for w, head in zip(weights, scorer.heads, strict=True)))
-    return columns[0], columns[1]
+    images = [tuple(image.read() for image in pair.images) for pair in pairs]
+    rewards: list[float] = []
+    for scores in scorer.score(prompts, messages, texts, **({"images": images} if any(images) else {})):
+        if isinstance(scores, str):
+            raise _refused(f"a response has no score: {scores}", "every response of the test needs one")
+        rewards.append(sum(w * scores[head] for w, head in zip(weights, scorer.heads, strict=True)))
+    return rewards
 
 
 def _report(

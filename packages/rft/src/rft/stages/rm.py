@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rft.build.images import row_images, tokenizer_with_images
 from rft.build.lora import adapt, weights_directory
-from rft.build.models import tokenizer_of
 from rft.front_end import SILENT, FrontEnd
 from rft.identity.contents import records_content, rows_content, run_contents
 from rft.identity.record import Content
@@ -19,15 +19,16 @@ from rft.run_lifecycle import RunStart, TrainedRun
 from rft.settings import RmSettings
 from rft.stages.reward_head import reward_model_to_train, take_head, trained_spec
 from rft.stages.reward_pairs import RewardData, reward_data
+from rft.stages.supervised.pair_texts import PairTextEncoder
 from rft.stages.supervised.parts import RowOrder, run_state
 from rft.stages.supervised.row_training import ReadRun, train_on_rows
-from rft.stages.supervised.step_rows import StepData, step_data
+from rft.stages.supervised.step_rows import StepData, refuse_images_of_steps, step_data
 from rft_dist.optim.parameter_groups import require_known_names
 from rft_models.loading.context_length import model_facts
-from rft_models.reward_model.encoding import RewardTextEncoder
 from rft_models.reward_model.spec import RewardSpec
 from rft_models.reward_model.step_encoding import StepTextEncoder
 from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_trainer.data.media_cache import image_digests
 from rft_trainer.evaluation.pair_evaluator import PairScoreEvaluator
 from rft_trainer.evaluation.step_evaluator import StepScoreEvaluator
 from rft_trainer.loops.early_stop import EarlyStop
@@ -51,10 +52,13 @@ class RmInputs:
 
 def rm_inputs(settings: RmSettings) -> RmInputs:
     """Read, encode and count; needs a tokenizer and no weights."""
-    tokenizer = tokenizer_of(settings.model)
+    tokenizer = tokenizer_with_images(settings.model, settings.images)
+    # the model that is saved is given images of the sizes that it was trained on
+    tokenizer.keep_pixel_range()
     spec = trained_spec(settings.model.pretrain, settings.head, steps=settings.training.loss_type == "steps")
     max_positions, seed = model_facts(settings.model.pretrain, without_head=True).max_positions, settings.run.seed
     if spec.steps is not None:
+        refuse_images_of_steps(settings.images.images_key)
         encoder = StepTextEncoder(tokenizer, spec.steps)
         rows = step_data(settings.data, settings.training, encoder, max_positions=max_positions, seed=seed)
         return RmInputs(tokenizer, spec, rows)
@@ -62,7 +66,7 @@ def rm_inputs(settings: RmSettings) -> RmInputs:
         settings.data,
         settings.training,
         spec.heads,
-        RewardTextEncoder(tokenizer),
+        PairTextEncoder(tokenizer, row_images(settings.images, seed)),
         max_positions=max_positions,
         seed=seed,
     )
@@ -81,6 +85,7 @@ def build_rm(settings: RmSettings, started: RunStart, inputs: RmInputs) -> Rewar
         dtype=held_dtype(settings.strategy, bf16=settings.model.bf16),
         device=machine.device,
     )
+    model.tokenizer = inputs.tokenizer
     # before distribution, so that adapters are parameters like any others
     adapt(model, settings.adapter, restored, base=source, seed=settings.run.seed)
     if model.adapters is not None and restored is not None:  # the weights under the adapters have another head, or none
@@ -165,7 +170,14 @@ def rm_contents(resolved: Resolved[RmSettings], pairs: RewardData | StepData) ->
     rows = rows_content(pairs.data_hash, len(pairs.units), chosen.prompt_data)
     held_out = records_content(
         (
-            [sample.sample_id, *sample.token_ids, *sample.sequence_numbers, *sample.loss_mask, *sample.returns]
+            [
+                sample.sample_id,
+                *sample.token_ids,
+                *sample.sequence_numbers,
+                *sample.loss_mask,
+                *sample.returns,
+                *image_digests(sample.media),
+            ]
             for sample in pairs.held_out
         ),
         chosen.eval_data,

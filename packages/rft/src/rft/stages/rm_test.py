@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rft.build.images import ImageReading, row_images
 from rft.hub.run_settings import with_model_directories
 from rft.hub.sources import located_sources
 from rft.process.machine import Machine
 from rft.settings import RmTestSettings
 from rft.stages.reward_pairs import pair_keys
 from rft.stages.reward_probe import Agreement, Pair, ProbeReport, agreement, probe_reward_model
+from rft.stages.supervised.step_rows import refuse_images_of_steps
 from rft.stages.supervised.step_test import StepTest, has_steps, score_labelled_steps
 from rft_core.errors import DataError, OptionsError
 from rft_models.families.custom import load_model_code
 from rft_models.files.directories import checked_model_directory
 from rft_models.reward_model.loading import spec_in_files
-from rft_models.vision.processor import load_processor
+from rft_models.vision.processor import load_processor, load_vision_processor
 from rft_trainer.data.preference_rows.preferences import load_pairs
+from rft_trainer.data.rendering import with_places
 from rft_trainer.settings.reward_model import RmTestDataSettings
 
 
@@ -48,6 +51,7 @@ class RmTest:
                 "outcome": pair.outcome,
                 "reward_chosen": chosen,
                 "reward_rejected": rejected,
+                **({"images": [image.path or image.where for image in pair.images]} if pair.images else {}),
             }
             for pair, chosen, rejected in scores
         ]
@@ -64,12 +68,19 @@ def rm_test(settings: RmTestSettings, machine: Machine) -> RmTest:
     chosen = settings.model
     load_model_code(chosen.model_code)
     spec = spec_in_files(*checked_model_directory(chosen.pretrain))
+    if spec.steps is not None:
+        refuse_images_of_steps(settings.images.images_key)
     if spec.steps is not None and settings.data.eval_data and has_steps(settings.data):
         if settings.compared.agree_with:
             raise _no_comparison(settings.compared.agree_with)
         steps = score_labelled_steps(chosen.pretrain, settings.data, bf16=chosen.bf16, device=machine.device)
         return RmTest(None, None, None, (), steps)
-    pairs = read_pairs(settings.data, chosen.pretrain) if settings.data.eval_data else None
+    if settings.images.images_key:
+        # the other model too is refused before anything is scored
+        for directory in filter(None, (chosen.pretrain, settings.compared.agree_with)):
+            load_vision_processor(directory)
+    reading = row_images(settings.images, settings.output.seed)
+    pairs = read_pairs(settings.data, chosen.pretrain, reading) if settings.data.eval_data else None
     report = probe_reward_model(chosen.pretrain, pairs, bf16=chosen.bf16, device=machine.device)
     if not settings.compared.agree_with:
         return RmTest(report, None, None, tuple(pairs or ()))
@@ -87,19 +98,22 @@ def _no_comparison(other: str) -> OptionsError:
     )
 
 
-def read_pairs(data: RmTestDataSettings, directory: str) -> list[Pair]:
+def read_pairs(data: RmTestDataSettings, directory: str, reading: ImageReading | None = None) -> list[Pair]:
     """Read the pairs as training reads them, for a reward model in this directory."""
     specs = located_sources(data.eval_data, split=data.eval_split, flag="--eval_data")
     chat = load_processor(directory).has_chat_template
-    loaded = load_pairs(specs, pair_keys(data, ()), split=data.eval_split or None, chat=chat)
+    reading = reading or ImageReading()
+    loaded = load_pairs(specs, pair_keys(data, ()), split=data.eval_split or None, chat=chat, images=reading.column)
     pairs = loaded.pairs[: data.max_eval_samples] if data.max_eval_samples else loaded.pairs
     found: list[Pair] = []
-    for pair in pairs:
-        messages = tuple(message.as_dict() for message in pair.prompt.messages or ())
-        text = pair.prompt.text
+    prompts = map(with_places, reading.arranged([pair.prompt for pair in pairs]))
+    for pair, prompt in zip(pairs, prompts, strict=True):
+        messages = tuple(message.as_dict() for message in prompt.messages or ())
+        text = prompt.text
         if text is None:  # where the tokenizer has no template, what the turns say is the text
             text = "\n".join(str(turn.get("content", "")) for turn in messages)
-        found.append(Pair(text, messages, pair.chosen, pair.rejected, (pair.outcomes or (1.0,))[0]))
+        outcome = (pair.outcomes or (1.0,))[0]
+        found.append(Pair(text, messages, pair.chosen, pair.rejected, outcome, prompt.images))
     if not any(abs(pair.outcome) == 1 for pair in found):
         raise DataError(
             code="data.no_decided_pair",

@@ -54,6 +54,22 @@ class StepData:
         return sum(label for labels in pairs for label, learned in labels if learned) / self.num_labels
 
 
+def refuse_images_of_steps(images_key: str | None) -> None:
+    """Steps are scored as text: images beside them would change nothing.
+
+    Raises:
+        OptionsError: if a column of images is named.
+    """
+    if images_key:
+        raise OptionsError(
+            code="rm.steps_images",
+            what=f"images_key = {images_key} of a step reward model",
+            where="--images_key",
+            why="labelled steps are scored as text; no image of a row would be seen",
+            do="leave --images_key out",
+        )
+
+
 def step_data(
     data: PairDataSettings,
     training: RewardTrainingSettings,
