@@ -1,4 +1,4 @@
-"""A run with a teacher that was killed and resumed is the run that was not, with LoRA too."""
+"""A run with a teacher that was killed and resumed is the run that was not, with LoRA and with rollouts ahead too."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from support.setup import TinyTask
 pytestmark = pytest.mark.xdist_group("invariants")
 SHORT = ("--max_steps", "4", "--save_steps", "2", "--generate_max_len", "6")
 
+AHEAD = ("--engine_replicas", "2", "--max_staleness", "1", "--async_deterministic")
 
-@pytest.mark.parametrize("more", [(), ("--lora_rank", "2")], ids=["whole", "lora"])
+
+@pytest.mark.parametrize("more", [(), ("--lora_rank", "2"), AHEAD], ids=["whole", "lora", "ahead"])
 def test_a_run_with_a_teacher_that_is_killed_and_resumed_is_the_run_that_was_not(
     server: ForkServer, task: TinyTask, references: References, runs: Path, more: tuple[str, ...]
 ) -> None:
