@@ -65,3 +65,11 @@ def test_a_file_that_is_there_is_not_replaced(tmp_path: Path) -> None:
         write_rows(file, [{"a": 2}])
     assert caught.value.problem.do == f"--output {tmp_path / 'rows-2.jsonl'}"
     assert json.loads(file.read_text()) == {"a": 1}
+
+
+def test_answers_without_text_are_in_no_data_set() -> None:
+    groups = [group("a", 1, ("yes", 1.0), ("no", 0.5), ("", 0.0)), group("b", 1, ("", 1.0))]
+    (pair,) = preference_pairs(groups).rows
+    assert (pair["chosen"], pair["rejected"], pair["margin"]) == ("yes", "no", 0.5)
+    assert [row["output"] for row in demonstrations(groups, per_prompt=3).rows] == ["yes", "no"]
+    assert demonstrations(groups).left_out == {"without text in any answer": 1}

@@ -36,7 +36,7 @@ def demonstrations(groups: Sequence[AnswerGroup], *, per_prompt: int = 1) -> Exp
         if not _is_text(group, left_out):
             continue
         best: dict[str, Row] = {}
-        for row in group.scored:
+        for row in _texts(group):
             best.setdefault(str(row["response"]), row)
         for row in list(best.values())[:per_prompt]:
             made = {"input": row["prompt"], "output": row["response"], **_origin(row), "reward": row["reward"]}
@@ -56,12 +56,13 @@ def preference_pairs(groups: Sequence[AnswerGroup], *, least_gap: float = 0.0) -
     for group in groups:
         if not _is_text(group, left_out):
             continue
-        best, worst = group.scored[0], group.scored[-1]
-        if group.reward_range <= least_gap:
+        best, worst = _texts(group)[0], _texts(group)[-1]
+        margin = best["reward"] - worst["reward"]
+        if margin <= least_gap:
             left_out["equal rewards" if not least_gap else "too small a difference"] += 1
             continue
         made = {"prompt": best["prompt"], "chosen": best["response"], "rejected": worst["response"]}
-        rows.setdefault(tuple(map(str, made.values())), {**made, "margin": group.reward_range, **_origin(best)})
+        rows.setdefault(tuple(map(str, made.values())), {**made, "margin": margin, **_origin(best)})
     return ExportedRows(list(rows.values()), dict(left_out))
 
 
@@ -92,9 +93,16 @@ def _is_text(group: AnswerGroup, left_out: Counter[str]) -> bool:
     return not reason
 
 
+def _texts(group: AnswerGroup) -> list[Row]:
+    """Return the scored answers that have text, the best first: a data set refuses the others."""
+    return [row for row in group.scored if str(row["response"]).strip()]
+
+
 def _reasons(group: AnswerGroup) -> Iterator[str]:
     if not group.scored:
         yield "without a reward"
+    elif not _texts(group):
+        yield "without text in any answer"
     if any(row.get("turns") for row in group.rows):
         yield "conversations of several turns"
     if any(row.get("images") for row in group.rows):

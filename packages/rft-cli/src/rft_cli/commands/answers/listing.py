@@ -11,7 +11,7 @@ from rft_cli.commands import arguments
 from rft_cli.commands.answers.tables import page_of_group, table_of_groups
 from rft_cli.commands.arguments import Arguments
 from rft_cli.commands.runs import find_run, wide_console
-from rft_core.errors import OptionsError
+from rft_core.errors import DataError, OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_core.terminal_text import visible
 from rft_trainer.rollout_files.selection import ORDERS, AnswerGroup, Order, Row, RowFilter, group_rows, read_groups
@@ -129,8 +129,13 @@ def _answers(file: Path) -> list[Row]:
     from rft.stages.evaluation_output import saved_rows
 
     if not file.is_file():
-        why = "it is a file that rft-train eval or generate wrote with --output, or a run"
-        raise _refused(f"{file} is not there", why, f"rft-train eval --output {file}")
+        raise DataError(
+            code="run.unknown_name",
+            what=f"{file} is not there",
+            where="command line",
+            why="it is a file that rft-train eval or generate wrote with --output, or a run",
+            do=f"rft-train eval --output {file}",
+        )
     return [dict(row) for row in saved_rows(file)]
 
 
