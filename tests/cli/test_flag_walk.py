@@ -618,7 +618,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     from rft.checkpoints import writer
     from rft.parallel import step_guards
     from rft.process import launching, monitored
-    from rft.stages import sft_store
+    from rft.stages.supervised import row_store
     from rft_dist.checkpoints.async_writer import BackgroundSaves
     from rft_dist.launch.spawn import Ended
     from rft_engine.native.engine import NativeEngine
@@ -677,7 +677,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     watch(BackgroundSaves, "begin", lambda *_, **__: spies.counts.update(["saves beside"]))
     watch(prefetch, "ThreadPoolExecutor", lambda count, **_: spies.counts.update(threads=count))
     watch(prefetch.Prefetcher, "_fill", lambda self, pool: spies.keep("chunks ahead", self._max_pending))
-    watch(sft_store, "BuildWorkers", lambda command, job, number, *_: spies.keep("store workers", number))
+    watch(row_store, "BuildWorkers", lambda command, job, number, *_: spies.keep("store workers", number))
     install_trackers(spies.keep, patch)
 
 

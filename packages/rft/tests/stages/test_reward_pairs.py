@@ -16,8 +16,11 @@ from rft_trainer.settings.reward_model import PairDataSettings, RewardTrainingSe
 class Encoder:
     """A token a character, and an end token."""
 
+    takes_images = False
+
     class tokenizer:
         has_chat_template = False
+        hf_tokenizer = None
 
     def encode(self, prompt: str, messages: Any, response: str, images: Any = ()) -> tuple[list[int], None]:
         return [*map(ord, prompt + response), 0], None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rft_trainer.settings.data import HeldOutRowsSettings, TrainRowsSettings
+from rft_trainer.settings.data import HeldOutRowsSettings, StoredRowsSettings
 
 PairLossType = Literal["sigmoid", "hps", "logexp"]
 
@@ -49,7 +49,7 @@ class AgreementSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairDataSettings(PairColumnSettings, HeldOutRowsSettings, TrainRowsSettings):
+class PairDataSettings(PairColumnSettings, HeldOutRowsSettings, StoredRowsSettings):
     """Pairs of responses to train on and to evaluate on."""
 
     margin_key: str = ""

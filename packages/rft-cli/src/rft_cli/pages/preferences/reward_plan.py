@@ -11,6 +11,7 @@ from rft.stages.reward_head import is_reward_model, scored_part, trained_spec
 from rft.stages.rm import RmInputs
 from rft_cli.pages.run_plan import cut_line, notes_on, saving_line
 from rft_cli.pages.run_plan_layout import strategy_line
+from rft_trainer.data.preference_rows.preferences import LoadedPairs
 
 _MOST_NAMED = 10
 """Pairs left out that are named."""
@@ -81,19 +82,28 @@ def _head_line(settings: RmSettings, data: RmInputs) -> str:
     return f"{', '.join(spec.heads)} on the {spec.pooling} state of {layer}, {begins}{scale}"
 
 
+def _source_lines(loaded: LoadedPairs) -> list[str]:
+    lines = [
+        f"source {spec.name}: {sum(pair.prompt.source == spec.name for pair in loaded.pairs):,} pairs "
+        f"from {spec.place}" + ("" if spec.probability is None else f", drawn with probability {spec.probability:g}")
+        for spec in loaded.specs
+    ]
+    return lines + [f"skipped {error.problem.where}: {error.problem.what}" for error in loaded.skipped.problems]
+
+
 def _data_lines(settings: RmSettings, data: RmInputs) -> list[str]:
     pairs = data.pairs
-    lines = [
-        f"source {spec.name}: {sum(pair.prompt.source == spec.name for pair in pairs.loaded.pairs):,} pairs "
-        f"from {spec.place}" + ("" if spec.probability is None else f", drawn with probability {spec.probability:g}")
-        for spec in pairs.loaded.specs
-    ]
-    lines += [f"skipped {error.problem.where}: {error.problem.what}" for error in pairs.loaded.skipped.problems]
-    longest = max(sample.num_tokens for unit in pairs.units for sample in unit)
+    lines = pairs.stored.lines() if pairs.stored else _source_lines(pairs.loaded) if pairs.loaded else []
+    # that of a store is known without reading it
+    longest = (
+        pairs.stored.stored.longest
+        if pairs.stored
+        else max(sample.num_tokens for unit in pairs.units for sample in unit)
+    )
     lines.append(f"{len(pairs.units):,} pairs to train on (longest text {longest} tokens)")
     if pairs.num_ties:
         lines.append(f"{pairs.num_ties:,} of them were judged equal")
-    if pairs.left_out:
+    if pairs.left_out and not pairs.stored:
         named = ", ".join(f"{name} ({length})" for name, length in pairs.left_out[:_MOST_NAMED])
         more = len(pairs.left_out) - _MOST_NAMED
         lines.append(f"left out, longer than {pairs.limit} tokens: {named}{f' and {more} more' if more > 0 else ''}")
