@@ -39,6 +39,7 @@ def idle_evaluation(given: SourcedValues) -> list[str]:
         return []
     return [f"eval_steps = {values['eval_steps']} ({origin}) has no effect: no rows are held out (--eval_data)"]
 
+
 def idle_store(given: SourcedValues) -> list[str]:
     """Return a note for each given setting of a data store that the run does not have."""
     names = [name for name in ("data_store_path", "data_store_workers") if given.origins[name].kind != "default"]
