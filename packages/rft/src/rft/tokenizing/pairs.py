@@ -50,7 +50,10 @@ class PairText:
 
     def keys_of(self, source: int) -> PreferenceKeys:
         """Return the columns of a source."""
-        return PreferenceKeys(**{**self.keys[source], "outcomes": tuple(self.keys[source]["outcomes"])})
+        fields: dict[str, Any] = {**self.keys[source]}
+        # JSON has lists alone
+        fields["outcomes"] = tuple(fields["outcomes"])
+        return PreferenceKeys(**fields)
 
 
 class _Pairs:
