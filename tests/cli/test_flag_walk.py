@@ -405,6 +405,13 @@ DPO = SHARED | {
     "loss_type": Row("--loss_type hinge", "weights"),
     "loss_weights": Row("--loss_weights sigmoid=1,bco_pair=1", "weights"),
     "reference_pretrain": Row("--reference_pretrain {second}", "weights"),
+    "data_store": Row("--data_store on", "plan", f"--data_store_path {BENCH}/store"),
+    "data_store_path": Row(
+        f"--data_store_path {BENCH}/other_store", "plan", f"--data_store on --data_store_path {BENCH}/store"
+    ),
+    "data_store_workers": Row(
+        "--data_store_workers 3", "calls:store workers", f"--data_store on --data_store_path {BENCH}/store"
+    ),
     "margin_key": Row("--margin_key label", "weights"),
     "beta": Row("--beta 0.7", "weights"),
     "label_smoothing": Row("--label_smoothing 0.2", "weights"),
@@ -483,6 +490,13 @@ RM = {name: row for name, row in SHARED.items() if name not in NOT_OF_PAIRS} | {
     "chosen_key": Row("--chosen_key question", "example"),
     "rejected_key": Row("--rejected_key question", "weights"),
     "outcome_key": Row("--outcome_key right", "weights"),
+    "data_store": Row("--data_store on", "plan", f"--data_store_path {BENCH}/store"),
+    "data_store_path": Row(
+        f"--data_store_path {BENCH}/other_store", "plan", f"--data_store on --data_store_path {BENCH}/store"
+    ),
+    "data_store_workers": Row(
+        "--data_store_workers 3", "calls:store workers", f"--data_store on --data_store_path {BENCH}/store"
+    ),
     "margin_key": Row("--margin_key margin", "weights"),
     "weight_key": Row("--weight_key weight", "weights"),
     "held_out_rows": Row("--held_out_rows 2", "evals", "--eval_data="),
@@ -617,7 +631,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     from rft.checkpoints import writer
     from rft.parallel import step_guards
     from rft.process import launching, monitored
-    from rft.stages import sft_store
+    from rft.stages.supervised import row_store
     from rft_dist.checkpoints.async_writer import BackgroundSaves
     from rft_dist.launch.spawn import Ended
     from rft_engine.native.engine import NativeEngine
@@ -676,7 +690,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     watch(BackgroundSaves, "begin", lambda *_, **__: spies.counts.update(["saves beside"]))
     watch(prefetch, "ThreadPoolExecutor", lambda count, **_: spies.counts.update(threads=count))
     watch(prefetch.Prefetcher, "_fill", lambda self, pool: spies.keep("chunks ahead", self._max_pending))
-    watch(sft_store, "BuildWorkers", lambda command, job, number, *_: spies.keep("store workers", number))
+    watch(row_store, "BuildWorkers", lambda command, job, number, *_: spies.keep("store workers", number))
     install_trackers(spies.keep, patch)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rft_models.reward_model.encoding import RewardTextEncoder, shared_length
+from rft_models.reward_model.encoding import RewardTextEncoder
 from rft_models.reward_model.loading import new_reward_model
 from rft_models.reward_model.scorer import RewardTextScorer
 from rft_models.reward_model.spec import RewardSpec
@@ -16,9 +16,3 @@ def test_training_texts_have_the_tokens_that_are_scored(character_directory: Pat
     encoder, scorer = RewardTextEncoder(model.tokenizer), RewardTextScorer(model)
     assert encoder.encode("1+1=", (), "2")[0] == scorer.token_ids("1+1=", (), "2")
     assert not encoder.takes_images
-
-
-def test_what_rows_begin_with_alike_leaves_each_a_token_of_its_own() -> None:
-    assert shared_length([(1, 2, 3), (1, 2, 4)]) == 2
-    assert shared_length([(1, 2), (1, 2, 4)]) == 1
-    assert shared_length([(5,), (6,)]) == 0

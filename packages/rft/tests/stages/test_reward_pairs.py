@@ -20,6 +20,7 @@ class Tokenizer:
 
     has_chat_template = False
     eos_ids = (0,)
+    hf_tokenizer = None
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         return [*map(ord, text)]

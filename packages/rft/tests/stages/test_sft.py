@@ -54,7 +54,7 @@ def test_rows_are_read_with_the_settings_that_name_them(read: Any, max_len: int,
         "refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer)",
         "row_images(settings.images, settings.run.seed)",
         "trained_turns(data)",
-        "wants_store(settings, tokenizer)",
+        "wants_store(data, tokenizer, images_key=settings.images.images_key)",
         "read_training(data, data, tokenizer, images='images', label_key=None, limit_flag='--max_len', "
         f"output_key=data.output_key, prompt_max_len={longest}, turns='turns', weight_key=data.weight_key)",
         f"demonstrations(training.rendered, tokenizer, {longest})",

@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rft.tokenizing.demonstrations import StoredText, tokenizer_digest
+from rft.tokenizing.demonstrations import StoredText
+from rft.tokenizing.kinds import StoredRowsText
+from rft.tokenizing.texts import tokenizer_digest
 from rft.tokenizing.worker_main import make_tokenize
 from rft_core.child_process import ChildProcess
 from rft_core.errors import DataError, ServiceError
@@ -44,7 +45,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A tokenizer on disk, and the text settings."""
     place = tmp_path_factory.mktemp("tokenizer")
     HfTokenizer(build_bpe_tokenizer(["1+1=2"], 258)).save_pretrained(place)
-    return {"tokenizer": str(place), "digest": tokenizer_digest(load_tokenizer(place)), "text": asdict(TEXT)}
+    rows = StoredRowsText("demonstrations", TEXT).as_record()
+    return {"tokenizer": str(place), "digest": tokenizer_digest(load_tokenizer(place)), "rows": rows}
 
 
 @pytest.fixture

@@ -198,7 +198,7 @@ def dpo_lines(resolved: Resolved[DpoSettings], data: PreferenceData) -> list[tup
     """Titled groups of lines: the resolved plan of a run on preferences."""
     settings, chosen, training = resolved.settings, resolved.settings.training, data.training
     noun = training.noun
-    tokens = sum(sample.num_loss_tokens for sample in training.samples)
+    tokens = training.num_loss_tokens
     size = min(chosen.train_batch_size, training.num_rows)
     held_out = data.held_out.num_rows if data.held_out else 0
     kept_out = held_out and not settings.data.eval_data
@@ -230,6 +230,8 @@ def dpo_lines(resolved: Resolved[DpoSettings], data: PreferenceData) -> list[tup
 def _row_lines(training: ReadPreferences) -> list[str]:
     """Return sources, lengths and every row that was left out (the first ten by name)."""
     loaded = training.loaded
+    if loaded is None:
+        return training.stored.lines() if training.stored else []
     lines: list[str] = []
     for spec in loaded.specs:
         number = sum(prompt.source == spec.name for prompt in loaded.prompts)
@@ -245,7 +247,7 @@ def _left_out(read: ReadPreferences) -> list[str]:
     lines: list[str] = []
     if read.left_out:
         lines.append(f"left out, too long: {_named([f'{name} ({length})' for name, length in read.left_out])}")
-    if read.loaded.equal:
+    if read.loaded is not None and read.loaded.equal:
         lines.append(f"left out, both responses equal: {_named(read.loaded.equal)}")
     return lines
 

@@ -6,15 +6,12 @@ score is read at the end of a text, and a state that no training text ended with
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from rft_models.reward_model.shared_images import shared_images_of
+from rft_models.reward_model.text import Messages, ended, reward_text
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_models.vision.media import Media
 
 Images = tuple[bytes, ...]
-Messages = Sequence[Mapping[str, Any]]
 
 
 class RewardTextEncoder:
@@ -55,14 +52,11 @@ class RewardTextEncoder:
         Raises:
             DataError: another number of placeholders than of images, or an image that cannot be used.
         """
-        special = not self.tokenizer.has_chat_template
         if self._images is None:
-            ids, media = self.tokenizer.encode(text, add_special_tokens=special), None
+            ids, media = self.tokenizer.encode(text, add_special_tokens=not self.tokenizer.has_chat_template), None
         else:
             ids, media = self._images.encode_shared(text, images, where=where)
-        end = self.tokenizer.eos_ids[:1] if special else ()
-        # the tokenizer, or the response itself, may have put the end token there already
-        return (ids if not end or ids[-1:] == list(end) else [*ids, *end]), media
+        return ended(self.tokenizer, ids), media
 
     def text(self, prompt: str, messages: Messages, response: str) -> str:
         """Return the text of a pair, as `encode` turns it into tokens; markers in the response stand for no image.
@@ -72,15 +66,4 @@ class RewardTextEncoder:
         """
         if self._images is not None:
             response = self._images.of_response(response)
-        if not self.tokenizer.has_chat_template:
-            return prompt + response
-        turns = list(messages) or [{"role": "user", "content": prompt}]
-        answered = [*turns, {"role": "assistant", "content": response}]
-        return self.tokenizer.render_chat(answered, add_generation_prompt=False)
-
-
-def shared_length(rows: Sequence[Sequence[int]]) -> int:
-    """Count the first tokens that all rows share, below the length of each: one token at least stays a row's own."""
-    limit = min(len(row) for row in rows) - 1
-    first = rows[0]
-    return next((i for i in range(limit) if any(row[i] != first[i] for row in rows)), max(limit, 0))
+        return reward_text(self.tokenizer, prompt, messages, response)

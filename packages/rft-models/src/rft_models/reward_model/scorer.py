@@ -16,8 +16,9 @@ import torch
 
 from rft_core.errors import DataError
 from rft_core.packed_tokens import PackedTokens
-from rft_models.reward_model.encoding import Images, Messages, RewardTextEncoder, shared_length
+from rft_models.reward_model.encoding import Images, RewardTextEncoder
 from rft_models.reward_model.model import RewardModel
+from rft_models.reward_model.text import Messages, shared_length
 from rft_models.vision.media import Media
 
 

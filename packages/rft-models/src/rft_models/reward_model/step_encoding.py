@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rft_core.errors import DataError
-from rft_models.reward_model.encoding import Messages
 from rft_models.reward_model.spec import StepSpec
+from rft_models.reward_model.text import Messages
 from rft_models.tokenization.tokenizer import HfTokenizer
 
 

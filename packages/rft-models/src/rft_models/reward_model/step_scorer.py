@@ -12,10 +12,10 @@ import torch
 
 from rft_core.errors import DataError
 from rft_core.packed_tokens import PackedTokens
-from rft_models.reward_model.encoding import Messages
 from rft_models.reward_model.model import RewardModel
 from rft_models.reward_model.scorer import batches_within
 from rft_models.reward_model.step_encoding import StepText, StepTextEncoder, split_steps
+from rft_models.reward_model.text import Messages
 
 
 class StepTextScorer:

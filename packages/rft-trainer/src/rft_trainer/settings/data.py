@@ -116,26 +116,8 @@ class TrainRowsSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSettings(HeldOutColumnSettings, EvalDataSettings, TrainRowsSettings):
-    """Prompts to train on and to evaluate on."""
-
-    eval_label_key: str = ""
-    """Column of the held-out rows that holds the answer; empty = that of the training rows (`label_key`)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SftDataSettings(HeldOutColumnSettings, HeldOutSettings, TrainRowsSettings):
-    """Demonstrations to train on and to evaluate on."""
-
-    output_key: str = "output"
-    """Column that holds the response to learn."""
-
-    eval_output_key: str = ""
-    """Column of the held-out rows that holds the response; empty = that of the training rows (`output_key`)."""
-
-    weight_key: str = ""
-    """Column of the training rows that holds their weights: a step's loss is the sum of weight x loss over its learned
-    tokens, divided by the sum of these weights. A row of weight 0 is left out; empty = every row weighs 1."""
+class StoredRowsSettings(TrainRowsSettings):
+    """The rows to train on, which may be kept on disk as tokens."""
 
     data_store: Literal["auto", "on", "off"] = "auto"
     """Whether the training rows are tokenised once into files that are mapped into memory, so that they need not fit:
@@ -147,6 +129,29 @@ class SftDataSettings(HeldOutColumnSettings, HeldOutSettings, TrainRowsSettings)
     data_store_workers: int = field(default=0, metadata={"minimum": 0})
     """Processes that tokenise rows for the data store; 0 = one a core, where there are enough rows for more than one.
     Their number changes no byte of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings(HeldOutColumnSettings, EvalDataSettings, TrainRowsSettings):
+    """Prompts to train on and to evaluate on."""
+
+    eval_label_key: str = ""
+    """Column of the held-out rows that holds the answer; empty = that of the training rows (`label_key`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftDataSettings(HeldOutColumnSettings, HeldOutSettings, StoredRowsSettings):
+    """Demonstrations to train on and to evaluate on."""
+
+    output_key: str = "output"
+    """Column that holds the response to learn."""
+
+    eval_output_key: str = ""
+    """Column of the held-out rows that holds the response; empty = that of the training rows (`output_key`)."""
+
+    weight_key: str = ""
+    """Column of the training rows that holds their weights: a step's loss is the sum of weight x loss over its learned
+    tokens, divided by the sum of these weights. A row of weight 0 is left out; empty = every row weighs 1."""
 
     train_on_turns: Literal["all", "last"] = "all"
     """Which turns of a whole conversation (`messages`, `conversations`) are learned: all of `roles_to_train`, or the

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rft_algos.algorithms.preference import Divergence, PreferenceLoss, PreferenceLossType
-from rft_trainer.settings.data import HeldOutColumnSettings, HeldOutSettings, TrainRowsSettings
+from rft_trainer.settings.data import HeldOutColumnSettings, HeldOutSettings, StoredRowsSettings
 from rft_trainer.settings.sft import SequenceTrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreferenceDataSettings(HeldOutColumnSettings, HeldOutSettings, TrainRowsSettings):
+class PreferenceDataSettings(HeldOutColumnSettings, HeldOutSettings, StoredRowsSettings):
     """Preference pairs, or labelled responses, to train on and to evaluate on."""
 
     chosen_key: str = "chosen"

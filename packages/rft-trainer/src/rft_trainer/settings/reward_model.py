@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rft_trainer.settings.data import HeldOutRowsSettings, TrainRowsSettings
+from rft_trainer.settings.data import HeldOutRowsSettings, StoredRowsSettings
 
 PairLossType = Literal["sigmoid", "hps", "logexp"]
 RewardLossType = Literal["sigmoid", "hps", "logexp", "steps"]
@@ -62,7 +62,7 @@ class AgreementSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairDataSettings(PairColumnSettings, StepColumnSettings, HeldOutRowsSettings, TrainRowsSettings):
+class PairDataSettings(PairColumnSettings, StepColumnSettings, HeldOutRowsSettings, StoredRowsSettings):
     """Pairs of responses, or responses with labelled steps, to train on and to evaluate on."""
 
     margin_key: str = ""

@@ -11,7 +11,16 @@ from rft_trainer.data.store.shards import write_shard
 from rft_trainer.data.store.token_columns import token_columns
 from rft_trainer.records.rollouts import TrainingSample
 
-PLACE = {"num_rows": 3, "source": 0, "file": 0, "offset": 9, "line": 3, "index": 3, "too_long": (), "weightless": 0}
+PLACE = {
+    "num_rows": 3,
+    "source": 0,
+    "file": 0,
+    "offset": 9,
+    "line": 3,
+    "index": 3,
+    "too_long": (),
+    "counts": {"weightless": 0},
+}
 SAMPLES = [
     TrainingSample("a:0", (5, 70000, 7), 1, 0.0),
     TrainingSample("a:1", (5, 6, 7, 8), 1, 0.0, loss_mask=(True, False, True), weight=0.5),

@@ -20,7 +20,7 @@ PLACE = {
     "line": 3,
     "index": 9,
     "too_long": (("a:2", 77),),
-    "weightless": 1,
+    "counts": {"weightless": 1},
 }
 SAMPLE = TrainingSample("a:0", (5, 6, 7), 1, 0.0)
 

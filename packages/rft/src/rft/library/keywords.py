@@ -339,12 +339,12 @@ class RlKeywords(PolicyKeywords, RewardKeywords, AnswerKeywords, total=False):
 class SftKeywords(PolicyKeywords, total=False):
     """Settings of `rft-train sft`."""
 
-    output_key: str
-    eval_output_key: str
-    weight_key: str
     data_store: Literal["auto", "on", "off"]
     data_store_path: str
     data_store_workers: int
+    output_key: str
+    eval_output_key: str
+    weight_key: str
     train_on_turns: Literal["all", "last"]
     roles_to_train: str
     held_out_rows: int
@@ -360,6 +360,9 @@ class SftKeywords(PolicyKeywords, total=False):
 class DpoKeywords(PolicyKeywords, total=False):
     """Settings of `rft-train dpo`."""
 
+    data_store: Literal["auto", "on", "off"]
+    data_store_path: str
+    data_store_workers: int
     chosen_key: str
     rejected_key: str
     weight_key: str
@@ -399,6 +402,9 @@ class RmKeywords(TrainingKeywords, total=False):
     scale_for_train: bool
     step_separator: str
     step_reduction: Literal["min", "product", "mean", "last"]
+    data_store: Literal["auto", "on", "off"]
+    data_store_path: str
+    data_store_workers: int
     completions_key: str
     labels_key: str
     chosen_key: str

@@ -173,7 +173,7 @@ def dpo_contents(resolved: Resolved[DpoSettings], data: PreferenceData) -> dict[
     """Return what the rows, files and code of a run hold."""
     chosen, training = resolved.settings.data, data.training
     rows = rows_content(data.data_hash, training.num_rows, chosen.prompt_data)
-    samples = data.held_out.samples if data.held_out else []
+    samples: Sequence[TrainingSample] = data.held_out.samples if data.held_out else []
     held_out = records_content(([sample.sample_id, *sample.token_ids] for sample in samples), chosen.eval_data)
     return run_contents(resolved, rows, held_out)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -12,6 +12,8 @@ from rft.build.prompt_data import data_notes, first_rows, held_out_settings, ren
 from rft.hub.download import ASIDE
 from rft.hub.sources import located_sources
 from rft.settings import DpoSettings
+from rft.stages.supervised.row_store import wants_store
+from rft.stages.supervised.stored_pairs import StoredPairs, open_pairs, preference_sample, response_weights
 from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import derive_key, permutation
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -28,6 +30,7 @@ from rft_trainer.data.preference_rows.preferences import (
 )
 from rft_trainer.data.rendering import RenderedPrompt
 from rft_trainer.data.sources import SourceSpec, rows_of_source
+from rft_trainer.data.store.pair_samples import PairSamples
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.settings.preference_training import PreferenceDataSettings
 
@@ -39,8 +42,9 @@ Row = TypeVar("Row", PreferencePair, LabelledResponse)
 class ReadPreferences:
     """Rows of one place as samples, and what was left out of them."""
 
-    loaded: LoadedPairs | LoadedLabels
-    samples: list[TrainingSample]
+    loaded: LoadedPairs | LoadedLabels | None
+    """The rows as they were read; None where they are in a store."""
+    samples: Sequence[TrainingSample]
     """Of a pair chosen and rejected in turn; one a labelled response."""
     mismatched: list[TrainingSample]
     """A sample a labelled response: its prompt with the response to another one; none for pairs."""
@@ -50,6 +54,17 @@ class ReadPreferences:
     """(row id, tokens) of rows that are too long."""
     samples_a_row: int
     """2 for pairs, 1 for labelled responses."""
+    stored: StoredPairs | None = None
+    """The store of the rows, where they are in one."""
+    num_tokens_apart: int = 0
+    """Learned tokens of the rows of that store that are held out."""
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Learned tokens of all samples."""
+        if self.stored is not None:
+            return self.stored.stored.num_loss_tokens - self.num_tokens_apart
+        return sum(sample.num_loss_tokens for sample in self.samples)
 
     @property
     def num_rows(self) -> int:
@@ -76,7 +91,10 @@ class PreferenceData:
     @property
     def data_hash(self) -> str:
         """Hash of the training rows."""
-        return self.training.loaded.content_hash
+        if self.training.loaded is not None:
+            return self.training.loaded.content_hash
+        assert self.training.stored is not None
+        return self.training.stored.stored.data_hash
 
 
 def preference_data(settings: DpoSettings, tokenizer: HfTokenizer, max_positions: int) -> PreferenceData:
@@ -93,19 +111,29 @@ def preference_data(settings: DpoSettings, tokenizer: HfTokenizer, max_positions
             why="training needs pairs: a .jsonl, .json, .csv or .parquet file, or a directory of a data set",
             do="--prompt_data pairs.jsonl",
         )
-    training = reader.read(data.prompt_data, data.prompt_split, data.max_samples, data, "--prompt_data")
+    reason = "loss_type kto gives every prompt the response to another one" if settings.loss.loss_type == "kto" else ""
+    if wants_store(data, tokenizer, images_key=settings.images.images_key, reason=reason):
+        training = _stored(settings, tokenizer, reader.max_len)
+        unused = training.stored.unused if training.stored else ()
+    else:
+        training = reader.read(data.prompt_data, data.prompt_split, data.max_samples, data, "--prompt_data")
+        unused = training.loaded.unused if training.loaded else ()
     held_out: ReadPreferences | None = None
+    apart: list[str] = []
     if data.eval_data:
         columns = replace(data, input_key=data.eval_input_key) if data.eval_input_key else data
         with held_out_settings():
             held_out = reader.read(data.eval_data, data.eval_split, data.max_eval_samples, columns, "--eval_data")
     elif data.held_out_rows:
         training, held_out = _hold_out(training, data.held_out_rows, settings.run.seed)
+        if training.stored is not None:
+            apart = [sample.unit for sample in held_out.samples[::2]]
+            training = replace(training, num_tokens_apart=held_out.num_loss_tokens)
     num_steps = -(-training.num_rows // chosen.train_batch_size) * chosen.max_epochs
     num_steps = min(num_steps, chosen.max_steps) if chosen.max_steps else num_steps
     rendered = () if held_out is None or not data.eval_data else held_out.rendered
-    notes = data_notes(data, tokenizer, training.rendered, rendered, unused=training.loaded.unused)
-    return PreferenceData(training, held_out, num_steps, reader.mixture(training), notes)
+    notes = data_notes(data, tokenizer, training.rendered, rendered, unused=unused)
+    return PreferenceData(training, held_out, num_steps, reader.mixture(training, apart), notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +180,7 @@ class _Reader:
         # shares are of the training rows
         shares = data.prompt_data_probs if flag == "--prompt_data" else ""
         specs = located_sources(path, shares or None, split=split, flag=flag)
-        keys = PreferenceKeys(
-            prompt=columns.input_key,
-            chosen=columns.chosen_key,
-            rejected=columns.rejected_key,
-            margin=columns.margin_key,
-            weight=columns.weight_key,
-        )
+        keys = _keys(columns)
         names = LabelledKeys(
             prompt=columns.input_key,
             completion=columns.completion_key,
@@ -206,18 +228,13 @@ class _Reader:
                 (*prompt.token_ids, *response),
                 len(prompt.token_ids),
                 pair.weight,
-                token_weights=self._weights(len(response), shorter),
+                token_weights=response_weights(len(response), shorter, self.settings.loss.ld_alpha),
                 media=prompt.media,
                 unit=pair.pair_id,
                 sequence_numbers=(pair.margin,) if self.settings.data.margin_key else (),
             )
             for name, response in (("chosen", chosen), ("rejected", rejected))
         ]
-
-    def _weights(self, length: int, shorter: int) -> tuple[float, ...]:
-        """Return the weights of a response's tokens (Liu et al. 2024, arXiv 2409.06411); empty where all are 1."""
-        alpha = self.settings.loss.ld_alpha
-        return (1.0,) * shorter + (alpha,) * (length - shorter) if alpha < 1 else ()
 
     def _labelled(
         self, row: LabelledResponse, prompts: Mapping[str, RenderedPrompt], response: str | None = None
@@ -257,13 +274,45 @@ class _Reader:
         # sampling stops at any of the end tokens; one of them is enough to learn
         return (*self.tokenizer.encode(text), *self.tokenizer.eos_ids[:1])
 
-    def mixture(self, training: ReadPreferences) -> Mixture:
+    def mixture(self, training: ReadPreferences, apart: Iterable[str]) -> Mixture:
         """Return the mixture by which an epoch visits the rows, in their order (source after source)."""
+        if training.stored is not None:
+            return training.stored.stored.mixture(apart, training.samples_a_row)
+        assert training.loaded is not None
         names = [sample.sample_id.rpartition("/")[0] for sample in training.samples[:: training.samples_a_row]]
         sources = [name.rpartition(":")[0] for name in names]
         specs = training.loaded.specs
         known = [spec.probability for spec in specs if spec.probability is not None]
         return Mixture([sources.count(spec.name) for spec in specs], known if len(known) == len(specs) else None)
+
+
+def _stored(settings: DpoSettings, tokenizer: HfTokenizer, max_len: int) -> ReadPreferences:
+    """Build or open the store of the training pairs."""
+    data = settings.data
+    opened = open_pairs(
+        data,
+        tokenizer,
+        "preferences",
+        _keys(data),
+        lambda too_long: _all_too_long(too_long, max_len),
+        max_len=max_len,
+        chat=data.apply_chat_template,
+        input_template=data.input_template,
+        system_prompt=data.system_prompt,
+        apply_chat_template=data.apply_chat_template,
+    )
+    make = preference_sample(has_margin=bool(data.margin_key), ld_alpha=settings.loss.ld_alpha)
+    return ReadPreferences(None, opened.samples(make), [], [], [*opened.stored.too_long], 2, opened)
+
+
+def _keys(columns: PreferenceDataSettings) -> PreferenceKeys:
+    return PreferenceKeys(
+        prompt=columns.input_key,
+        chosen=columns.chosen_key,
+        rejected=columns.rejected_key,
+        margin=columns.margin_key,
+        weight=columns.weight_key,
+    )
 
 
 def _has(row: PreferencePair | LabelledResponse, prompts: Mapping[str, RenderedPrompt]) -> bool:
@@ -284,7 +333,11 @@ def _hold_out(read: ReadPreferences, count: int, seed: int) -> tuple[ReadPrefere
     drawn = {int(index) for index in permutation(derive_key(seed, "held_out"), total)[:count]}
 
     def part(wanted: bool) -> ReadPreferences:
-        rows = [row for row in range(total) if (row in drawn) == wanted]
+        rows = (row for row in range(total) if (row in drawn) == wanted)
+        if isinstance(read.samples, PairSamples):
+            picked = read.samples.picked(rows)
+            return replace(read, samples=list(picked), stored=None) if wanted else replace(read, samples=picked)
+        rows = list(rows)
         samples = [read.samples[row * size + offset] for row in rows for offset in range(size)]
         return replace(read, samples=samples, mismatched=[read.mismatched[row] for row in rows if read.mismatched])
 

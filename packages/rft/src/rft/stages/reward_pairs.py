@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
+
+import numpy as np
 
 from rft.hub.download import ASIDE
 from rft.hub.sources import located_sources
 from rft.stages.supervised.pair_texts import PairTextEncoder
+from rft.stages.supervised.row_store import wants_store
+from rft.stages.supervised.stored_pairs import StoredPairs, open_pairs, pairs_by_prompt, reward_sample
+from rft.tokenizing.pairs import CHOSEN_LONGER, TIES, prompt_key, refuse_messages
 from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import derive_key, permutation
-from rft_models.reward_model.encoding import shared_length
+from rft_models.reward_model.text import shared_length
 from rft_trainer.batches.units import Unit
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.preference_rows.preference_columns import PreferenceKeys
@@ -20,6 +25,7 @@ from rft_trainer.data.preference_rows.preferences import LoadedPairs, Preference
 from rft_trainer.data.prefetch import Prefetcher
 from rft_trainer.data.prompts import PromptRow
 from rft_trainer.data.sources import SourceSpec
+from rft_trainer.data.store.pair_samples import PairUnits
 from rft_trainer.records.pairs import EQUAL, FIRST_IS_BETTER, PairLabel
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.settings.reward_model import PairColumnSettings, PairDataSettings, RewardTrainingSettings
@@ -34,8 +40,9 @@ _ENOUGH = 20
 class RewardData:
     """Training and held-out pairs of a reward model's run."""
 
-    loaded: LoadedPairs
-    units: tuple[Unit, ...]
+    loaded: LoadedPairs | None
+    """The pairs as they were read; None where they are in a store."""
+    units: Sequence[Unit]
     left_out: tuple[tuple[str, int], ...]
     """(pair id, tokens of the longer text) of pairs that are too long."""
     limit: int
@@ -47,6 +54,8 @@ class RewardData:
     num_ties: int
     notes: tuple[str, ...] = ()
     """What a person should know of the data before training on them."""
+    stored: StoredPairs | None = None
+    """The store of the pairs, where they are in one."""
 
 
 def reward_data(
@@ -66,6 +75,10 @@ def reward_data(
     """
     keys = replace(pair_keys(data, heads), margin=data.margin_key, weight=data.weight_key)
     limit = min(training.max_len or max_positions, max_positions)
+    column = encoder.column
+    reason = "the model reads images" if encoder.takes_images else ""
+    if wants_store(data, encoder.tokenizer, images_key=column.key if column else "", reason=reason):
+        return _Stored(data, training, keys, encoder, limit, max_positions).read(seed)
     loaded = _read(data, keys, encoder)
     pairs = first_of(loaded.pairs, loaded.specs, data.max_samples) if data.max_samples else list(loaded.pairs)
     _refuse_ties(pairs, training)
@@ -84,7 +97,6 @@ def reward_data(
     else:
         kept, apart = apart_from(kept, data.held_out_rows, seed) if data.held_out_rows else (kept, ())
         held_out = [encoded[pair.pair_id] for pair in apart]
-    num_steps = -(-len(kept) // training.train_batch_size) * training.max_epochs
     return RewardData(
         loaded=loaded,
         units=tuple(encoded[pair.pair_id] for pair in kept),
@@ -93,7 +105,7 @@ def reward_data(
         held_out=tuple(sample for unit in held_out for sample in unit),
         mixture=mixture_of(loaded.specs, kept),
         data_hash=pairs_hash(kept),
-        num_steps=min(num_steps, training.max_steps) if training.max_steps else num_steps,
+        num_steps=_num_steps(training, len(kept)),
         num_ties=sum(_has_tie(pair) for pair in kept),
         notes=_notes(loaded, kept, apart),
     )
@@ -124,25 +136,11 @@ def first_of(rows: Sequence[RowT], specs: Sequence[SourceSpec], limit: int) -> l
 
 def apart_from(rows: Sequence[RowT], count: int, seed: int) -> tuple[list[RowT], list[RowT]]:
     """(those to train on, at least `count` others chosen by the seed); rows of one prompt stay on one side."""
-    by_prompt: dict[object, list[RowT]] = {}
-    for row in rows:
-        by_prompt.setdefault(_prompt(row), []).append(row)
-    prompts = list(by_prompt.values())
-    apart: list[RowT] = []
-    for index in map(int, permutation(derive_key(seed, "held_out"), len(prompts))):
-        if len(apart) >= count:
-            break
-        apart += prompts[index]
-    if len(apart) >= len(rows):
-        raise OptionsError(
-            code="data.held_out_pairs",
-            what=f"held_out_rows = {count}, and there are {len(rows)} training rows of {len(prompts)} prompts",
-            where="--held_out_rows",
-            why="rows of one prompt stay together, and at least one prompt must be left to train on",
-            do=f"--held_out_rows {max(1, len(rows) // 20)}" if len(prompts) > 1 else "--held_out_rows 0",
-        )
-    names = {row.prompt.prompt_id for row in apart}
-    return [p for p in rows if p.prompt.prompt_id not in names], [p for p in rows if p.prompt.prompt_id in names]
+    by_prompt: dict[object, list[int]] = {}
+    for number, row in enumerate(rows):
+        by_prompt.setdefault(_prompt(row), []).append(number)
+    apart = _numbers_apart([*by_prompt.values()], len(rows), count, seed)
+    return [row for n, row in enumerate(rows) if n not in apart], [row for n, row in enumerate(rows) if n in apart]
 
 
 def mixture_of(specs: Sequence[SourceSpec], kept: Sequence[HasPrompt]) -> Mixture:
@@ -150,6 +148,11 @@ def mixture_of(specs: Sequence[SourceSpec], kept: Sequence[HasPrompt]) -> Mixtur
     sizes = [sum(row.prompt.source == spec.name for row in kept) for spec in specs]
     known = [spec.probability for spec in specs if spec.probability is not None]
     return Mixture(sizes, known if len(known) == len(specs) else None)
+
+
+def _num_steps(training: RewardTrainingSettings, num_pairs: int) -> int:
+    num_steps = -(-num_pairs // training.train_batch_size) * training.max_epochs
+    return min(num_steps, training.max_steps) if training.max_steps else num_steps
 
 
 def pair_keys(data: PairColumnSettings, heads: Sequence[str]) -> PreferenceKeys:
@@ -166,15 +169,7 @@ def pair_keys(data: PairColumnSettings, heads: Sequence[str]) -> PreferenceKeys:
 def pair_unit(pair: PreferencePair, encoder: PairTextEncoder, margin: float, keys: PreferenceKeys) -> Unit:
     """Encode both responses as a reward model reads them; what the texts begin with alike counts as the prompt."""
     prompt = pair.prompt
-    messages = [message.as_dict() for message in prompt.messages or ()]
-    if messages and not encoder.tokenizer.has_chat_template:
-        raise DataError(
-            code="data.no_template",
-            what="the prompt is a conversation, and the model's tokenizer has no chat template",
-            where=prompt.prompt_id,
-            why="only a template turns the turns of a conversation into one text",
-            do="take a model with a chat template, or give the prompt as text",
-        )
+    refuse_messages(encoder.tokenizer, prompt)
     rows, media = zip(*(encoder.encode_row(prompt, text) for text in (pair.chosen, pair.rejected)), strict=True)
     label = PairLabel(
         pair.outcomes or (FIRST_IS_BETTER,), pair.margin if keys.margin else margin, pair.weight
@@ -257,6 +252,24 @@ def _tell(loaded: LoadedPairs) -> None:
         _LOG.info("%s", note, extra=ASIDE)
 
 
+def _numbers_apart(prompts: Sequence[Iterable[int]], num_rows: int, count: int, seed: int) -> set[int]:
+    """Numbers of at least `count` rows, chosen by the seed among `prompts`, each of which has these rows."""
+    apart: set[int] = set()
+    for index in map(int, permutation(derive_key(seed, "held_out"), len(prompts))):
+        if len(apart) >= count:
+            break
+        apart.update(map(int, prompts[index]))
+    if len(apart) >= num_rows:
+        raise OptionsError(
+            code="data.held_out_pairs",
+            what=f"held_out_rows = {count}, and there are {num_rows} training rows of {len(prompts)} prompts",
+            where="--held_out_rows",
+            why="rows of one prompt stay together, and at least one prompt must be left to train on",
+            do=f"--held_out_rows {max(1, num_rows // 20)}" if len(prompts) > 1 else "--held_out_rows 0",
+        )
+    return apart
+
+
 def _has_tie(pair: PreferencePair) -> bool:
     return EQUAL in pair.outcomes
 
@@ -264,14 +277,18 @@ def _has_tie(pair: PreferencePair) -> bool:
 def _refuse_ties(pairs: Sequence[PreferencePair], training: RewardTrainingSettings) -> None:
     tied = [pair.pair_id for pair in pairs if _has_tie(pair)]
     if tied and not training.tie_margin:
-        raise DataError(
-            code="data.tie",
-            what=f"{len(tied)} of {len(pairs)} pairs are ties, the first is {tied[0]}",
-            where="--tie_margin",
-            why="Bradley-Terry has no probability of a tie; Rao-Kupper's model has, with a difference that is hardly "
-            "noticed",
-            do="--tie_margin 0.5",
-        )
+        raise _tied(len(tied), len(pairs), tied[0])
+
+
+def _tied(num_ties: int, num_pairs: int, first: str) -> DataError:
+    return DataError(
+        code="data.tie",
+        what=f"{num_ties} of {num_pairs} pairs are ties, the first is {first}",
+        where="--tie_margin",
+        why="Bradley-Terry has no probability of a tie; Rao-Kupper's model has, with a difference that is hardly "
+        "noticed",
+        do="--tie_margin 0.5",
+    )
 
 
 def room_for(longest: int, max_positions: int, otherwise: str) -> str:
@@ -296,14 +313,85 @@ def _prompt(row: HasPrompt) -> tuple[object, ...]:
 
 
 def _notes(loaded: LoadedPairs, kept: Sequence[PreferencePair], held_out: Sequence[PreferencePair]) -> tuple[str, ...]:
-    notes: list[str] = []
-    if loaded.equal:
-        notes.append(f"left out, both responses are the same text: {len(loaded.equal):,} pairs")
     known = set(map(_prompt, kept))
     shared = sum(_prompt(pair) in known for pair in held_out)
-    if shared:
-        notes.append(f"{shared:,} of {len(held_out):,} held-out pairs have a prompt that is trained on too")
-    longer = sum(len(pair.chosen) > len(pair.rejected) for pair in kept) / len(kept)
-    if len(kept) >= _ENOUGH and not 0.3 <= longer <= 0.7:
+    longer = sum(len(pair.chosen) > len(pair.rejected) for pair in kept)
+    return (*_counted_notes(len(loaded.equal), shared, len(held_out), longer, len(kept)), *loaded.unused)
+
+
+def _counted_notes(num_equal: int, num_shared: int, num_held_out: int, num_longer: int, num_kept: int) -> list[str]:
+    notes: list[str] = []
+    if num_equal:
+        notes.append(f"left out, both responses are the same text: {num_equal:,} pairs")
+    if num_shared:
+        notes.append(f"{num_shared:,} of {num_held_out:,} held-out pairs have a prompt that is trained on too")
+    longer = num_longer / num_kept
+    if num_kept >= _ENOUGH and not 0.3 <= longer <= 0.7:
         notes.append(f"the chosen response is the longer one in {longer:.0%} of the pairs: length alone tells much")
-    return (*notes, *loaded.unused)
+    return notes
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The pairs of a run in a store."""
+
+    data: PairDataSettings
+    training: RewardTrainingSettings
+    keys: PreferenceKeys
+    encoder: PairTextEncoder
+    limit: int
+    max_positions: int
+
+    def read(self, seed: int) -> RewardData:
+        """Build or open the store; held-out pairs are read into memory."""
+        data, training = self.data, self.training
+        pairs = open_pairs(
+            data,
+            self.encoder.tokenizer,
+            "reward_pairs",
+            self.keys,
+            lambda too_long: _all_too_long(too_long, self.limit, self.max_positions),
+            max_len=self.limit,
+            chat=self.encoder.tokenizer.has_chat_template,
+        )
+        stored, samples = pairs.stored, pairs.samples(reward_sample(None if self.keys.margin else training.margin))
+        units = PairUnits(samples)
+        num_ties = stored.counts[TIES]
+        if num_ties and not training.tie_margin:
+            first = next(unit[0].unit for unit in units if _is_tied(unit))
+            raise _tied(num_ties, len(units), first)
+        apart: list[int] = []
+        shared = 0
+        if data.eval_data:
+            read = _held_out(data, training, self.keys, self.encoder)
+            held_out = [pair_unit(pair, self.encoder, training.margin, self.keys) for pair in read]
+            _refuse_too_long(held_out, self.limit, self.max_positions)
+            known = np.array([prompt_key(pair.prompt) for pair in read], np.uint64)
+            shared = int(np.isin(known, stored.samples.prompt_keys()).sum())
+        else:
+            if data.held_out_rows:
+                apart = sorted(_numbers_apart(pairs_by_prompt(stored), len(units), data.held_out_rows, seed))
+            held_out = [units[number] for number in apart]
+            gone = {*apart}
+            units = PairUnits(samples.picked(n for n in range(len(units)) if n not in gone)) if apart else units
+        num_held_out = len(held_out) if data.eval_data else 0
+        longer = stored.counts[CHOSEN_LONGER]
+        notes = _counted_notes(0, shared, num_held_out, longer, len(units) + len(apart))
+        return RewardData(
+            loaded=None,
+            units=units,
+            left_out=stored.too_long,
+            limit=self.limit,
+            held_out=tuple(sample for unit in held_out for sample in unit),
+            mixture=stored.mixture((unit[0].unit for unit in held_out) if apart else (), 2),
+            data_hash=stored.data_hash,
+            num_steps=_num_steps(training, len(units)),
+            num_ties=num_ties - sum(map(_is_tied, held_out)) if apart else num_ties,
+            notes=(*notes, *pairs.unused),
+            stored=pairs,
+        )
+
+
+def _is_tied(unit: Unit) -> bool:
+    """Return whether the label of a pair has a tie; margin and weight stand before the outcomes."""
+    return EQUAL in unit[0].sequence_numbers[2:]

@@ -10,6 +10,7 @@ from rft.build.images import ImageReading, refuse_beside_images, row_images, tok
 from rft.build.lora import counting
 from rft.build.prompt_data import (
     PreparedPrompts,
+    all_left_out,
     data_notes,
     demonstrations,
     held_out_indices,
@@ -32,9 +33,11 @@ from rft.process.machine import Machine
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun
 from rft.settings import SftSettings
-from rft.stages.sft_store import MOST_IN_MEMORY, StoredRows, open_store, wants_store
 from rft.stages.supervised.parts import RowOrder, policy_state
+from rft.stages.supervised.row_store import StoredRows, open_store, stored_sources, wants_store
 from rft.stages.supervised.row_training import ReadRun, train_on_rows
+from rft.tokenizing.demonstrations import WEIGHTLESS, StoredText
+from rft.tokenizing.kinds import StoredRowsText
 from rft_algos.algorithms.published import Sft
 from rft_core.keyed_random import derive_key
 from rft_models.layers.embedding_noise import EmbeddingNoise
@@ -80,7 +83,7 @@ def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) 
     refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer)
     images = row_images(settings.images, settings.run.seed)
     turns = trained_turns(data)
-    if wants_store(settings, tokenizer):
+    if wants_store(data, tokenizer, images_key=settings.images.images_key):
         return _stored_data(settings, tokenizer, max_len)
     training = read_training(
         data,
@@ -141,20 +144,27 @@ def _num_steps(chosen: SequenceTrainingSettings, num_samples: int) -> int:
 def _stored_data(settings: SftSettings, tokenizer: HfTokenizer, max_len: int) -> SftData:
     """Build or open the store of the training rows; held-out rows are read into memory."""
     data, chosen = settings.data, settings.training
-    stored = open_store(settings, tokenizer, max_len)
-    samples, sizes = stored.samples, stored.sizes
+    stored = open_store(
+        data,
+        tokenizer,
+        StoredRowsText("demonstrations", _stored_text(settings, max_len)),
+        lambda too_long, counts: all_left_out(too_long, counts[WEIGHTLESS], max_len),
+    )
+    samples: Sequence[TrainingSample] = stored.samples
     num_loss_tokens = stored.num_loss_tokens
     held_out: list[TrainingSample] = []
+    apart: list[TrainingSample] = []
     if data.eval_data:
         held_out, _ = _held_out(settings, tokenizer, max_len, row_images(settings.images, settings.run.seed))
     elif data.held_out_rows:
         chosen_out, kept = held_out_indices(len(samples), data.held_out_rows, settings.run.seed)
-        held_out = [samples[index] for index in chosen_out]
-        sizes = stored.sizes_without(held_out)
+        held_out = apart = [samples[index] for index in chosen_out]
         num_loss_tokens -= sum(sample.num_loss_tokens for sample in held_out)
-        samples = samples.picked(kept)
+        samples = stored.samples.picked(kept)
     notes = data_notes(data, tokenizer, ())
-    mixture = Mixture(sizes, stored.probabilities, most_in_memory=MOST_IN_MEMORY)
+    weightless = stored.counts[WEIGHTLESS]
+    notes += (f"{weightless:,} rows have weight 0 and are left out",) if weightless else ()
+    mixture = stored.mixture(sample.sample_id for sample in apart)
     num_steps = _num_steps(chosen, len(samples))
     left_out = [*stored.too_long]
     return SftData(
@@ -166,8 +176,24 @@ def _stored_data(settings: SftSettings, tokenizer: HfTokenizer, max_len: int) ->
         mixture,
         num_loss_tokens,
         stored.data_hash,
-        (*notes, *stored.notes),
+        notes,
         stored,
+    )
+
+
+def _stored_text(settings: SftSettings, max_len: int) -> StoredText:
+    data, turns = settings.data, trained_turns(settings.data)
+    return StoredText(
+        sources=[spec.name for spec in stored_sources(data)],
+        input_key=data.input_key,
+        output_key=data.output_key,
+        weight_key=data.weight_key,
+        input_template=data.input_template,
+        system_prompt=data.system_prompt,
+        apply_chat_template=data.apply_chat_template,
+        roles=list(turns.roles),
+        last_only=turns.last_only,
+        max_len=max_len,
     )
 
 

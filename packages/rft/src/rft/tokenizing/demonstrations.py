@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rft.hub.download import ASIDE
-from rft_core.errors import DataError
+from rft.tokenizing.texts import encoded, named, prompt_tokens
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.prompts import PromptRow, prompts_from_rows
 from rft_trainer.data.readers.rows import Row
@@ -22,6 +19,9 @@ from rft_trainer.data.store.token_columns import columns_of
 from rft_trainer.data.turn_masks import TrainedTurns
 
 _LOG = logging.getLogger(__name__)
+
+WEIGHTLESS = "weightless"
+"""Count of rows of weight 0, which are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,6 @@ class StoredText:
             add_special_tokens=not self.apply_chat_template,
             turns=TrainedTurns(tuple(self.roles), last_only=self.last_only),
         )
-
-
-def tokenizer_digest(tokenizer: HfTokenizer) -> str:
-    """Return the SHA-256 of all that the tokens of a text or a chat follow from."""
-    hf = tokenizer.hf_tokenizer
-    record = [hf.backend_tokenizer.to_str(), hf.chat_template, list(tokenizer.eos_ids)]
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 class Demonstrations:
@@ -112,35 +105,16 @@ class Demonstrations:
             [token_ids[row] for row in kept],
             [masks[row] for row in kept],
         )
-        return Tokenized(columns, too_long, len(prompts) - len(kept) - len(too_long))
+        weightless = len(prompts) - len(kept) - len(too_long)
+        return Tokenized(columns, too_long, {WEIGHTLESS: weightless})
 
     def _responses(self, prompts: Sequence[PromptRow]) -> tuple[list[list[int]], list[int], list[Sequence[bool]]]:
         end = list(self._tokenizer.eos_ids[:1])
-        special = not self._text.apply_chat_template
-        texts: list[str] = []
-        for prompt in prompts:
-            with _named(prompt):
-                texts.append(self._renderer.text(prompt))
-        asked = self._encoded(prompts, texts, special=special)
-        for prompt, ids in zip(prompts, asked, strict=True):
-            if not ids:
-                with _named(prompt):
-                    self._renderer.render(prompt)  # refuses a prompt without a token
+        asked = prompt_tokens(self._renderer, self._tokenizer, prompts)
         # the response is encoded apart, so that the prompt has the tokens that it has when responses are sampled
-        answers = self._encoded(prompts, [prompt.output or "" for prompt in prompts], special=False)
+        answers = encoded(self._tokenizer, prompts, [prompt.output or "" for prompt in prompts], special=False)
         token_ids = [[*one, *other, *end] for one, other in zip(asked, answers, strict=True)]
         return token_ids, [len(ids) for ids in asked], [()] * len(prompts)
-
-    def _encoded(self, prompts: Sequence[PromptRow], texts: Sequence[str], *, special: bool) -> list[list[int]]:
-        try:
-            return self._tokenizer.encode_batch(texts, add_special_tokens=special)
-        except DataError:
-            # one by one only now: the batch that failed does not say which row it was
-            found: list[list[int]] = []
-            for prompt, text in zip(prompts, texts, strict=True):
-                with _named(prompt):
-                    found.append(self._tokenizer.encode(text, add_special_tokens=special))
-            return found
 
     def _conversations(
         self, prompts: Sequence[PromptRow]
@@ -149,7 +123,7 @@ class Demonstrations:
         prompt_lengths: list[int] = []
         masks: list[Sequence[bool]] = []
         for prompt in prompts:
-            with _named(prompt):
+            with named(prompt):
                 rendered = self._renderer.render(prompt)
             # what stands before the first learned token is the prompt
             first = rendered.learned.index(True)
@@ -158,14 +132,3 @@ class Demonstrations:
             prompt_lengths.append(first)
             masks.append(() if all(mask) else mask)
         return token_ids, prompt_lengths, masks
-
-
-@contextmanager
-def _named(prompt: PromptRow) -> Generator[None]:
-    """Let an error name the file and line of the row, where it names the row's number or the tokenizer's directory."""
-    try:
-        yield
-    except DataError as error:
-        if prompt.place in error.problem.where:
-            raise
-        raise DataError(**{**asdict(error.problem), "where": prompt.place}) from error

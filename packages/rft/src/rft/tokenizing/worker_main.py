@@ -6,14 +6,16 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rft.tokenizing.demonstrations import Demonstrations, StoredText, tokenizer_digest
+from rft.tokenizing.kinds import StoredRowsText
+from rft.tokenizing.texts import tokenizer_digest
 from rft_core.child_process import ParentPipes
 from rft_core.errors import DataError
 from rft_models.tokenization.tokenizer import load_tokenizer
+from rft_trainer.data.store.build import Tokenize
 from rft_trainer.data.store.build_requests import serve_builds
 
 
-def make_tokenize(job: Mapping[str, Any]) -> Demonstrations:
+def make_tokenize(job: Mapping[str, Any]) -> Tokenize:
     """Return what tokenises, with the parent's tokenizer.
 
     Raises:
@@ -28,7 +30,7 @@ def make_tokenize(job: Mapping[str, Any]) -> Demonstrations:
             why="all shards of a store are made by one tokenizer",
             do="start again while nothing writes to that directory",
         )
-    return Demonstrations(StoredText.of(job["text"]), tokenizer)
+    return StoredRowsText.of(job["rows"]).tokenizer_of_rows(tokenizer)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from rft.stages.rm import RmInputs
 from rft.stages.supervised.step_rows import StepData
 from rft_cli.pages.run_plan import cut_line, notes_on, saving_line
 from rft_cli.pages.run_plan_layout import strategy_line
+from rft_trainer.data.preference_rows.labelled_steps import LoadedSteps
+from rft_trainer.data.preference_rows.preferences import LoadedPairs
 
 _MOST_NAMED = 10
 """Pairs left out that are named."""
@@ -93,22 +95,28 @@ def _head_line(settings: RmSettings, data: RmInputs) -> str:
     return f"{', '.join(spec.heads)} on the {spec.pooling} state of {layer}, {begins}{scale}"
 
 
+def _source_lines(loaded: LoadedPairs | LoadedSteps, noun: str) -> list[str]:
+    lines = [
+        f"source {spec.name}: {sum(prompt.source == spec.name for prompt in loaded.prompts):,} {noun} "
+        f"from {spec.place}" + ("" if spec.probability is None else f", drawn with probability {spec.probability:g}")
+        for spec in loaded.specs
+    ]
+    return lines + [f"skipped {error.problem.where}: {error.problem.what}" for error in loaded.skipped.problems]
+
+
 def _data_lines(settings: RmSettings, data: RmInputs) -> list[str]:
     pairs = data.pairs
     noun, texts = ("pairs", "text") if isinstance(pairs, RewardData) else ("rows", "row")
-    lines = [
-        f"source {spec.name}: {sum(prompt.source == spec.name for prompt in pairs.loaded.prompts):,} {noun} "
-        f"from {spec.place}" + ("" if spec.probability is None else f", drawn with probability {spec.probability:g}")
-        for spec in pairs.loaded.specs
-    ]
-    lines += [f"skipped {error.problem.where}: {error.problem.what}" for error in pairs.loaded.skipped.problems]
-    longest = max(sample.num_tokens for unit in pairs.units for sample in unit)
+    stored = pairs.stored if isinstance(pairs, RewardData) else None
+    lines = stored.lines() if stored else _source_lines(pairs.loaded, noun) if pairs.loaded else []
+    # that of a store is known without reading it
+    longest = stored.stored.longest if stored else max(sample.num_tokens for unit in pairs.units for sample in unit)
     lines.append(f"{len(pairs.units):,} {noun} to train on (longest {texts} {longest} tokens)")
     if isinstance(pairs, StepData):
         lines.append(f"{pairs.num_labels:,} labelled steps in them, {pairs.good_share:.1%} good")
     elif pairs.num_ties:
         lines.append(f"{pairs.num_ties:,} of them were judged equal")
-    if pairs.left_out:
+    if pairs.left_out and not stored:
         named = ", ".join(f"{name} ({length})" for name, length in pairs.left_out[:_MOST_NAMED])
         more = len(pairs.left_out) - _MOST_NAMED
         lines.append(f"left out, longer than {pairs.limit} tokens: {named}{f' and {more} more' if more > 0 else ''}")

@@ -135,12 +135,11 @@ def load_pairs(
         read = pairs_from_rows(rows, source=spec.name, keys=found, chat=chat, skips=skips, images=images)
         equal += [pair.pair_id for pair in read if pair.chosen == pair.rejected]
         pairs += [pair for pair in read if pair.chosen != pair.rejected]
-        words = {"the prompt": found.prompt, "the better response": found.chosen, "the worse one": found.rejected}
-        notes += [f"{spec.name}: {note_on(words, rows)}"] if found != keys else []
-        read_too = (found.margin, found.weight, *found.outcomes, images.key if images is not None else "")
-        unused += unused_columns(spec.name, rows, (*words.values(), *read_too))
+        own_notes, own_unused = notes_on_columns(spec.name, rows, keys, images.key if images is not None else "")
+        notes += own_notes
+        unused += own_unused
     if equal and not pairs:
-        raise _all_equal(specs, len(equal))
+        raise all_equal(specs, len(equal))
     return LoadedPairs(
         tuple(pairs),
         tuple(specs),
@@ -182,6 +181,24 @@ def load_labels(
     )
 
 
+def notes_on_columns(
+    name: str, rows: Sequence[Row], keys: PreferenceKeys, images: str = ""
+) -> tuple[list[str], list[str]]:
+    """Return (which columns of a source are what, where `keys` leave it open; which columns nothing reads).
+
+    Args:
+        name: of the source.
+        rows: at least its first one, whose columns are those of the source.
+        keys: the columns that the settings name.
+        images: column of the images, where there is one.
+    """
+    found = keys.found_in(present_columns(rows))
+    words = {"the prompt": found.prompt, "the better response": found.chosen, "the worse one": found.rejected}
+    notes = [f"{name}: {note_on(words, rows)}"] if found != keys else []
+    read_too = (found.margin, found.weight, *found.outcomes, images)
+    return notes, unused_columns(name, rows, (*words.values(), *read_too))
+
+
 def pairs_from_rows(
     rows: Sequence[Row],
     *,
@@ -190,8 +207,9 @@ def pairs_from_rows(
     chat: bool = False,
     skips: SkipLog | None = None,
     images: ImageColumn | None = None,
+    first: int = 0,
 ) -> list[PreferencePair]:
-    """Build one pair a row from the columns `keys`, also where both responses are equal.
+    """Build one pair a row from the columns `keys`, also where both responses are equal; `first` is the first's number.
 
     With `chat` the texts of hh-rlhf become messages. Raises `DataError` for a missing (`MissingColumnError`), null or
     wrongly typed field, responses to different prompts, and, with `images`, as `prompts_from_rows` does.
@@ -201,7 +219,7 @@ def pairs_from_rows(
     columns = used_columns(rows, {**named, "--input_key": keys.prompt}, keys.margin, keys.weight)
     says = "--outcome_key" if len(keys.outcomes) < 2 else "--heads_types"
     pairs: list[PreferencePair] = []
-    for index, row in enumerate(rows):
+    for index, row in enumerate(rows, start=first):
         try:
             parts = divided(row, keys.prompt, named, columns, chat=chat)
             prompt = row_prompt(parts, source, index, columns, images)
@@ -295,7 +313,7 @@ def used_columns(rows: Sequence[Row], named: Mapping[str, str], margin: str, wei
 def row_prompt(parts: Divided, source: str, index: int, columns: Columns, images: ImageColumn | None) -> PromptRow:
     """Return the prompt of a row."""
     text, messages, pictures = prompt_of(parts.row, parts.prompt_key, columns, images)
-    return PromptRow(f"{source}:{index}", text, messages, None, None, source, index, pictures)
+    return PromptRow(f"{source}:{index}", text, messages, None, None, source, index, pictures, place=parts.row.where())
 
 
 def _number(row: Row, key: str, flag: str, columns: Columns, default: float) -> float:
@@ -360,7 +378,8 @@ def unused_columns(name: str, rows: Sequence[Row], keys: Sequence[str]) -> list[
     return [f"{name}: not used: {', '.join(unused)}"] if unused else []
 
 
-def _all_equal(specs: Sequence[SourceSpec], count: int) -> DataError:
+def all_equal(specs: Sequence[SourceSpec], count: int) -> DataError:
+    """Return the error of sources in which every pair has two equal responses."""
     return DataError(
         code="data.equal_responses",
         what=f"in all {count} pairs the better response is the worse one too",

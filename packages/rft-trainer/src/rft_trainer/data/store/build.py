@@ -7,7 +7,8 @@ was stopped goes on with the shards that are missing. Several processes that wan
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -33,7 +34,8 @@ class Tokenized:
 
     samples: TokenColumns
     too_long: Sequence[tuple[str, int]]
-    weightless: int
+    counts: Mapping[str, int]
+    """Numbers of rows that are told to people, such as those of weight 0, which are left out too."""
 
 
 Tokenize = Callable[[int, Sequence[Row], int], Tokenized]
@@ -120,7 +122,7 @@ def build_shard(
         return found
     blocks: list[tuple[int, TokenColumns]] = []
     too_long: list[tuple[str, int]] = []
-    weightless = 0
+    counts: Counter[str] = Counter()
     for span in plan.spans:
         source, index = span.begin.source, span.begin.index
         reading = _rows(sources[source][span.begin.file], span)
@@ -131,10 +133,22 @@ def build_shard(
             made = tokenize(source, rows, index)
             blocks.append((source, made.samples))
             too_long += made.too_long
-            weightless += made.weightless
+            counts.update(made.counts)
             index += len(rows)
-    facts = {"num_rows": plan.num_rows, **asdict(plan.end), "too_long": tuple(too_long), "weightless": weightless}
+    facts = {"num_rows": plan.num_rows, **asdict(plan.end), "too_long": tuple(too_long), "counts": dict(counts)}
     return write_shard(directory, plan.number, blocks, facts)
+
+
+def first_row(files: Sequence[Path]) -> Row:
+    """Return the first row of a source, whose columns are those of the source.
+
+    Raises:
+        DataError: it cannot be read, or no file has a row.
+    """
+    for file in files:
+        for row in _rows(file, Span(Place(), 1)):
+            return row
+    raise no_rows(files[0])
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
+
 from rft_trainer.data.store.shards import ShardFacts, open_shard
 from rft_trainer.records.rollouts import TrainingSample
 
@@ -55,11 +57,25 @@ class StoredSamples(Sequence[TrainingSample]):
         """Make the sample, or the list of samples, from the tokens on disk."""
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
+        shard, row = self._place(index)
+        return self._shards[shard].sample(row, self._sources)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Return the shard of a sample, and its number there."""
         number = range(len(self))[index]
         place = number if self._indices is None else self._indices[number]
         shard = bisect_right(self._ends, place)
-        row = place - (self._ends[shard - 1] if shard else 0)
-        return self._shards[shard].sample(row, self._sources)
+        return shard, place - (self._ends[shard - 1] if shard else 0)
+
+    def num_response_tokens(self, index: int) -> int:
+        """Return the length of a response, for which its tokens are not read."""
+        shard, row = self._place(index)
+        return self._shards[shard].num_response_tokens(row)
+
+    def prompt_keys(self) -> Any:
+        """Return [N] uint64, the hash of the prompt of each sample, of a store that has them."""
+        keys = np.concatenate([shard.prompt_keys for shard in self._shards])
+        return keys if self._indices is None else keys[np.asarray(self._indices)]
 
     def sizes(self, num_sources: int) -> tuple[int, ...]:
         """Return the number of samples of each source in the whole store."""
@@ -74,15 +90,21 @@ class _MappedShard:
     """Columns of a shard as arrays over the memory map."""
 
     def __init__(self, batch: Any) -> None:
-        source, index, prompt_length, weight, token_ids, loss_mask = batch.columns
+        source, index, prompt_length, weight, token_ids, loss_mask, *of_pairs = batch.columns
         self._source = source
         self._scalars = [column.to_numpy() for column in (source, index, prompt_length, weight)]
         self._token_ends, self._token_ids = token_ids.offsets.to_numpy(), token_ids.values.to_numpy()
         # bits, which no array of numpy holds
         self._mask_ends, self._mask = loss_mask.offsets.to_numpy(), loss_mask.values
+        self._prompt_length = prompt_length.to_numpy()
+        self._numbers = of_pairs[0].values.to_numpy().reshape(len(source), -1) if of_pairs else None
+        self.prompt_keys = of_pairs[1].to_numpy() if of_pairs else np.zeros(len(source), np.uint64)
 
     def num_by_source(self) -> list[tuple[int, int]]:
         return [(entry["values"], entry["counts"]) for entry in self._source.value_counts().to_pylist()]
+
+    def num_response_tokens(self, row: int) -> int:
+        return int(self._token_ends[row + 1] - self._token_ends[row] - self._prompt_length[row])
 
     def sample(self, row: int, sources: Sequence[str]) -> TrainingSample:
         source, index, prompt_length, weight = (column[row].item() for column in self._scalars)
@@ -95,4 +117,5 @@ class _MappedShard:
             0.0,
             loss_mask=tuple(self._mask.slice(begin, end - begin).to_pylist()),
             weight=weight,
+            sequence_numbers=() if self._numbers is None else tuple(self._numbers[row].tolist()),
         )

@@ -1,7 +1,8 @@
 """Shards of tokenised samples: an Arrow file each, with a manifest of its size and hash beside it.
 
 ```
-STORE/shard_000000/samples.arrow   source, index, prompt_length, weight, token_ids, loss_mask: one record a sample
+STORE/shard_000000/samples.arrow   source, index, prompt_length, weight, token_ids, loss_mask: one record a sample;
+                                   of pairs numbers and prompt_key too
 STORE/shard_000000/manifest.json   version, schema, SHA-256, and where reading goes on
 ```
 
@@ -27,7 +28,7 @@ from rft_core.errors import StorageError
 from rft_core.fault_points import declare, fault_point
 from rft_trainer.data.store.token_columns import TokenColumns, joined
 
-VERSION = 2
+VERSION = 3
 _SAMPLES, _MANIFEST = "samples.arrow", "manifest.json"
 _BLOCK = 1 << 22
 _WRITTEN = declare("store.shard_written", "a shard is on disk under its temporary name")
@@ -43,6 +44,8 @@ class ShardFacts:
     sha256: str
     num_samples: int
     num_loss_tokens: int
+    num_numbers: int
+    """Numbers that every sample has for its loss."""
     num_rows: int
     """Rows that were read for it, those that were left out too."""
     source: int
@@ -55,26 +58,27 @@ class ShardFacts:
     """Rows of that source that are read."""
     too_long: tuple[tuple[str, int], ...]
     """(name, tokens) of rows that are left out for their length."""
-    weightless: int
-    """Rows of weight 0, which are left out too."""
+    counts: Mapping[str, int]
+    """Numbers of rows that are told to people, such as those of weight 0, which are left out too."""
     longest: int
     """Tokens of the longest sample."""
 
 
-def samples_schema() -> Any:
-    """Return the columns of a shard."""
+def samples_schema(num_numbers: int) -> Any:
+    """Return the columns of a shard whose samples have so many numbers for their loss."""
     import pyarrow as pa
 
-    return pa.schema(
-        [
-            pa.field("source", pa.int32()),
-            pa.field("index", pa.int64()),
-            pa.field("prompt_length", pa.int32()),
-            pa.field("weight", pa.float64()),
-            pa.field("token_ids", pa.list_(pa.uint32())),
-            pa.field("loss_mask", pa.list_(pa.bool_())),
-        ]
-    )
+    fields = [
+        pa.field("source", pa.int32()),
+        pa.field("index", pa.int64()),
+        pa.field("prompt_length", pa.int32()),
+        pa.field("weight", pa.float64()),
+        pa.field("token_ids", pa.list_(pa.uint32())),
+        pa.field("loss_mask", pa.list_(pa.bool_())),
+    ]
+    if num_numbers:
+        fields += [pa.field("numbers", pa.list_(pa.float64(), num_numbers)), pa.field("prompt_key", pa.uint64())]
+    return pa.schema(fields)
 
 
 def write_shard(
@@ -92,7 +96,7 @@ def write_shard(
     samples = joined(columns for _, columns in blocks)
     with storage_errors("make a shard of the data store", target):
         temporary.mkdir(parents=True)
-        schema = samples_schema()
+        schema = samples_schema(samples.numbers.shape[1])
         batch = pa.record_batch(_arrays(blocks, samples), schema=schema)
         with pa.OSFile(str(temporary / _SAMPLES), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             writer.write_batch(batch)
@@ -100,10 +104,11 @@ def write_shard(
             os.fsync(written.fileno())
         made = ShardFacts(
             version=VERSION,
-            schema=_schema_text(),
+            schema=_schema_text(samples.numbers.shape[1]),
             sha256=_digest(temporary / _SAMPLES),
             num_samples=len(samples.index),
             num_loss_tokens=samples.num_loss_tokens,
+            num_numbers=samples.numbers.shape[1],
             longest=int(samples.num_tokens.max(initial=0)),
             **facts,
         )
@@ -118,6 +123,15 @@ def _arrays(blocks: Sequence[tuple[int, TokenColumns]], samples: TokenColumns) -
     import pyarrow as pa
 
     sizes = [len(columns.index) for _, columns in blocks]
+    num_numbers = samples.numbers.shape[1]
+    of_pairs = (
+        [
+            pa.FixedSizeListArray.from_arrays(pa.array(samples.numbers.ravel()), num_numbers),
+            pa.array(samples.prompt_key),
+        ]
+        if num_numbers
+        else []
+    )
     return [
         pa.array(np.repeat(np.array([source for source, _ in blocks], np.int32), sizes)),
         pa.array(samples.index),
@@ -125,6 +139,7 @@ def _arrays(blocks: Sequence[tuple[int, TokenColumns]], samples: TokenColumns) -
         pa.array(samples.weight),
         pa.ListArray.from_arrays(_offsets(samples.num_tokens), pa.array(samples.token_ids)),
         pa.ListArray.from_arrays(_offsets(samples.num_masked), pa.array(samples.loss_mask)),
+        *of_pairs,
     ]
 
 
@@ -172,7 +187,9 @@ def shard_facts(directory: Path, number: int) -> ShardFacts | None:
         return None
     try:
         facts = facts_of(json.loads((path / _MANIFEST).read_text(encoding="utf-8")))
-        if (facts.version, facts.schema) == (VERSION, _schema_text()) and facts.sha256 == _digest(path / _SAMPLES):
+        if (facts.version, facts.schema) == (VERSION, _schema_text(facts.num_numbers)) and facts.sha256 == _digest(
+            path / _SAMPLES
+        ):
             return facts
     except (OSError, ValueError, KeyError, TypeError):
         pass
@@ -199,8 +216,8 @@ def open_shard(directory: Path, number: int) -> Any:
         return reader.get_batch(0)
 
 
-def _schema_text() -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in samples_schema())
+def _schema_text(num_numbers: int) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in samples_schema(num_numbers))
 
 
 def _digest(file: Path) -> str:

@@ -31,6 +31,10 @@ class TokenColumns:
     """[N] int32: entries of the loss mask, 0 where every response token is learned."""
     loss_mask: Any
     """[M] bool."""
+    numbers: Any
+    """[N, K] float64: numbers of a sample that its loss reads, such as the label of a pair; K is 0 without any."""
+    prompt_key: Any
+    """[N] uint64: hash of the prompt where samples of one prompt are found by it, else 0; only with K > 0."""
 
     @property
     def num_loss_tokens(self) -> int:
@@ -60,8 +64,13 @@ def columns_of(
     weight: Sequence[float],
     token_ids: Sequence[Sequence[int]],
     loss_mask: Sequence[Sequence[bool]],
+    numbers: Any = None,
+    prompt_key: Any = None,
 ) -> TokenColumns:
-    """Return the columns of samples that are given as one list a column, all of the same length."""
+    """Return the columns of samples that are given as one list a column, all of the same length.
+
+    `numbers` is an array [N, K], and `prompt_key` one of [N]; None = samples without such numbers.
+    """
     num_tokens = np.fromiter(map(len, token_ids), np.int32, len(token_ids))
     num_masked = np.fromiter(map(len, loss_mask), np.int32, len(loss_mask))
     return TokenColumns(
@@ -72,11 +81,13 @@ def columns_of(
         np.fromiter(chain.from_iterable(token_ids), np.uint32, int(num_tokens.sum())),
         num_masked,
         np.fromiter(chain.from_iterable(loss_mask), np.bool_, int(num_masked.sum())),
+        np.zeros((len(num_tokens), 0)) if numbers is None else np.asarray(numbers, np.float64),
+        np.zeros(len(num_tokens), np.uint64) if prompt_key is None else np.asarray(prompt_key, np.uint64),
     )
 
 
 def joined(blocks: Iterable[TokenColumns]) -> TokenColumns:
     """Return the samples of all blocks, block after block."""
-    parts = [*blocks, columns_of([], [], [], [], [])]
+    parts = list(blocks) or [columns_of([], [], [], [], [])]
     names = TokenColumns.__dataclass_fields__
     return TokenColumns(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))

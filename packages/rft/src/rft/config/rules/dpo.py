@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rft.config.rules.sourced_values import MakeProblem, SourcedValues, Values
-from rft.config.rules.training import idle_evaluation, training_problems
+from rft.config.rules.training import idle_evaluation, idle_store, training_problems
 from rft_algos.algorithms.preference import (
     SMOOTHED,
     SORTED,
@@ -128,7 +128,7 @@ def _of_no_pair(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
 
 def idle_settings(given: SourcedValues, defaults: Values) -> list[str]:
     """Return a note for each given setting that has no effect beside the others."""
-    notes = idle_evaluation(given)
+    notes = [*idle_evaluation(given), *idle_store(given)]
     values, origins = given.values, given.origins
     if values["reference_free"] and values["loss_type"] in WITHOUT_REFERENCE:
         notes.append(f"reference_free ({origins['reference_free']}) has no effect: {values['loss_type']} has none")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rft.config.rules.sourced_values import MakeProblem, SourcedValues, Values
-from rft.config.rules.training import idle_evaluation, training_problems
+from rft.config.rules.training import idle_evaluation, idle_store, training_problems
 from rft_core.errors import Problem
 from rft_models.settings import RewardHeadSettings
 from rft_trainer.settings.reward_model import PairDataSettings, RewardTrainingSettings
@@ -114,4 +114,4 @@ def _adapters(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
 
 def idle_settings(given: SourcedValues, defaults: Values) -> list[str]:
     """Return a note for each given setting of a part that the run does not have."""
-    return idle_evaluation(given)
+    return [*idle_evaluation(given), *idle_store(given)]

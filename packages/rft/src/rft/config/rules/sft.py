@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rft.config.rules.sourced_values import MakeProblem, SourcedValues, Values
-from rft.config.rules.training import idle_evaluation, training_problems
+from rft.config.rules.training import idle_evaluation, idle_store, training_problems
 from rft_core.errors import Problem
 
 
@@ -42,11 +42,4 @@ def _noise(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
 
 def idle_settings(given: SourcedValues, defaults: Values) -> list[str]:
     """Return a note for each given setting of a part that the run does not have."""
-    return [*idle_evaluation(given), *_idle_store(given)]
-
-
-def _idle_store(given: SourcedValues) -> list[str]:
-    names = [name for name in ("data_store_path", "data_store_workers") if given.origins[name].kind != "default"]
-    if given.values["data_store"] != "off":
-        return []
-    return [f"{name} = {given.values[name]} ({given.origins[name]}) has no effect: data_store is off" for name in names]
+    return [*idle_evaluation(given), *idle_store(given)]

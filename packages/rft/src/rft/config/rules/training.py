@@ -38,3 +38,11 @@ def idle_evaluation(given: SourcedValues) -> list[str]:
     if origin.kind == "default" or values["eval_steps"] <= 0 or values["eval_data"] or values.get("held_out_rows"):
         return []
     return [f"eval_steps = {values['eval_steps']} ({origin}) has no effect: no rows are held out (--eval_data)"]
+
+
+def idle_store(given: SourcedValues) -> list[str]:
+    """Return a note for each given setting of a data store that the run does not have."""
+    names = [name for name in ("data_store_path", "data_store_workers") if given.origins[name].kind != "default"]
+    if given.values["data_store"] != "off":
+        return []
+    return [f"{name} = {given.values[name]} ({given.origins[name]}) has no effect: data_store is off" for name in names]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from rft.hub.download import ASIDE
 from rft.hub.sources import located_sources
 from rft.stages.reward_pairs import apart_from, first_of, mixture_of, room_for
+from rft.stages.supervised.row_store import wants_store
 from rft_core.errors import DataError, OptionsError
 from rft_models.reward_model.step_encoding import StepTextEncoder
 from rft_trainer.batches.units import Unit
@@ -92,6 +93,7 @@ def step_data(
             why="training needs rows: a .jsonl, .json or .parquet file, or a directory of a data set",
             do="--prompt_data steps.jsonl",
         )
+    wants_store(data, encoder.tokenizer, reason="rows of labelled steps are not kept in one")
     limit = min(training.max_len or max_positions, max_positions)
     loaded = _read(data, data.prompt_data, data.prompt_split, encoder.separator)
     rows = first_of(loaded.rows, loaded.specs, data.max_samples) if data.max_samples else list(loaded.rows)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rft.settings import SftSettings
-from rft.stages import sft_store
 from rft.stages.sft import SftData, sft_data
-from rft.stages.sft_store import StoredRows, wants_store
+from rft.stages.supervised import row_store
+from rft.stages.supervised.row_store import StoredRows, wants_store
 from rft_core.errors import DataError, OptionsError
 from rft_models.settings import ModelSettings
 from rft_models.tiny_models.text import build_bpe_tokenizer
@@ -85,7 +85,7 @@ def test_a_store_is_taken_again_and_another_one_made_for_other_rows_or_settings(
 ) -> None:
     first = stored(sft_data(settings_of(rows, tmp_path), tokenizer, 99))
     with monkeypatch.context() as patch:
-        patch.setattr(sft_store, "Demonstrations", lambda *_: None)
+        patch.setattr("rft.tokenizing.kinds.Demonstrations", lambda *_: None)
         again = stored(sft_data(settings_of(rows, tmp_path), tokenizer, 99))
     assert (again.directory, again.data_hash) == (first.directory, first.data_hash)
     others = [
@@ -103,11 +103,11 @@ def test_by_default_large_files_alone_have_a_store(
     tokenizer: HfTokenizer, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_of(rows, tmp_path, data_store="auto")
-    assert not wants_store(settings, tokenizer)
-    monkeypatch.setattr(sft_store, "_AUTO_BYTES", 100)
-    assert wants_store(settings, tokenizer)
+    assert not wants_store(settings.data, tokenizer)
+    monkeypatch.setattr(row_store, "_AUTO_BYTES", 100)
+    assert wants_store(settings.data, tokenizer)
     for change in ({"max_samples": 3}, {"data_store": "off"}, {"prompt_data": ""}):
-        assert not wants_store(settings_of(rows, tmp_path, **{"data_store": "auto", **change}), tokenizer)
+        assert not wants_store(settings_of(rows, tmp_path, **{"data_store": "auto", **change}).data, tokenizer)
 
 
 def test_rows_that_no_store_can_hold_are_refused_by_the_reason(
@@ -119,7 +119,7 @@ def test_rows_that_no_store_can_hold_are_refused_by_the_reason(
         ({"prompt_data": f"{tmp_path}/a.csv"}, "a.csv is another file"),
     ):
         with pytest.raises(OptionsError, match=reason) as caught:
-            wants_store(settings_of(rows, tmp_path, **change), tokenizer)
+            wants_store(settings_of(rows, tmp_path, **change).data, tokenizer)
         assert caught.value.problem.do == "--data_store off"
 
 

@@ -7,28 +7,29 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rft.build.prompt_data import all_left_out, trained_turns
 from rft.hub.download import ASIDE
 from rft.hub.sources import located_sources
-from rft.settings import SftSettings
-from rft.tokenizing.demonstrations import Demonstrations, StoredText, tokenizer_digest
+from rft.tokenizing.kinds import StoredRowsText
+from rft.tokenizing.texts import tokenizer_digest
 from rft_core.errors import OptionsError
 from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.readers.formats import resolve_files
+from rft_trainer.data.readers.rows import Row
 from rft_trainer.data.sources import SourceSpec
-from rft_trainer.data.store.build import BuildShards, build_store, in_this_process
+from rft_trainer.data.store.build import BuildShards, build_store, first_row, in_this_process
 from rft_trainer.data.store.samples import StoredSamples
 from rft_trainer.data.store.shard_plan import SUFFIXES
 from rft_trainer.data.store.shards import VERSION
 from rft_trainer.data.store.worker_pool import FEWEST_SHARDS, BuildWorkers, available_cores, in_workers
 from rft_trainer.data.task_rows import is_task
-from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.runs.stop_signals import stop_requested
+from rft_trainer.settings.data import StoredRowsSettings
 
 _LOG = logging.getLogger(__name__)
 _AUTO_BYTES = 256 * 1024**2
@@ -51,45 +52,47 @@ class StoredRows:
     num_loss_tokens: int
     longest: int
     too_long: tuple[tuple[str, int], ...]
-    weightless: int
+    counts: Counter[str]
+    """Numbers of rows that are told to people, by the names of what tokenises them."""
     data_hash: str
 
-    @property
-    def probabilities(self) -> list[float] | None:
-        """Shares of the sources, where they are given."""
+    def sizes_without(self, names: Iterable[str], samples_a_row: int = 1) -> tuple[int, ...]:
+        """Return the rows of each source without those of these ids, each of which is "<source>:<number>"."""
+        gone = Counter(name.rpartition(":")[0] for name in names)
+        return tuple(size // samples_a_row - gone[spec.name] for size, spec in zip(self.sizes, self.specs, strict=True))
+
+    def mixture(self, without: Iterable[str], samples_a_row: int = 1) -> Mixture:
+        """Return the mixture by which an epoch visits the rows, without those of these ids."""
         known = [spec.probability for spec in self.specs if spec.probability is not None]
-        return known if len(known) == len(self.specs) else None
+        probabilities = known if len(known) == len(self.specs) else None
+        return Mixture(self.sizes_without(without, samples_a_row), probabilities, most_in_memory=MOST_IN_MEMORY)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes on the rows for a person who trains on them."""
-        return (f"{self.weightless:,} rows have weight 0 and are left out",) if self.weightless else ()
-
-    def sizes_without(self, samples: Sequence[TrainingSample]) -> tuple[int, ...]:
-        """Return the sizes of the sources without these samples."""
-        gone = Counter(sample.sample_id.rpartition(":")[0] for sample in samples)
-        return tuple(size - gone[spec.name] for size, spec in zip(self.sizes, self.specs, strict=True))
-
-    def lines(self) -> list[str]:
+    def lines(self, samples_a_row: int = 1, noun: str = "samples") -> list[str]:
         """Return the lines of the plan."""
         lines = [
-            f"source {spec.name}: {size:,} samples from {spec.place}"
+            f"source {spec.name}: {size // samples_a_row:,} {noun} from {spec.place}"
             for spec, size in zip(self.specs, self.sizes, strict=True)
         ]
-        lines.append(f"{len(self.samples):,} of {self.num_rows:,} rows fit (longest sample {self.longest} tokens)")
+        kept = len(self.samples) // samples_a_row
+        lines.append(f"{kept:,} of {self.num_rows:,} rows fit (longest sample {self.longest} tokens)")
         return [*lines, f"tokens are mapped from the data store {self.directory}"]
 
 
-def wants_store(settings: SftSettings, tokenizer: HfTokenizer) -> bool:
+def wants_store(data: StoredRowsSettings, tokenizer: HfTokenizer, *, images_key: str = "", reason: str = "") -> bool:
     """Return whether the training rows go into a store.
+
+    Args:
+        data: names the rows, and says whether a store is wanted.
+        tokenizer: makes their tokens.
+        images_key: column of images; no store holds such rows.
+        reason: what else of the settings speaks against a store; empty = nothing.
 
     Raises:
         OptionsError: a store is asked for, and these rows cannot be in one.
     """
-    data = settings.data
     if data.data_store == "off" or not data.prompt_data:
         return False
-    reason = _reason_against(settings, tokenizer)
+    reason = reason or _reason_against(data, tokenizer, images_key)
     if data.data_store == "on":
         if reason:
             raise OptionsError(
@@ -100,53 +103,69 @@ def wants_store(settings: SftSettings, tokenizer: HfTokenizer) -> bool:
                 do="--data_store off",
             )
         return True
-    return not reason and sum(file.stat().st_size for files in _files(settings) for file in files) > _AUTO_BYTES
+    return not reason and sum(file.stat().st_size for files in _files(data) for file in files) > _AUTO_BYTES
 
 
-def _reason_against(settings: SftSettings, tokenizer: HfTokenizer) -> str:
-    if settings.images.images_key:
+def _reason_against(data: StoredRowsSettings, tokenizer: HfTokenizer, images_key: str) -> str:
+    if images_key:
         return "the rows have images"
-    if settings.data.max_samples:
-        return f"max_samples = {settings.data.max_samples} chooses among the rows"
+    if data.max_samples:
+        return f"max_samples = {data.max_samples} chooses among the rows"
     if getattr(tokenizer.hf_tokenizer, "backend_tokenizer", None) is None:
         return "the tokenizer has no tokenizer.json, from which the name of a store follows"
-    specs = located_sources(settings.data.prompt_data, None, split=settings.data.prompt_split, flag="--prompt_data")
+    specs = located_sources(data.prompt_data, None, split=data.prompt_split, flag="--prompt_data")
     task = next((spec.path for spec in specs if is_task(spec.path)), "")
     if task:
         return f"{task} is a task"
-    others = [file for files in _files(settings) for file in files if file.suffix.lower() not in SUFFIXES]
+    others = [file for files in _files(data) for file in files if file.suffix.lower() not in SUFFIXES]
     return f"{others[0]} is another file" if others else ""
 
 
-def _specs(settings: SftSettings) -> tuple[SourceSpec, ...]:
-    data = settings.data
+def stored_sources(data: StoredRowsSettings) -> tuple[SourceSpec, ...]:
+    """Return the sources of the training rows."""
     probabilities = data.prompt_data_probs or None
     return located_sources(data.prompt_data, probabilities, split=data.prompt_split, flag="--prompt_data")
 
 
-def _files(settings: SftSettings) -> list[list[Path]]:
-    split = settings.data.prompt_split or None
-    return [list(spec.files) or resolve_files(spec.path, split=split) for spec in _specs(settings)]
+def first_rows_of_sources(data: StoredRowsSettings) -> list[Row]:
+    """Return the first row of every source, whose columns are those of the source."""
+    return [first_row(files) for files in _files(data)]
 
 
-def open_store(settings: SftSettings, tokenizer: HfTokenizer, max_len: int) -> StoredRows:
-    """Build what is missing of the store of these rows, and open it.
+def _files(data: StoredRowsSettings) -> list[list[Path]]:
+    split = data.prompt_split or None
+    return [list(spec.files) or resolve_files(spec.path, split=split) for spec in stored_sources(data)]
+
+
+def open_store(
+    data: StoredRowsSettings,
+    tokenizer: HfTokenizer,
+    rows: StoredRowsText,
+    all_left_out: Callable[[Sequence[tuple[str, int]], Counter[str]], Exception],
+) -> StoredRows:
+    """Build what is missing of the store of the training rows, and open it.
+
+    Args:
+        data: names the rows and the place of the store.
+        tokenizer: makes their tokens.
+        rows: what is tokenised, and how.
+        all_left_out: makes the error of rows none of which fits, from those that are too long and from the counts.
 
     Raises:
         DataError: a row cannot be used, or none fits.
     """
-    specs, files = _specs(settings), _files(settings)
-    root = Path(settings.data.data_store_path or "~/.cache/rft/data").expanduser()
-    text = _text(settings, specs, max_len)
-    directory = root / _name(text, files, tokenizer)
+    specs, files = stored_sources(data), _files(data)
+    root = Path(data.data_store_path or "~/.cache/rft/data").expanduser()
+    directory = root / _name(rows, files, tokenizer)
     _LOG.info("training rows are tokenised into %s", directory, extra=ASIDE)
-    shards = build_store(
-        directory, files, _builder(directory, files, text, tokenizer, settings.data.data_store_workers)
-    )
+    shards = build_store(directory, files, _builder(directory, files, rows, tokenizer, data.data_store_workers))
     samples = StoredSamples(directory, shards, [spec.name for spec in specs])
     too_long = tuple(row for facts in shards for row in facts.too_long)
+    counts: Counter[str] = Counter()
+    for facts in shards:
+        counts.update(facts.counts)
     if not len(samples):
-        raise all_left_out(too_long, sum(facts.weightless for facts in shards), max_len)
+        raise all_left_out(too_long, counts)
     return StoredRows(
         directory,
         specs,
@@ -156,51 +175,35 @@ def open_store(settings: SftSettings, tokenizer: HfTokenizer, max_len: int) -> S
         num_loss_tokens=sum(facts.num_loss_tokens for facts in shards),
         longest=max(facts.longest for facts in shards),
         too_long=too_long,
-        weightless=sum(facts.weightless for facts in shards),
+        counts=counts,
         data_hash=hashlib.sha256("".join(facts.sha256 for facts in shards).encode()).hexdigest(),
     )
 
 
-def _text(settings: SftSettings, specs: Sequence[SourceSpec], max_len: int) -> StoredText:
-    data, turns = settings.data, trained_turns(settings.data)
-    return StoredText(
-        sources=[spec.name for spec in specs],
-        input_key=data.input_key,
-        output_key=data.output_key,
-        weight_key=data.weight_key,
-        input_template=data.input_template,
-        system_prompt=data.system_prompt,
-        apply_chat_template=data.apply_chat_template,
-        roles=list(turns.roles),
-        last_only=turns.last_only,
-        max_len=max_len,
-    )
-
-
 def _builder(
-    directory: Path, files: Sequence[Sequence[Path]], text: StoredText, tokenizer: HfTokenizer, num_workers: int
+    directory: Path, files: Sequence[Sequence[Path]], rows: StoredRowsText, tokenizer: HfTokenizer, num_workers: int
 ) -> BuildShards:
     """Return what builds the shards: this process, or workers that load the tokenizer from its directory."""
-    here = in_this_process(directory, files, Demonstrations(text, tokenizer), stopped=stop_requested)
+    here = in_this_process(directory, files, rows.tokenizer_of_rows(tokenizer), stopped=stop_requested)
     # one that was made in memory is nowhere for another process to load it from
     if not Path(tokenizer.where).is_dir():
         return here
     workers = BuildWorkers(
         [sys.executable, "-P", "-m", "rft.tokenizing.worker_main"],
-        {"tokenizer": tokenizer.where, "digest": tokenizer_digest(tokenizer), "text": asdict(text)},
+        {"tokenizer": tokenizer.where, "digest": tokenizer_digest(tokenizer), "rows": rows.as_record()},
         num_workers or available_cores(),
         2 if num_workers else FEWEST_SHARDS,
     )
     return in_workers(directory, files, workers, here, stopped=stop_requested)
 
 
-def _name(text: StoredText, files: Sequence[Sequence[Path]], tokenizer: HfTokenizer) -> str:
+def _name(rows: StoredRowsText, files: Sequence[Sequence[Path]], tokenizer: HfTokenizer) -> str:
     """Return the name of a store: of the files by place, size and time, and of all that the tokens follow from."""
     stats = [[(str(file.resolve()), file.stat()) for file in one] for one in files]
     record: dict[str, Any] = {
         "version": VERSION,
         "files": [[(path, stat.st_size, stat.st_mtime_ns) for path, stat in one] for one in stats],
-        "text": asdict(text),
+        "rows": rows.as_record(),
         "tokenizer": tokenizer_digest(tokenizer),
     }
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:32]
