@@ -31,6 +31,7 @@ OWN_ARGUMENTS = {
     "generate": {"prompt"},
     "serve-reward": set(),
 }
+SUPERVISED = ("SftKeywords", "DpoKeywords", "RmKeywords")
 POLICIES = ("RlKeywords", "SftKeywords", "DpoKeywords")
 TRAINING = (*POLICIES, "RmKeywords")
 SCORING = ("RlKeywords", "EvalKeywords", "ServeRewardKeywords")
@@ -54,31 +55,35 @@ def keyword_types() -> str:
     tables = {name: _annotations(command) for name, command in CLASSES.items()}
     rl = tables["RlKeywords"]
 
-    def common(names: Iterable[str], but: Iterable[str] = ()) -> dict[str, str]:
+    def common(names: Iterable[str], but: Iterable[str] = (), of: dict[str, str] = rl) -> dict[str, str]:
         return {
             key: kind
-            for key, kind in rl.items()
+            for key, kind in of.items()
             if key not in but and all(tables[name].get(key) == kind for name in names)
         }
 
     shared = common(TRAINING)
     of_policies = common(POLICIES, but=shared)
     rewards = common(SCORING, but={*shared, *of_policies})
+    supervised = common(SUPERVISED, but={*shared, *of_policies}, of=tables["SftKeywords"])
     sampled = common(ANSWERING, but={*shared, *of_policies, *rewards})
     bases = {
         "TrainingKeywords": ("Settings of every training.", "TypedDict", shared),
         "PolicyKeywords": ("Settings of a policy's training.", "TrainingKeywords", of_policies),
+        "SupervisedKeywords": ("Settings of every training on rows.", "TypedDict", supervised),
         "RewardKeywords": ("Settings of everything that scores responses.", "TypedDict", rewards),
         "AnswerKeywords": ("Settings of everything that samples responses.", "TypedDict", sampled),
     }
     parts = [HEADER, *(_class(name, f"{base}, total=False", why, keys) for name, (why, base, keys) in bases.items())]
     for name, table in tables.items():
         names = ["PolicyKeywords"] if name in POLICIES else ["TrainingKeywords"] if name in TRAINING else []
+        names += ["SupervisedKeywords"] if name in SUPERVISED else []
         names += ["RewardKeywords"] if name in SCORING else []
         names += ["AnswerKeywords"] if name in ANSWERING else []
         known = {
             **(of_policies if name in POLICIES else {}),
             **(shared if name in TRAINING else {}),
+            **(supervised if name in SUPERVISED else {}),
             **(rewards if name in SCORING else {}),
             **(sampled if name in ANSWERING else {}),
         }

@@ -122,6 +122,19 @@ class PolicyKeywords(TrainingKeywords, total=False):
     eval_input_key: str
 
 
+class SupervisedKeywords(TypedDict, total=False):
+    """Settings of every training on rows."""
+
+    data_store: Literal["auto", "on", "off"]
+    data_store_path: str
+    data_store_workers: int
+    weight_key: str
+    held_out_rows: int
+    learning_rate: float
+    patience: int
+    min_improvement: float
+
+
 class RewardKeywords(TypedDict, total=False):
     """Settings of everything that scores responses."""
 
@@ -336,40 +349,27 @@ class RlKeywords(PolicyKeywords, RewardKeywords, AnswerKeywords, total=False):
     max_unscored_share: float
 
 
-class SftKeywords(PolicyKeywords, total=False):
+class SftKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     """Settings of `rft-train sft`."""
 
-    data_store: Literal["auto", "on", "off"]
-    data_store_path: str
-    data_store_workers: int
     output_key: str
     eval_output_key: str
-    weight_key: str
     train_on_turns: Literal["all", "last"]
     roles_to_train: str
-    held_out_rows: int
-    learning_rate: float
-    patience: int
-    min_improvement: float
     target_loss: float
     label_smoothing: float
     z_loss_coef: float
     neftune_noise_alpha: float
 
 
-class DpoKeywords(PolicyKeywords, total=False):
+class DpoKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     """Settings of `rft-train dpo`."""
 
-    data_store: Literal["auto", "on", "off"]
-    data_store_path: str
-    data_store_workers: int
     chosen_key: str
     rejected_key: str
-    weight_key: str
     margin_key: str
     completion_key: str
     label_key: str
-    held_out_rows: int
     loss_type: PreferenceLossType
     loss_weights: str
     reference_pretrain: str
@@ -386,13 +386,10 @@ class DpoKeywords(PolicyKeywords, total=False):
     ld_alpha: float
     use_weighting: bool
     rpo_alpha: float
-    learning_rate: float
-    patience: int
-    min_improvement: float
     target_loss: float
 
 
-class RmKeywords(TrainingKeywords, total=False):
+class RmKeywords(TrainingKeywords, SupervisedKeywords, total=False):
     """Settings of `rft-train rm`."""
 
     heads_types: str
@@ -402,25 +399,17 @@ class RmKeywords(TrainingKeywords, total=False):
     scale_for_train: bool
     step_separator: str
     step_reduction: Literal["min", "product", "mean", "last"]
-    data_store: Literal["auto", "on", "off"]
-    data_store_path: str
-    data_store_workers: int
     completions_key: str
     labels_key: str
     chosen_key: str
     rejected_key: str
     outcome_key: str
     margin_key: str
-    weight_key: str
-    held_out_rows: int
     loss_type: Literal["sigmoid", "hps", "logexp", "steps"]
     train_on_last_step_only: bool
     margin: float
     tie_margin: float
     center_rewards_coefficient: float
-    learning_rate: float
-    patience: int
-    min_improvement: float
 
 
 class EvalKeywords(RewardKeywords, AnswerKeywords, total=False):
