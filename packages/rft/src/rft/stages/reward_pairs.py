@@ -47,6 +47,11 @@ class RewardData:
     notes: tuple[str, ...] = ()
     """What a person should know of the data before training on them."""
 
+    @property
+    def label_lines(self) -> list[str]:
+        """Return what the plan says of the labels."""
+        return [f"{self.num_ties:,} of them were judged equal"] if self.num_ties else []
+
 
 def reward_data(
     data: PairDataSettings,

@@ -8,9 +8,7 @@ from rft.process.machine import Machine
 from rft.resolved import Resolved
 from rft.settings import RmSettings
 from rft.stages.reward_head import is_reward_model, scored_part, trained_spec
-from rft.stages.reward_pairs import RewardData
 from rft.stages.rm import RmInputs
-from rft.stages.supervised.step_rows import StepData
 from rft_cli.pages.run_plan import cut_line, notes_on, saving_line
 from rft_cli.pages.run_plan_layout import strategy_line
 
@@ -95,7 +93,7 @@ def _head_line(settings: RmSettings, data: RmInputs) -> str:
 
 def _data_lines(settings: RmSettings, data: RmInputs) -> list[str]:
     pairs = data.pairs
-    noun, texts = ("pairs", "text") if isinstance(pairs, RewardData) else ("rows", "row")
+    noun, texts = ("pairs", "text") if data.spec.steps is None else ("rows", "row")
     lines = [
         f"source {spec.name}: {sum(prompt.source == spec.name for prompt in pairs.loaded.prompts):,} {noun} "
         f"from {spec.place}" + ("" if spec.probability is None else f", drawn with probability {spec.probability:g}")
@@ -104,10 +102,7 @@ def _data_lines(settings: RmSettings, data: RmInputs) -> list[str]:
     lines += [f"skipped {error.problem.where}: {error.problem.what}" for error in pairs.loaded.skipped.problems]
     longest = max(sample.num_tokens for unit in pairs.units for sample in unit)
     lines.append(f"{len(pairs.units):,} {noun} to train on (longest {texts} {longest} tokens)")
-    if isinstance(pairs, StepData):
-        lines.append(f"{pairs.num_labels:,} labelled steps in them, {pairs.good_share:.1%} good")
-    elif pairs.num_ties:
-        lines.append(f"{pairs.num_ties:,} of them were judged equal")
+    lines += pairs.label_lines
     if pairs.left_out:
         named = ", ".join(f"{name} ({length})" for name, length in pairs.left_out[:_MOST_NAMED])
         more = len(pairs.left_out) - _MOST_NAMED
@@ -116,5 +111,5 @@ def _data_lines(settings: RmSettings, data: RmInputs) -> list[str]:
     origin = (
         f", kept out of the training {noun} by seed {settings.run.seed}, no prompt on both sides" if kept_out else ""
     )
-    held_out = len(pairs.held_out) // 2 if isinstance(pairs, RewardData) else len(pairs.held_out)
+    held_out = len(pairs.held_out) // 2 if data.spec.steps is None else len(pairs.held_out)
     return [*lines, f"held out: {held_out:,} {noun}{origin}"]
