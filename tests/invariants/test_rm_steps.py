@@ -15,7 +15,7 @@ pytestmark = pytest.mark.xdist_group("invariants")
 
 FLAGS = ("--loss_type", "steps", "--step_separator", "=", "--step_reduction", "product", "--max_epochs", "6")
 FLAGS = (*FLAGS, "--save_steps", "6", "--max_ckpt_num", "9", "--learning_rate", "1e-2", "--eval_steps", "12")
-FLAGS = (*FLAGS, "--save_interval", "0", "--train_batch_size", "10", "--micro_train_batch_size", "4")
+FLAGS = (*FLAGS, "--save_interval", "0")
 STRATEGIES = {"replicas": (), "fsdp": ("--fsdp",), "adapters": ("--lora_rank", "4")}
 
 
@@ -30,11 +30,20 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows.append({"prompt": f"{n % 10}+1", "completions": texts, "labels": [k < wrong for k in range(3)]})
     for name, chosen in (("train", rows[:40]), ("held", rows[40:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
+    (folder / "rm.yaml").write_text("recipe: {command: rm}\ntrain_batch_size: 10\nmicro_train_batch_size: 4\n")
     return folder
 
 
 def words(task: TinyTask, steps: Path, run: Path, *more: str) -> list[str]:
-    given = ["rm", "--pretrain", str(task.model), "--prompt_data", str(steps / "train.jsonl")]
+    given = [
+        "rm",
+        "--config",
+        str(steps / "rm.yaml"),
+        "--pretrain",
+        str(task.model),
+        "--prompt_data",
+        str(steps / "train.jsonl"),
+    ]
     return [*given, "--eval_data", str(steps / "held.jsonl"), "--save_path", str(run), *FLAGS, *more]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rft_trainer.records.scores import RewardItem, RewardStatus
-from rft_trainer.rewards.step_reward_model import StepModelReward
+from rft_trainer.rewards.reward_model import StepModelReward
 
 
 class Scorer:

@@ -80,11 +80,9 @@ def _repository(parsed: arguments.Arguments) -> str:
 def _show(lines: Sequence[str], model: Path) -> None:
     """Print what was written, and what can be done with it."""
     file = model / "config.json"
-    scores = [
-        (f"rft-train rl --pretrain POLICY --prompt_data train.jsonl --reward_pretrain {model}", "train on its scores")
-    ]
-    advice = scores if file.is_file() and '"reward_head"' in file.read_text() else after_model(model)
-    print("\n".join([*lines, "", *next_lines(advice)]))
+    # what comes next from a reward model is no training of the model itself
+    scores = file.is_file() and '"reward_head"' in file.read_text()
+    print("\n".join(lines if scores else [*lines, "", *next_lines(after_model(model))]))
 
 
 def _export_adapters(source: Path, target: Path, *, lora_only: bool, converted: bool) -> None:

@@ -23,7 +23,7 @@ _UNNAMED = re.compile(r"LABEL_\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpec:
-    """How a response is divided into steps, and how their scores become one reward.
+    """Division of a response into steps, and the reduction of their scores to one reward.
 
     Example: `StepSpec(separator="\\n\\n", reduction="product")`.
     """

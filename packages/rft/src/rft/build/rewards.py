@@ -43,12 +43,11 @@ from rft_trainer.rewards.combined import CombinedReward, NoReward, RewardCompone
 from rft_trainer.rewards.in_process import IN_PROCESS
 from rft_trainer.rewards.named import NamedReward
 from rft_trainer.rewards.registry import reward_by_name, reward_names
-from rft_trainer.rewards.reward_model import ModelReward
+from rft_trainer.rewards.reward_model import ModelReward, StepModelReward
 from rft_trainer.rewards.routed import RoutedReward, Routes
 from rft_trainer.rewards.routes import routes_of
 from rft_trainer.rewards.rules.table import RuleRuns, find_rule
 from rft_trainer.rewards.servers.remote_reward_model import RemoteReward
-from rft_trainer.rewards.step_reward_model import StepModelReward
 from rft_trainer.rewards.user_function import RewardTrial
 from rft_trainer.settings.rewards import RewardSettings
 from rft_trainer.workers.limits import user_code_limits

@@ -57,6 +57,11 @@ class RewardData:
     stored: StoredPairs | None = None
     """The store of the pairs, where they are in one."""
 
+    @property
+    def label_lines(self) -> list[str]:
+        """Return what the plan says of the labels."""
+        return [f"{self.num_ties:,} of them were judged equal"] if self.num_ties else []
+
 
 def reward_data(
     data: PairDataSettings,

@@ -13,8 +13,6 @@ from rft.stages.rm import RmInputs
 from rft.stages.supervised.step_rows import StepData
 from rft_cli.pages.run_plan import cut_line, notes_on, saving_line
 from rft_cli.pages.run_plan_layout import strategy_line
-from rft_trainer.data.preference_rows.labelled_steps import LoadedSteps
-from rft_trainer.data.preference_rows.preferences import LoadedPairs
 
 _MOST_NAMED = 10
 """Pairs left out that are named."""
@@ -95,7 +93,10 @@ def _head_line(settings: RmSettings, data: RmInputs) -> str:
     return f"{', '.join(spec.heads)} on the {spec.pooling} state of {layer}, {begins}{scale}"
 
 
-def _source_lines(loaded: LoadedPairs | LoadedSteps, noun: str) -> list[str]:
+def _source_lines(pairs: RewardData | StepData, noun: str) -> list[str]:
+    loaded = pairs.loaded
+    if loaded is None:
+        return pairs.stored.lines() if pairs.stored else []
     lines = [
         f"source {spec.name}: {sum(prompt.source == spec.name for prompt in loaded.prompts):,} {noun} "
         f"from {spec.place}" + ("" if spec.probability is None else f", drawn with probability {spec.probability:g}")
@@ -106,17 +107,17 @@ def _source_lines(loaded: LoadedPairs | LoadedSteps, noun: str) -> list[str]:
 
 def _data_lines(settings: RmSettings, data: RmInputs) -> list[str]:
     pairs = data.pairs
-    noun, texts = ("pairs", "text") if isinstance(pairs, RewardData) else ("rows", "row")
-    stored = pairs.stored if isinstance(pairs, RewardData) else None
-    lines = stored.lines() if stored else _source_lines(pairs.loaded, noun) if pairs.loaded else []
+    noun, texts = ("pairs", "text") if data.spec.steps is None else ("rows", "row")
+    lines = _source_lines(pairs, noun)
     # that of a store is known without reading it
-    longest = stored.stored.longest if stored else max(sample.num_tokens for unit in pairs.units for sample in unit)
+    longest = (
+        pairs.stored.stored.longest
+        if pairs.stored
+        else max(sample.num_tokens for unit in pairs.units for sample in unit)
+    )
     lines.append(f"{len(pairs.units):,} {noun} to train on (longest {texts} {longest} tokens)")
-    if isinstance(pairs, StepData):
-        lines.append(f"{pairs.num_labels:,} labelled steps in them, {pairs.good_share:.1%} good")
-    elif pairs.num_ties:
-        lines.append(f"{pairs.num_ties:,} of them were judged equal")
-    if pairs.left_out and not stored:
+    lines += pairs.label_lines
+    if pairs.left_out and not pairs.stored:
         named = ", ".join(f"{name} ({length})" for name, length in pairs.left_out[:_MOST_NAMED])
         more = len(pairs.left_out) - _MOST_NAMED
         lines.append(f"left out, longer than {pairs.limit} tokens: {named}{f' and {more} more' if more > 0 else ''}")
@@ -124,5 +125,5 @@ def _data_lines(settings: RmSettings, data: RmInputs) -> list[str]:
     origin = (
         f", kept out of the training {noun} by seed {settings.run.seed}, no prompt on both sides" if kept_out else ""
     )
-    held_out = len(pairs.held_out) // 2 if isinstance(pairs, RewardData) else len(pairs.held_out)
+    held_out = len(pairs.held_out) // 2 if data.spec.steps is None else len(pairs.held_out)
     return [*lines, f"held out: {held_out:,} {noun}{origin}"]

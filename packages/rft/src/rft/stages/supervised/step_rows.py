@@ -41,11 +41,18 @@ class StepData:
     """Optimizer steps."""
     notes: tuple[str, ...] = ()
     """What a person should know of the data before training on them."""
+    stored: None = None
+    """No store holds rows of labelled steps."""
 
     @property
     def num_labels(self) -> int:
         """Number of labelled steps to train on."""
         return sum(sample.num_loss_tokens for unit in self.units for sample in unit)
+
+    @property
+    def label_lines(self) -> list[str]:
+        """Return what the plan says of the labels."""
+        return [f"{self.num_labels:,} labelled steps in them, {self.good_share:.1%} good"]
 
     @property
     def good_share(self) -> float:
@@ -140,7 +147,7 @@ def step_sample(row: LabelledSteps, encoder: StepTextEncoder) -> TrainingSample:
     messages = [message.as_dict() for message in prompt.messages or ()]
     if messages and not encoder.tokenizer.has_chat_template:
         raise DataError(
-            code="data.no_template",
+            code="data.steps_no_template",
             what="the prompt is a conversation, and the model's tokenizer has no chat template",
             where=prompt.prompt_id,
             why="only a template turns the turns of a conversation into one text",

@@ -64,7 +64,7 @@ def score_labelled_steps(directory: str, data: RmTestDataSettings, *, bf16: bool
     for row, one in zip(rows, found, strict=True):
         if isinstance(one, str) or not bool(torch.tensor(one).isfinite().all()):
             raise PreflightError(
-                code="reward.model_unfit",
+                code="reward.steps_unfit",
                 what=f"row {row.prompt.prompt_id}: {one if isinstance(one, str) else 'a score is not finite'}",
                 where="--eval_data",
                 why="every row of the test needs a score a step",
