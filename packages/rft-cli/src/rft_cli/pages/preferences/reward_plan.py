@@ -8,10 +8,10 @@ from rft.process.machine import Machine
 from rft.resolved import Resolved
 from rft.settings import RmSettings
 from rft.stages.reward_head import is_reward_model, scored_part, trained_spec
+from rft.stages.reward_pairs import RewardData
 from rft.stages.rm import RmInputs
 from rft_cli.pages.run_plan import cut_line, notes_on, saving_line
 from rft_cli.pages.run_plan_layout import strategy_line
-from rft_trainer.data.preference_rows.preferences import LoadedPairs
 
 _MOST_NAMED = 10
 """Pairs left out that are named."""
@@ -82,7 +82,10 @@ def _head_line(settings: RmSettings, data: RmInputs) -> str:
     return f"{', '.join(spec.heads)} on the {spec.pooling} state of {layer}, {begins}{scale}"
 
 
-def _source_lines(loaded: LoadedPairs) -> list[str]:
+def _source_lines(pairs: RewardData) -> list[str]:
+    loaded = pairs.loaded
+    if loaded is None:
+        return pairs.stored.lines() if pairs.stored else []
     lines = [
         f"source {spec.name}: {sum(pair.prompt.source == spec.name for pair in loaded.pairs):,} pairs "
         f"from {spec.place}" + ("" if spec.probability is None else f", drawn with probability {spec.probability:g}")
@@ -93,7 +96,7 @@ def _source_lines(loaded: LoadedPairs) -> list[str]:
 
 def _data_lines(settings: RmSettings, data: RmInputs) -> list[str]:
     pairs = data.pairs
-    lines = pairs.stored.lines() if pairs.stored else _source_lines(pairs.loaded) if pairs.loaded else []
+    lines = _source_lines(pairs)
     # that of a store is known without reading it
     longest = (
         pairs.stored.stored.longest
