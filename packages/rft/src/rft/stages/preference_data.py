@@ -56,6 +56,8 @@ class ReadPreferences:
     """2 for pairs, 1 for labelled responses."""
     stored: StoredPairs | None = None
     """The store of the rows, where they are in one."""
+    pairs: PairSamples | None = None
+    """The samples, where they are in that store."""
     num_tokens_apart: int = 0
     """Learned tokens of the rows of that store that are held out."""
 
@@ -302,7 +304,8 @@ def _stored(settings: DpoSettings, tokenizer: HfTokenizer, max_len: int) -> Read
         apply_chat_template=data.apply_chat_template,
     )
     make = preference_sample(has_margin=bool(data.margin_key), ld_alpha=settings.loss.ld_alpha)
-    return ReadPreferences(None, opened.samples(make), [], [], [*opened.stored.too_long], 2, opened)
+    samples = opened.samples(make)
+    return ReadPreferences(None, samples, [], [], [*opened.stored.too_long], 2, opened, samples)
 
 
 def _keys(columns: PreferenceDataSettings) -> PreferenceKeys:
@@ -334,9 +337,13 @@ def _hold_out(read: ReadPreferences, count: int, seed: int) -> tuple[ReadPrefere
 
     def part(wanted: bool) -> ReadPreferences:
         rows = (row for row in range(total) if (row in drawn) == wanted)
-        if isinstance(read.samples, PairSamples):
-            picked = read.samples.picked(rows)
-            return replace(read, samples=list(picked), stored=None) if wanted else replace(read, samples=picked)
+        if read.pairs is not None:
+            picked = read.pairs.picked(rows)
+            return (
+                replace(read, samples=list(picked), stored=None, pairs=None)
+                if wanted
+                else replace(read, samples=picked, pairs=picked)
+            )
         rows = list(rows)
         samples = [read.samples[row * size + offset] for row in rows for offset in range(size)]
         return replace(read, samples=samples, mismatched=[read.mismatched[row] for row in rows if read.mismatched])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -14,9 +14,21 @@ from rft_trainer.data.store.build import Tokenize
 Kind = Literal["demonstrations", "preferences", "reward_pairs"]
 
 
+_TEXTS: Mapping[str, Callable[[Mapping[str, Any]], StoredText | PairText]] = {
+    "demonstrations": StoredText.of,
+    "preferences": PairText.of,
+    "reward_pairs": PairText.of,
+}
+_TOKENIZERS: Mapping[str, Callable[[Any, HfTokenizer], Tokenize]] = {
+    "demonstrations": Demonstrations,
+    "preferences": PreferenceTokens,
+    "reward_pairs": RewardPairTokens,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class StoredRowsText:
-    """What is tokenised, and the settings that its tokens follow from."""
+    """Kind of the rows, and the settings that their tokens follow from."""
 
     kind: Kind
     text: StoredText | PairText
@@ -24,8 +36,7 @@ class StoredRowsText:
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> StoredRowsText:
         """Return what came as JSON."""
-        kind: Kind = record["kind"]
-        return cls(kind, (StoredText if kind == "demonstrations" else PairText).of(record["text"]))
+        return cls(record["kind"], _TEXTS[record["kind"]](record["text"]))
 
     def as_record(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -33,6 +44,4 @@ class StoredRowsText:
 
     def tokenizer_of_rows(self, tokenizer: HfTokenizer) -> Tokenize:
         """Return what makes samples of rows."""
-        if isinstance(self.text, StoredText):
-            return Demonstrations(self.text, tokenizer)
-        return (PreferenceTokens if self.kind == "preferences" else RewardPairTokens)(self.text, tokenizer)
+        return _TOKENIZERS[self.kind](self.text, tokenizer)

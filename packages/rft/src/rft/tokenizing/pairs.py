@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +57,7 @@ class PairText:
         return PreferenceKeys(**fields)
 
 
-class _Pairs:
+class _Pairs(ABC):
     """Tokeniser of rows of pairs: two samples a pair, chosen before rejected."""
 
     def __init__(self, text: PairText, tokenizer: HfTokenizer) -> None:
@@ -98,16 +99,17 @@ class _Pairs:
         }
         return Tokenized(columns, too_long, counts)
 
+    @abstractmethod
     def _tokens(self, pairs: Sequence[PreferencePair]) -> list[tuple[list[int], list[int], int]]:
         """Return of each pair (tokens with the chosen response, with the rejected one, tokens of the prompt)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _labels(self, pairs: Sequence[PreferencePair]) -> tuple[Any, Any]:
         """Return (numbers [P, K] float64 that the loss reads, hashes [P] uint64 of the prompts)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _weight(self, pair: PreferencePair) -> float:
-        raise NotImplementedError
+        """Return the factor on the loss of a pair, as a sample of it has it."""
 
 
 class PreferenceTokens(_Pairs):
