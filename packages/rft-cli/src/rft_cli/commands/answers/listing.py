@@ -130,7 +130,7 @@ def _answers(file: Path) -> list[Row]:
 
     if not file.is_file():
         raise DataError(
-            code="run.unknown_name",
+            code="answers.no_file",
             what=f"{file} is not there",
             where="command line",
             why="it is a file that rft-train eval or generate wrote with --output, or a run",
