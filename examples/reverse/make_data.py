@@ -36,6 +36,9 @@ def sort_row(rng: random.Random) -> dict[str, str]:
 
 def rows(task: str, seed: int, count: int) -> list[dict[str, str]]:
     """Return `count` rows of which no two have the same prompt."""
+    most = {"reverse": len(LETTERS) ** 4, "sort": len(DIGITS) ** 3}[task]
+    if count > most:
+        raise ValueError(f"count = {count}: there are {most} different prompts of {task}")
     rng, make = random.Random(seed), {"reverse": reverse_row, "sort": sort_row}[task]
     found: dict[str, dict[str, str]] = {}
     while len(found) < count:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rft.config.schema import REQUIRED
 from rft.config.values import allowed, as_text, example, limits
 
 
@@ -95,6 +96,7 @@ def test_what_a_setting_takes() -> None:
         (Setting(float, 0.1, maximum=1.0), ("5 %",), "0.05"),
         (Setting(str, "abc"), ("1",), "abc"),
         (Setting(str, ""), ("1",), "VALUE"),
+        (Setting(str, REQUIRED), (), "PATH"),
         (Setting(float, None, minimum=0.0), ("x",), "none"),
     ],
 )

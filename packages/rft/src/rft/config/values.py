@@ -10,7 +10,7 @@ import math
 import re
 from typing import Annotated, Any, cast
 
-from rft.config.schema import Setting
+from rft.config.schema import REQUIRED, Setting
 
 TRUE = ("true", "1", "yes")
 FALSE = ("false", "0", "no")
@@ -116,6 +116,8 @@ def example(setting: Setting, texts: tuple[str, ...]) -> str:
         if setting.base is int and low is not None and number >= low:
             nearest = max(round(number), math.ceil(low))
             return str(nearest) if nearest or not number else "1" if number > 0 else as_text(setting.default)
+    if setting.default is REQUIRED:
+        return "PATH"
     return as_text(setting.default) if not isinstance(setting.default, str) or setting.default else "VALUE"
 
 
