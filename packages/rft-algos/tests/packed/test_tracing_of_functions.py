@@ -25,7 +25,7 @@ IDS = torch.tensor([0, 0, 0, 1, 1, 1, 2, -1])
 LENGTHS = torch.tensor([3.0, 5.0, 2.0, 4.0, 3.0, 7.0, 1.0, 2.0], dtype=D)
 
 OF_POLICY: dict[str, Callable[[Tensor], Any]] = {
-    **dict.fromkeys(("logprobs_T", "value_T", "chosen_B", "policy_B", "policy_chosen_B"), lambda x: x),
+    **dict.fromkeys(("logprobs_T", "value_T", "chosen_B", "policy_B", "policy_chosen_B", "logits_N"), lambda x: x),
     **dict.fromkeys(
         ("mean_logprobs_B", "mean_logprobs_T", "logprobs_B", "values_T", "log_normaliser_T", "values_T"), lambda x: x
     ),
@@ -45,6 +45,7 @@ GIVEN: dict[str, Any] = {
     "segment_ids_T": IDS,
     "selected_T": torch.tensor([False, True, False, False, True, False, False, False]),
     "desirable_B": MASK,
+    "labels_N": torch.linspace(0, 1, 8, dtype=D),
     "correct_N": torch.tensor([True, False, True]),
     "behaviour_weights_T": LENGTHS / 4,
     "divergences_T": LENGTHS / 10,
