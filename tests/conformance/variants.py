@@ -81,6 +81,9 @@ VARIANTS: dict[tuple[str, str], dict[str, Twin]] = {
         "NaN where masked drops the sequence": changed.dropped_by_nan,
     },
     ("preference", "ipo"): {"log-probs per token": TWINS["preference"]["ipo_per_token"]},
+    ("preference", "bco"): {
+        "without the shift": lambda inputs, params: TWINS["preference"]["bco"](inputs, {**params, "shift": 0.0})
+    },
     ("shaping", "soft_overlong_penalty"): {"grows on beyond the limit": changed.unheld_penalty},
     **{
         ("aggregation", name): {

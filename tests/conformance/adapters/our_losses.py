@@ -11,7 +11,7 @@ from conformance.adapters.base import Case, leaf, numbers, slope
 from conformance.adapters.packed import computes, layout, packed, unpacked, weights
 from rft_algos import surrogates
 from rft_algos.losses import aggregation as reductions
-from rft_algos.losses import kl, off_policy, preference, step_labels, value
+from rft_algos.losses import kl, off_policy, preference, preference_variants, step_labels, value
 
 # surrogates
 
@@ -223,6 +223,21 @@ def pairs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     if name == "bradley_terry" and "margin" in inputs:
         more += [numbers(inputs["margin"], dtype)]
     losses = getattr(preference, name)(*both, *more, **case["params"])
+    slopes = [slope(losses.mean(), side).tolist() for side in both]
+    named = dict(zip(("gradient_chosen", "gradient_rejected"), slopes, strict=True))
+    return {"loss": losses.tolist(), "total": losses.mean()} | named
+
+
+@computes(
+    "preference",
+    *("hinge", "robust_dpo", "exo", "nca", "bco", "sppo", "aot_paired", "aot_unpaired"),
+    *("apo_zero", "apo_down", "discopop"),
+)
+def pairs_of_variants(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    """Losses of pairs with their reference in one record."""
+    both = [leaf(numbers(case["inputs"][key], dtype)) for key in ("chosen", "rejected")]
+    reference = [numbers(case["inputs"][key], dtype) for key in ("reference_chosen", "reference_rejected")]
+    losses = getattr(preference_variants, case["name"])(preference_variants.Pairs(*both, *reference), **case["params"])
     slopes = [slope(losses.mean(), side).tolist() for side in both]
     named = dict(zip(("gradient_chosen", "gradient_rejected"), slopes, strict=True))
     return {"loss": losses.tolist(), "total": losses.mean()} | named

@@ -32,7 +32,7 @@ def dpo(loss_type: str) -> Compute:
 
     def compute(case: Case, dtype: torch.dtype) -> dict[str, Any]:
         inputs, params = case["inputs"], case["params"]
-        if params.get("label_smoothing"):
+        if loss_type == "sigmoid" and params.get("label_smoothing"):
             raise Unfit("the sigmoid loss has no label smoothing; 'robust' is another one")
         both = [leaf(numbers(inputs[key], dtype)) for key in ("chosen", "rejected")]
         lengths = [
@@ -47,6 +47,8 @@ def dpo(loss_type: str) -> Compute:
             loss_types=[loss_type],
             loss_weights=[1.0],
             beta=params["beta"],
+            label_smoothing=params.get("label_smoothing", params.get("label_noise", 0.0)),
+            args=SimpleNamespace(discopop_tau=params.get("temperature", 0.0)),
             use_weighting=False,
         )
         batch = {
@@ -126,6 +128,22 @@ COMPUTE: dict[Key, Compute] = {
     ("preference", "dpo"): dpo("sigmoid"),
     ("preference", "ipo"): dpo("ipo"),
     ("preference", "ipo_per_token"): dpo("ipo"),
+    **{
+        ("preference", name): dpo(loss_type)
+        for name, loss_type in (
+            ("hinge", "hinge"),
+            ("robust_dpo", "robust"),
+            ("exo", "exo_pair"),
+            ("nca", "nca_pair"),
+            ("bco", "bco_pair"),
+            ("sppo", "sppo_hard"),
+            ("aot_paired", "aot"),
+            ("aot_unpaired", "aot_unpaired"),
+            ("apo_zero", "apo_zero"),
+            ("apo_down", "apo_down"),
+            ("discopop", "discopop"),
+        )
+    },
     ("preference", "simpo"): simpo,
     ("preference", "kto"): kto,
 }

@@ -32,7 +32,9 @@ REFUSED: dict[Key, str] = {
         ("preference", name): NO_PREFERENCES
         for name in (
             *("bradley_terry", "hps", "log_exp", "dpo", "ipo", "ipo_per_token"),
-            *("orpo", "simpo", "kto", "kto_reference_point"),
+            *("orpo", "simpo", "kto", "kto_reference_point", "rao_kupper_tie", "step_cross_entropy"),
+            *("hinge", "robust_dpo", "exo", "nca", "bco", "sppo", "aot_paired", "aot_unpaired"),
+            *("apo_zero", "apo_down", "discopop"),
         )
     },
 }

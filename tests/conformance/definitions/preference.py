@@ -19,6 +19,17 @@ SOURCES = {
     "simpo": Source("2405.14734", "equation 6"),
     "kto_reference_point": Source("2402.01306", "section 4.1"),
     "kto": Source("2402.01306", "equation 8"),
+    "hinge": Source("2305.10425", "with the log-ratios of 2309.06657"),
+    "robust_dpo": Source("2403.00409", "the loss without bias"),
+    "exo": Source("2402.00856", "equation 16"),
+    "nca": Source("2402.05369", "pairs"),
+    "bco": Source("2404.04656", "with the running mean of rewards as the shift"),
+    "sppo": Source("2405.00675", "equation 4.7, hard labels"),
+    "aot_paired": Source("2406.05882", "paired"),
+    "aot_unpaired": Source("2406.05882", "unpaired"),
+    "apo_zero": Source("2408.06266", "equation 7"),
+    "apo_down": Source("2408.06266", "equation 8"),
+    "discopop": Source("2406.08414", "equation 5"),
 }
 SCORES = {"chosen": [1.5, -0.25, 0.75, 3.0], "rejected": [0.5, 0.75, 0.75, -4.0]}
 FAR = {"chosen": [40.0, -50.0], "rejected": [-30.0, 60.0]}
@@ -32,6 +43,8 @@ LABELLED = {
 }
 MISMATCHED = {"mismatched": [-20.0, -11.5, -8.0], "reference_mismatched": [-21.0, -11.75, -8.5]}
 BELOW = {"mismatched": [-20.0, -11.5], "reference_mismatched": [-19.0, -11.25]}
+APART = {"reference_chosen": [-13.0, -7.0, -28.5], "reference_rejected": [-13.25, -7.5, -18.25]}
+"""Log-ratios without two that are equal, whose order would decide the gradient."""
 KTO = {"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0}
 
 
@@ -85,4 +98,28 @@ CASES = (
         {**LABELLED, **BELOW},
         {"beta": 0.5, "desirable_weight": 1.5, "undesirable_weight": 0.5},
     ),
+    of("hinge", "plain", "inside and beyond the margin", {**LOGPROBS, **REFERENCE}, {"beta": 2.0}),
+    of(
+        "robust_dpo", "plain", "one label in ten is wrong", {**LOGPROBS, **REFERENCE}, {"beta": 0.5, "label_noise": 0.1}
+    ),
+    of(
+        "exo", "plain", "a label that is nearly sure", {**LOGPROBS, **REFERENCE}, {"beta": 0.5, "label_smoothing": 1e-3}
+    ),
+    of("nca", "plain", "rewards by themselves", {**LOGPROBS, **REFERENCE}, {"beta": 0.5}),
+    of("bco", "no shift", "before there is a mean", {**LOGPROBS, **REFERENCE}, {"beta": 0.5, "shift": 0.0}),
+    of("bco", "shift", "rewards are compared with their mean", {**LOGPROBS, **REFERENCE}, {"beta": 0.5, "shift": 0.25}),
+    of(
+        "sppo",
+        "plain",
+        "towards 1 / (2 beta) and away from it",
+        {**LOGPROBS, **REFERENCE},
+        {"beta": 0.5},
+        hand={"loss": ["5/16", "89/16", "101/16"]},
+        arithmetic="(1/2 - 1)^2 + (-3/4 + 1)^2; (-1/4 - 1)^2 + (1 + 1)^2; (-3/2 - 1)^2 + (-3/4 + 1)^2",
+    ),
+    of("aot_paired", "plain", "margins, sorted", {**LOGPROBS, **APART}, {"beta": 0.5, "label_smoothing": 0.1}),
+    of("aot_unpaired", "plain", "rewards, sorted", {**LOGPROBS, **APART}, {"beta": 0.5, "label_smoothing": 0.1}),
+    of("apo_zero", "plain", "chosen up, rejected down", {**LOGPROBS, **REFERENCE}, {"beta": 0.5}),
+    of("apo_down", "plain", "both down, rejected further", {**LOGPROBS, **REFERENCE}, {"beta": 0.5}),
+    of("discopop", "plain", "a blend of both losses", {**LOGPROBS, **REFERENCE}, {"beta": 0.05, "temperature": 0.05}),
 )

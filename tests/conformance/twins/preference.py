@@ -143,8 +143,99 @@ def step_cross_entropy(inputs: Inputs, params: Inputs) -> dict[str, Any]:
     return {"loss": found, "total": mean(found), "gradient": slopes}
 
 
+def ratios(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> tuple[Decimal, Decimal]:
+    """beta x of both, x = log pi - log ref."""
+    return x["beta"] * (c - x["reference_chosen"]), x["beta"] * (r - x["reference_rejected"])
+
+
+def hinge(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """max(0, 1 - beta d)."""
+    return max(ZERO, 1 - x["beta"] * difference(c, r, x))
+
+
+def robust_dpo(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """((1 - e) softplus(-beta d) - e softplus(beta d)) / (1 - 2 e)."""
+    margin, noise = x["beta"] * difference(c, r, x), x["label_noise"]
+    return ((1 - noise) * softplus(-margin) - noise * softplus(margin)) / (1 - 2 * noise)
+
+
+def exo(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """KL of (s, 1 - s) from (1 - e, e), s = sigmoid(beta d)."""
+    right, label = sigmoid(x["beta"] * difference(c, r, x)), x["label_smoothing"]
+    return right * (right / (1 - label)).ln() + (1 - right) * ((1 - right) / label).ln()
+
+
+def nca(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """-log sigmoid(g) - (log sigmoid(-g) + log sigmoid(-b)) / 2, g and b the rewards."""
+    good, bad = ratios(c, r, x)
+    return softplus(-good) + (softplus(good) + softplus(bad)) / 2
+
+
+def bco(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """-log sigmoid(g - shift) - log sigmoid(shift - b)."""
+    good, bad = ratios(c, r, x)
+    return softplus(x["shift"] - good) + softplus(bad - x["shift"])
+
+
+def sppo(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """(x_c - 1 / (2 beta))^2 + (x_r + 1 / (2 beta))^2."""
+    half = 1 / (2 * x["beta"])
+    return (c - x["reference_chosen"] - half) ** 2 + (r - x["reference_rejected"] + half) ** 2
+
+
+def apo_zero(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """1 - sigmoid(g) + sigmoid(b)."""
+    good, bad = ratios(c, r, x)
+    return 1 - sigmoid(good) + sigmoid(bad)
+
+
+def apo_down(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """sigmoid(g) + 1 - sigmoid(g - b)."""
+    good, bad = ratios(c, r, x)
+    return sigmoid(good) + 1 - sigmoid(good - bad)
+
+
+def discopop(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """(1 - m) softplus(-z) + m e^-z, z = beta d, m = sigmoid(z / temperature)."""
+    margin = x["beta"] * difference(c, r, x)
+    share = sigmoid(margin / x["temperature"])
+    return (1 - share) * softplus(-margin) + share * (-margin).exp()
+
+
+def sorted_apart(is_paired: bool) -> Any:
+    """Alignment by optimal transport: the logistic loss of the k-th smallest of one list less that of the other."""
+
+    def twin(inputs: Inputs, params: Inputs) -> dict[str, Any]:
+        reference = [*row(inputs["reference_chosen"]), *row(inputs["reference_rejected"])]
+        beta, label, count = dec(params["beta"]), dec(params["label_smoothing"]), len(inputs["chosen"])
+
+        def losses(both: list[Decimal]) -> list[Decimal]:
+            if is_paired:
+                upper = [both[i] - both[count + i] for i in range(count)]
+                lower = [reference[i] - reference[count + i] for i in range(count)]
+            else:
+                upper = [both[i] - reference[i] for i in range(count)]
+                lower = [both[i] - reference[i] for i in range(count, 2 * count)]
+            apart = [beta * (u - v) for u, v in zip(sorted(upper), sorted(lower), strict=True)]
+            return [(1 - label) * softplus(-one) + label * softplus(one) for one in apart]
+
+        both = [*row(inputs["chosen"]), *row(inputs["rejected"])]
+        slopes = gradient(lambda values: mean(losses(values)), both)
+        return {
+            "loss": losses(both),
+            "total": mean(losses(both)),
+            "gradient_chosen": slopes[:count],
+            "gradient_rejected": slopes[count:],
+        }
+
+    return twin
+
+
 PAIRS: dict[str, Pair] = {
     loss.__name__: loss for loss in (bradley_terry, hps, log_exp, rao_kupper_tie, dpo, ipo, ipo_per_token, orpo, simpo)
 }
 TWINS = {name: of_pairs(loss) for name, loss in PAIRS.items()}
+VARIANTS = (hinge, robust_dpo, exo, nca, bco, sppo, apo_zero, apo_down, discopop)
+TWINS |= {loss.__name__: of_pairs(loss) for loss in VARIANTS}
+TWINS |= {"aot_paired": sorted_apart(True), "aot_unpaired": sorted_apart(False)}
 TWINS |= {"kto_reference_point": kto_reference_point, "kto": kto, "step_cross_entropy": step_cross_entropy}
