@@ -11,6 +11,7 @@ import pytest
 from rft.build.reward_parts import columns_of, has_images, require_image_rewards, unit_test_notes
 from rft.settings import RlSettings
 from rft_core.errors import DataError, OptionsError
+from rft_models.reward_model.spec import RECORD, RewardSpec, StepSpec
 from rft_models.settings import ModelSettings
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.settings.images import ControlledImageSettings
@@ -60,6 +61,15 @@ def test_a_model_of_text_alone_is_refused_by_its_flag(places: Path) -> None:
         problem = caught.value.problem
         assert (problem.code, problem.where) == ("reward.no_images", flag)
         assert str(text) in problem.what
+
+
+def test_a_model_of_steps_is_refused_though_its_decoder_sees(places: Path) -> None:
+    record = RewardSpec(steps=StepSpec()).as_record()
+    config = {"model_type": "qwen2_vl", RECORD: record}
+    (places / "seeing" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(OptionsError, match="a reward model of steps") as caught:
+        require_image_rewards(replace(SEEING, reward_models=models(places / "seeing")))
+    assert caught.value.problem.code == "reward.no_images"
 
 
 def test_a_directory_that_is_not_there_is_an_error(places: Path) -> None:

@@ -10,6 +10,7 @@ from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import DataError, OptionsError
 from rft_models.families.vision import is_vision
 from rft_models.files.directories import existing_directory, read_json
+from rft_models.reward_model.spec import stored_spec
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.rewards.servers.http_client import Endpoint
 from rft_trainer.rewards.servers.server_wait import ServerWait, WaitRules
@@ -75,16 +76,18 @@ def require_image_rewards(settings: RlSettings | EvalSettings) -> None:
     ]
     for kind, flag, directory in directories:
         file = existing_directory(directory) / "config.json"
-        model_type = str(read_json(file).get("model_type", "")) if file.is_file() else ""
+        config = read_json(file) if file.is_file() else {}
+        model_type, spec = str(config.get("model_type", "")), stored_spec(config, file.parent)
         if model_type and not is_vision(model_type):
-            raise _blind(kind, flag, directory, model_type, settings.images.images_key)
+            raise _blind(kind, flag, directory, f"model_type {model_type}", settings.images.images_key)
+        if spec is not None and spec.steps is not None:  # steps are scored as text
+            raise _blind(kind, flag, directory, "a reward model of steps", settings.images.images_key)
 
 
-def _blind(kind: RewardKind, flag: str, directory: str, model_type: str, images_key: str) -> OptionsError:
+def _blind(kind: RewardKind, flag: str, directory: str, is_what: str, images_key: str) -> OptionsError:
     return OptionsError(
         code="reward.no_images",
-        what=f"{flag} = {directory} (model_type {model_type}) takes no images here, and prompts hold those of "
-        f"{images_key}",
+        what=f"{flag} = {directory} ({is_what}) takes no images here, and prompts hold those of {images_key}",
         where=f"--{flag}",
         why="it would score answers about images that it is not given",
         do=f"--{flag} DIR of {kind.images_from}, or --reward file.py:function, which may ask for images",
