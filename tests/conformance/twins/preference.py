@@ -76,6 +76,19 @@ def simpo(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
     return softplus(-(x["beta"] * (c / x["chosen_lengths"] - r / x["rejected_lengths"]) - x["gamma"]))
 
 
+def with_gradients(losses: Callable[[list[Decimal]], list[Decimal]], inputs: Inputs) -> dict[str, Any]:
+    """Losses of chosen and rejected responses, their mean, and the gradient of the mean."""
+    count, both = len(inputs["chosen"]), [*row(inputs["chosen"]), *row(inputs["rejected"])]
+    slopes = gradient(lambda values: mean(losses(values)), both)
+    found = losses(both)
+    return {
+        "loss": found,
+        "total": mean(found),
+        "gradient_chosen": slopes[:count],
+        "gradient_rejected": slopes[count:],
+    }
+
+
 def of_pairs(loss: Pair) -> Any:
     """The twin of a loss of pairs: losses, their mean, and the gradient of the mean."""
 
@@ -90,14 +103,7 @@ def of_pairs(loss: Pair) -> Any:
                 for i in range(count)
             ]
 
-        both = [*row(inputs["chosen"]), *row(inputs["rejected"])]
-        slopes = gradient(lambda values: mean(losses(values)), both)
-        return {
-            "loss": losses(both),
-            "total": mean(losses(both)),
-            "gradient_chosen": slopes[:count],
-            "gradient_rejected": slopes[count:],
-        }
+        return with_gradients(losses, inputs)
 
     return twin
 
@@ -219,14 +225,7 @@ def sorted_apart(is_paired: bool) -> Any:
             apart = [beta * (u - v) for u, v in zip(sorted(upper), sorted(lower), strict=True)]
             return [(1 - label) * softplus(-one) + label * softplus(one) for one in apart]
 
-        both = [*row(inputs["chosen"]), *row(inputs["rejected"])]
-        slopes = gradient(lambda values: mean(losses(values)), both)
-        return {
-            "loss": losses(both),
-            "total": mean(losses(both)),
-            "gradient_chosen": slopes[:count],
-            "gradient_rejected": slopes[count:],
-        }
+        return with_gradients(losses, inputs)
 
     return twin
 
