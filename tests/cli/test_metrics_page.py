@@ -49,7 +49,7 @@ def emitted(
     words.append(("rl", f"--eval_n 2 --eval_temperature 1 {sets}"))
     words += [("rm", "--enable_ema --tie_margin 0.5"), ("rm", "--heads_types right,better")]
     steps = bench.root / "steps.jsonl"
-    labelled = [{"prompt": f"{n}+1", "completions": ["1+1", "2+2"], "labels": [n % 2, 0]} for n in range(8)]
+    labelled = [{"prompt": f"{n}+1", "completions": ["1+1", "2+2"], "labels": [1, n % 2]} for n in range(8)]
     steps.write_text("".join(json.dumps(row) + "\n" for row in labelled))
     of_steps = f"--loss_type steps --step_separator = --prompt_data {steps} --eval_data {steps}"
     words.append(("rm", f"{of_steps} --input_key prompt --chosen_key chosen --rejected_key rejected"))

@@ -1,4 +1,4 @@
-"""The example of a judge: its rows are sound, and its commands lead from nothing to a policy that it rewards."""
+"""The example of a judge: its rows are sound, and its commands, as the page shows them, teach it from nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_verdict_says_whether_the_answer_is_right_and_half_of_them_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_rows(tmp_path, monkeypatch)
-    parts = [rows(f"judge_{name}") for name in ("demos", "train", "test")]
+    parts = [rows(name) for name in ("demos", "train", "test")]
     asked = [tuple(digits(row["prompt"])) for part in parts for row in part]
     assert len(set(asked)) == len(asked) == 720
     for part in parts:
@@ -50,17 +50,10 @@ def test_a_verdict_says_whether_the_answer_is_right_and_half_of_them_are(
             assert row["label"] == str(int(answer == largest))
             assert row["answer"] == f"<think>{largest}</think><answer>{row['label']}</answer>"
         assert 0.4 < sum(row["label"] == "1" for row in part) / len(part) < 0.6
-    template = Path("data/judge/question.txt").read_text()
-    assert template.format(prompt="largest of 4 9 2: ", response="9") == "largest of 4 9 2: 9 right?"
-    right = sum(int(row["answer"]) == max(digits(row["prompt"])) for row in rows("demos"))
-    assert 0.2 < right / 120 < 0.5, "the demonstrations show the form alone"
-    assert all(int(row["answer"]) == max(digits(row["prompt"])) for row in rows("train") + rows("test"))
 
 
 @pytest.mark.night
-def test_the_commands_of_the_page_teach_a_judge_and_then_a_policy_that_it_rewards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_of_the_page_teach_the_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_rows(tmp_path, monkeypatch)
     for words in COMMANDS[1:]:
         assert main(words) == 0
@@ -68,6 +61,4 @@ def test_the_commands_of_the_page_teach_a_judge_and_then_a_policy_that_it_reward
     before, after = judge.accuracy("before"), judge.accuracy("after")
     assert before is not None
     assert after is not None
-    assert after > before
-    shares = read_run(tmp_path / "runs" / "rl").series("reward/judge")
-    assert shares[-1] > shares[0] + 0.2
+    assert after >= before + 0.1
