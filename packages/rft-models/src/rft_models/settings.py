@@ -71,6 +71,22 @@ class ModelSettings(TrainedWeightsSettings):
     """Rows (tokens) of the head computed at once by `fused_linear_logprob`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PretrainModelSettings(ModelSettings):
+    """The model that a pre-training run begins with: a new one, or one that exists."""
+
+    pretrain: str = ""
+    """Model whose training goes on with texts: a Hugging Face directory on this machine, or ORG/NAME[@REVISION] of the
+    Hub; empty = a new decoder."""
+
+    tokenizer: str = "bpe"
+    """Tokenizer of a new decoder: a Hugging Face directory or a name of the Hub; or one that is trained on the training
+    text: char (a token a character of the text), byte (a token a byte) or bpe (merges of bytes)."""
+
+    tokenizer_size: int = field(default=4096, metadata={"minimum": 258})
+    """Tokens of a vocabulary that is trained (with `tokenizer` bpe): 256 bytes, two special tokens, and merges."""
+
+
 PoolingMethod = Literal["last", "attn"]
 StepReduction = Literal["min", "product", "mean", "last"]
 

@@ -29,9 +29,11 @@ from rft_engine.settings import (
 from rft_models.settings import (
     AdapterSettings,
     BuildSettings,
+    DecoderSettings,
     Device,
     LoraSettings,
     ModelSettings,
+    PretrainModelSettings,
     RewardHeadSettings,
     TrainedWeightsSettings,
     WeightsSettings,
@@ -55,7 +57,7 @@ from rft_trainer.settings.preference_training import (
     PreferenceLossSettings,
     PreferenceTrainingSettings,
 )
-from rft_trainer.settings.pretraining import PretrainingSettings
+from rft_trainer.settings.pretraining import PretrainDataSettings, PretrainingSettings, PretrainTrainingSettings
 from rft_trainer.settings.reward_model import (
     AgreementSettings,
     PairDataSettings,
@@ -109,6 +111,24 @@ class SftSettings:
     data: SftDataSettings = field(default_factory=SftDataSettings)
     images: ControlledImageSettings = field(default_factory=ControlledImageSettings)
     training: SftTrainingSettings = field(default_factory=SftTrainingSettings)
+    optimizer: AdamSettings = field(default_factory=AdamSettings)
+    strategy: StrategySettings = field(default_factory=StrategySettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
+    watch: WatchSettings = field(default_factory=WatchSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainSettings:
+    """Train a language model on texts, from nothing or from a model that exists."""
+
+    model: PretrainModelSettings = field(default_factory=PretrainModelSettings)
+    decoder: DecoderSettings = field(default_factory=DecoderSettings)
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
+    data: PretrainDataSettings = field(default_factory=PretrainDataSettings)
+    training: PretrainTrainingSettings = field(default_factory=PretrainTrainingSettings)
     optimizer: AdamSettings = field(default_factory=AdamSettings)
     strategy: StrategySettings = field(default_factory=StrategySettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)

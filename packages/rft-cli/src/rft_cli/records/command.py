@@ -56,6 +56,8 @@ class Training:
     """The metric that is its column in the table of runs."""
     held_out: Measure
     """The number of its evaluations."""
+    prepare: str = ""
+    """`(resolved) -> resolved`: make what the settings describe and do not name, such as a new model, and name it."""
     line: tuple[Measure, ...] = ()
     """What the line of a step and the live panel show beside `measure`, where the step has it."""
     curves: str

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rft_trainer.settings.sft import SequenceTrainingSettings
+
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingSettings:
@@ -31,3 +33,32 @@ class PretrainingSettings:
 
     ptx_coef: float = field(default=0.05, metadata={"minimum": 0.0})
     """Weight of their mean loss a token, in nats, beside the loss of the rewards (with `pretrain_data`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainTrainingSettings(SequenceTrainingSettings):
+    """Length of a run on texts, its batches and its loss."""
+
+    learning_rate: float = field(default=1e-3, metadata={"above": 0.0})
+    """Peak learning rate."""
+
+    max_epochs: int = field(default=1, metadata={"minimum": 1})
+    """Passes over the training text."""
+
+    train_tokens: int = field(default=0, metadata={"minimum": 0})
+    """Tokens after which the run ends, rounded up to whole steps; 0 = it ends with the epochs or `max_steps`."""
+
+    train_batch_size: int = field(default=32, metadata={"minimum": 1})
+    """Windows in one optimizer step, over all ranks."""
+
+    train_batch_tokens: int = field(default=0, metadata={"minimum": 0})
+    """Tokens in one optimizer step, over all ranks, rounded up to whole windows; 0 = `train_batch_size` says it."""
+
+    micro_train_batch_size: int = field(default=8, metadata={"minimum": 1})
+    """Windows in one forward and backward pass of a rank."""
+
+    max_len: int | None = field(default=None, metadata={"minimum": 2})
+    """Tokens of a window; none = what the model can take."""
+
+    z_loss_coef: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Weight of (log Z)^2 of each learned token in the loss, Z the sum of exp(logit); PaLM has 1e-4."""

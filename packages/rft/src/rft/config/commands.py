@@ -53,6 +53,12 @@ SFT = CommandSettings(
     rules="rft.config.rules.sft:problems",
     notes="rft.config.rules.sft:idle_settings",
 )
+PRETRAIN = CommandSettings(
+    name="pretrain",
+    settings="rft.settings:PretrainSettings",
+    rules="rft.config.rules.pretrain:problems",
+    notes="rft.config.rules.pretrain:idle_settings",
+)
 DPO = CommandSettings(
     name="dpo",
     settings="rft.settings:DpoSettings",
@@ -83,7 +89,7 @@ CONFORMANCE = CommandSettings(
     rules="rft.config.rules.compared_engines:problems",
 )
 BUILD = CommandSettings(name="build", settings="rft.settings:BuildModelSettings")
-OWN = (SFT, DPO, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD)
+OWN = (SFT, PRETRAIN, DPO, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD)
 
 _PROGRAMS: list[Callable[[], Mapping[str, ConfiguredCommand]]] = []
 

@@ -43,6 +43,7 @@ from rft_core.keyed_random import derive_key
 from rft_models.layers.embedding_noise import EmbeddingNoise
 from rft_models.loading.context_length import model_facts
 from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.settings import ModelSettings
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.rendering import RenderedPrompt
@@ -203,9 +204,11 @@ def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, 
     rows = RowOrder(data.mixture, data.data_hash, len(data.samples), data.num_steps)
     state = policy_state(settings, started, tokenizer, rows)
     parallel = state.parallel
+    terms = Sft(label_smoothing=chosen.label_smoothing, z_loss_coef=chosen.z_loss_coef)
+    loss = supervised_loss_of(settings.model, parallel, machine, terms=terms)
     noisy = with_noise(parallel.model, state.learning_rates(), alpha=chosen.neftune_noise_alpha, seed=settings.run.seed)
     return SftLoop(
-        **state.loop_parts(_loss(settings, parallel, machine), counting(parallel.model, noisy)),
+        **state.loop_parts(loss, counting(parallel.model, noisy)),
         samples=data.samples,
         held_out=data.held_out,
         policy=parallel.model,
@@ -236,16 +239,16 @@ def with_noise(
     return rate
 
 
-def _loss(settings: SftSettings, parallel: ParallelModel[CausalPolicy], machine: Machine) -> MicroBatchLoss:
+def supervised_loss_of(
+    model: ModelSettings, parallel: ParallelModel[CausalPolicy], machine: Machine, *, terms: Sft
+) -> MicroBatchLoss:
     """Make the loss of a micro-batch: the fused or split likelihood, or the one with terms over the vocabulary."""
-    chosen = settings.training
-    if chosen.label_smoothing or chosen.z_loss_coef:
-        record = Sft(label_smoothing=chosen.label_smoothing, z_loss_coef=chosen.z_loss_coef)
-        return SupervisedLoss(parallel.model, record)
+    if terms.label_smoothing or terms.z_loss_coef:
+        return SupervisedLoss(parallel.model, terms)
     return PolicyLoss(
         parallel.model,
         TokenLikelihood(),
-        balanced=balanced_forward(settings.model, parallel.model, machine),
+        balanced=balanced_forward(model, parallel.model, machine),
         fused=fused_policy(parallel),
     )
 
