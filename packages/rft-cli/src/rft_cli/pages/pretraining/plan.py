@@ -54,7 +54,7 @@ def _decoder_line(settings: PretrainSettings) -> str:
     directory = settings.model.pretrain
     sizes, _ = model_sizes(directory)
     start = "random weights" if _is_new(settings) else "its weights"
-    return f"{sizes.num_parameters:,} parameters, {start}, in {directory}"
+    return f"{sizes.parameters:,} parameters, {start}, in {directory}"
 
 
 def _is_new(settings: PretrainSettings) -> bool:
