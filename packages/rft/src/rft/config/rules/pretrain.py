@@ -79,6 +79,10 @@ def idle_settings(given: SourcedValues, defaults: Values) -> list[str]:
             f"is {values['tokenizer']}"
         )
     interval = origins["eval_steps"]
-    if interval.kind != "default" and values["eval_steps"] > 0 and not (values["eval_data"] or values["held_out_share"]):
+    if (
+        interval.kind != "default"
+        and values["eval_steps"] > 0
+        and not (values["eval_data"] or values["held_out_share"])
+    ):
         found.append(f"eval_steps = {values['eval_steps']} ({interval}) has no effect: nothing is held out")
     return found

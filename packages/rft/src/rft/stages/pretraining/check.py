@@ -43,4 +43,6 @@ def check_pretrain(settings: PretrainSettings, world_size: int) -> PretrainCheck
         OptionsError, DataError: as the start would.
     """
     tokenizer = load_tokenizer(settings.model.pretrain)
-    return PretrainCheck(tokenizer, pretrain_data(settings, tokenizer, model_facts(settings.model.pretrain).max_positions))
+    return PretrainCheck(
+        tokenizer, pretrain_data(settings, tokenizer, model_facts(settings.model.pretrain).max_positions)
+    )

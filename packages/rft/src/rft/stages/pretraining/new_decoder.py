@@ -45,7 +45,9 @@ def new_decoder(settings: PretrainSettings) -> Path:
     content = {
         "format": _FORMAT,
         "decoder": asdict(settings.decoder),
-        "tokenizer": [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in sorted(tokenizer.iterdir())],
+        "tokenizer": [
+            (file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in sorted(tokenizer.iterdir())
+        ],
         "seed": seed,
     }
     return written_once(

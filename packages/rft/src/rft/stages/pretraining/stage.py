@@ -73,7 +73,7 @@ def build_pretrain(
     loss = supervised_loss_of(settings.model, parallel, machine, terms=Sft(z_loss_coef=chosen.z_loss_coef))
     parts = state.loop_parts(loss, counting(parallel.model, state.learning_rates()))
     # the length in tokens, and a batch of tokens, are known now that the text is counted
-    parts |= {"max_steps": data.num_steps, "train_batch_size": data.train_batch_size}
+    parts["max_steps"], parts["train_batch_size"] = data.num_steps, data.train_batch_size
     held_out = rows.held_out
     return PretrainLoop(
         **parts,
