@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +57,13 @@ class HfTokenizer:
         if self.hf_tokenizer.pad_token_id is not None:
             return int(self.hf_tokenizer.pad_token_id)
         return self.eos_ids[0] if self.eos_ids else 0
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that the tokens of a text or a chat follow from."""
+        hf = self.hf_tokenizer
+        record = [hf.backend_tokenizer.to_str(), hf.chat_template, list(self.eos_ids)]
+        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
     @property
     def has_chat_template(self) -> bool:

@@ -36,6 +36,56 @@ class PretrainingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PretrainDataSettings:
+    """The texts that a model is trained on from nothing, and those held out."""
+
+    prompt_data: str = ""
+    """Texts to train on: .txt files, or files of rows with `text_key`; a file, a pattern, a directory, or
+    ORG/NAME[:CONFIG[:SPLIT]][@REVISION] of the Hugging Face Hub; several joined by commas."""
+
+    prompt_data_probs: str = ""
+    """Shares of the several `prompt_data`, joined by commas; empty = by their sizes."""
+
+    prompt_split: str = "train"
+    """Split of `prompt_data` to use, where it has splits."""
+
+    text_key: str = "text"
+    """Column that holds the text of a document, in files of rows."""
+
+    text_separator: str = ""
+    """Characters that end a document in a .txt file, as \\n---\\n or <|endoftext|>; empty = a file is one document."""
+
+    mask_documents: bool = True
+    """Let a token see none of the documents before its own, which have only their place in the stream of tokens in
+    common with it."""
+
+    max_samples: int = field(default=0, metadata={"minimum": 0})
+    """Number of training windows to use; 0 = all."""
+
+    eval_data: str = ""
+    """Held-out texts, named as `prompt_data` are; empty = those of `held_out_share`."""
+
+    eval_split: str = "test"
+    """Split of `eval_data` to use, where it has splits."""
+
+    held_out_share: float = field(default=0.0, metadata={"minimum": 0.0, "below": 1.0})
+    """Share of the training texts, at their end, that is kept out of training and gives the held-out loss: characters
+    of .txt files, rows of others; 0 = none."""
+
+    max_eval_samples: int = field(default=0, metadata={"minimum": 0})
+    """Number of held-out windows to use, of each set; 0 = all."""
+
+    data_store_path: str = ""
+    """Directory of the tokens on disk, which later runs on the same texts take again; empty = ~/.cache/rft/data."""
+
+    data_store_workers: int = field(default=0, metadata={"minimum": 0})
+    """Processes that tokenise texts; 0 = one a core, where there is enough text for more than one. Their number changes
+    no byte of the tokens."""
+
+    dataloader_pin_memory: bool = False
+    """Put prepared batches into page-locked memory (faster copies to a GPU)."""
+
+
 class PretrainTrainingSettings(SequenceTrainingSettings):
     """Length of a run on texts, its batches and its loss."""
 

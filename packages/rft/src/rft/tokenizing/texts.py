@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,9 +14,7 @@ from rft_trainer.data.rendering import PromptRenderer
 
 def tokenizer_digest(tokenizer: HfTokenizer) -> str:
     """Return the SHA-256 of all that the tokens of a text or a chat follow from."""
-    hf = tokenizer.hf_tokenizer
-    record = [hf.backend_tokenizer.to_str(), hf.chat_template, list(tokenizer.eos_ids)]
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    return tokenizer.digest
 
 
 def prompt_tokens(renderer: PromptRenderer, tokenizer: HfTokenizer, prompts: Sequence[PromptRow]) -> list[list[int]]:

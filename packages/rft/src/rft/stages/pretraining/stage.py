@@ -17,10 +17,11 @@ from rft.stages.pretraining.new_decoder import with_decoder
 from rft.stages.sft import supervised_loss_of
 from rft.stages.supervised.parts import RowOrder, policy_state
 from rft.stages.supervised.row_training import ReadRun, train_on_rows
+from rft.tokenizing.pretraining_windows import pretraining_windows
 from rft_algos.algorithms.published import Sft
 from rft_models.loading.context_length import model_facts
 from rft_models.tokenization.tokenizer import HfTokenizer, load_tokenizer
-from rft_trainer.data.token_shards.open import PretrainRows, open_windows
+from rft_trainer.data.token_shards.open import PretrainRows
 from rft_trainer.loops.pretraining import HeldOutText, PretrainLoop
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.settings.pretraining import PretrainTrainingSettings
@@ -42,7 +43,7 @@ def pretrain_data(settings: PretrainSettings, tokenizer: HfTokenizer, max_positi
     """Tokenize what is not yet on disk, and count; needs a tokenizer and no weights."""
     chosen = settings.training
     window = window_of(chosen, max_positions)
-    rows = open_windows(settings.data, tokenizer, window=window, seed=settings.run.seed)
+    rows = pretraining_windows(settings.data, tokenizer, window=window, seed=settings.run.seed)
     batch = windows_a_step(chosen, window)
     num_steps = -(-len(rows.training) // batch) * chosen.max_epochs
     num_steps = min(num_steps, chosen.max_steps) if chosen.max_steps else num_steps
