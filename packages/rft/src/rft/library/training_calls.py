@@ -153,13 +153,11 @@ def sft(
     return _trained(prepared, [*givens(SFT.name, settings), *own], config, callbacks, panel)
 
 
-@training_arguments
 def pretrain(
     data: Rows,
     *,
     model: Model = "",
     eval_data: Rows | None = None,
-    tokenizer: object | None = None,
     config: Config = (),
     callbacks: Sequence[Callback] = (),
     panel: bool | None = None,
@@ -171,8 +169,6 @@ def pretrain(
         data: texts: a path, a name on the Hub, or rows with a column `text`.
         model: whose training goes on; "" is a new decoder of the sizes in `settings`.
         eval_data: held-out texts.
-        tokenizer: of a model of transformers that was loaded from no directory; for a new decoder its directory, or
-            "char", "byte" or "bpe", which are trained on the texts.
         config: as for `rl`.
         callbacks: as for `rl`.
         panel: as for `rl`.
@@ -183,9 +179,7 @@ def pretrain(
     """
     own = [GivenSetting("prompt_data", "prompt_data", (rows_file(data, "data"),), KEYWORD)]
     if model:
-        own.append(GivenSetting("pretrain", "pretrain", (model_place(model, tokenizer),), KEYWORD))
-    elif tokenizer is not None:
-        own.append(GivenSetting("tokenizer", "tokenizer", (str(tokenizer),), KEYWORD))
+        own.append(GivenSetting("pretrain", "pretrain", (model_place(model, None),), KEYWORD))
     if eval_data is not None:
         own.append(GivenSetting("eval_data", "eval_data", (rows_file(eval_data, "eval_data"),), KEYWORD))
     prepared = resolved(PRETRAIN.name, settings, config, own)
