@@ -86,6 +86,7 @@ class PretrainDataSettings:
     """Put prepared batches into page-locked memory (faster copies to a GPU)."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class PretrainTrainingSettings(SequenceTrainingSettings):
     """Length of a run on texts, its batches and its loss."""
 
