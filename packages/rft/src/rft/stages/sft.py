@@ -203,6 +203,7 @@ def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, 
     rows = RowOrder(data.mixture, data.data_hash, len(data.samples), data.num_steps)
     state = policy_state(settings, started, tokenizer, rows)
     parallel = state.parallel
+    parallel.model.key_dropout(settings.run.seed)
     noisy = with_noise(parallel.model, state.learning_rates(), alpha=chosen.neftune_noise_alpha, seed=settings.run.seed)
     return SftLoop(
         **state.loop_parts(_loss(settings, parallel, machine), counting(parallel.model, noisy)),
