@@ -93,6 +93,7 @@ def test_a_critic_has_adapters_of_its_own(done: list[Any]) -> None:
 
 def test_the_rate_of_a_step_begins_its_masks() -> None:
     begun: list[int] = []
+
     def schedule(update: int) -> float:
         return 0.5 * update
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from rft_core.errors import OptionsError
 from rft_models.attention.varlen import VarlenKernel
 from rft_models.backbone.backbone import Backbone
 from rft_models.backbone.causality_check import check_states
 from rft_models.backbone.image_check import check_image_states
-from rft_core.errors import OptionsError
 from rft_models.files.directories import no_progress_bars
 from rft_models.files.processor_files import keep_processor_files
 from rft_models.layers.keyed_dropout import RowKeys

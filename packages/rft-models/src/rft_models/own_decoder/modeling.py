@@ -10,7 +10,7 @@ which a fused attention does not form). In transformers' own training the masks 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
@@ -72,7 +72,7 @@ class RftDecoderModel(Qwen3Model):
     """The decoder without its head."""
 
     config_class = RftDecoderConfig
-    _no_split_modules = ["RftDecoderLayer"]
+    _no_split_modules: ClassVar[list[str]] = ["RftDecoderLayer"]
     _can_record_outputs = Qwen3Model._can_record_outputs | {"hidden_states": RftDecoderLayer}
 
     def __init__(self, config: RftDecoderConfig) -> None:
@@ -85,7 +85,7 @@ class RftDecoderForCausalLM(Qwen3ForCausalLM):
     """The decoder with its output matrix."""
 
     config_class = RftDecoderConfig
-    _no_split_modules = ["RftDecoderLayer"]
+    _no_split_modules: ClassVar[list[str]] = ["RftDecoderLayer"]
 
     def __init__(self, config: RftDecoderConfig) -> None:
         super().__init__(config)
