@@ -206,6 +206,7 @@ def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, 
     parallel = state.parallel
     terms = Sft(label_smoothing=chosen.label_smoothing, z_loss_coef=chosen.z_loss_coef)
     loss = supervised_loss_of(settings.model, parallel, machine, terms=terms)
+    parallel.model.key_dropout(settings.run.seed)
     noisy = with_noise(parallel.model, state.learning_rates(), alpha=chosen.neftune_noise_alpha, seed=settings.run.seed)
     return SftLoop(
         **state.loop_parts(loss, counting(parallel.model, noisy)),
