@@ -229,6 +229,7 @@ def bench(memory_root: Path) -> Bench:
     _write(splits / "test.jsonl", _rows(6, 30))
     _write(root / "pairs.jsonl", _pairs(8, 10))
     _write(root / "heldpairs.jsonl", _pairs(4, 70))
+    (root / "words.txt").write_text("the words of a text are the words of the text\n" * 9)
     (root / "texts.txt").write_text("".join(f"{row['input']}{row['output']} " for row in _rows(12, 20)))
     for name, count in (("texts", 12), ("heldtexts", 4)):
         _write(root / f"{name}.jsonl", [{"text": f"{row['input']}{row['output']} " * 3} for row in _rows(count, 20)])

@@ -545,7 +545,7 @@ PRETRAIN = {name: row for name, row in SHARED.items() if name not in NOT_OF_TEXT
     "pretrain": Row("--pretrain {second}", "weights"),
     "device": Row("--device cuda", "device"),
     "tokenizer": Row("--tokenizer byte", "plan", NEW),
-    "tokenizer_size": Row("--tokenizer_size 260", "plan", f"{NEW} --tokenizer bpe"),
+    "tokenizer_size": Row("--tokenizer_size 260", "plan", f"{NEW} --tokenizer bpe --prompt_data {BENCH}/words.txt"),
     "family": Row("--family llama", "plan", NEW),
     "hidden_size": Row("--hidden_size 32", "plan", NEW),
     "num_layers": Row("--num_layers 2", "plan", NEW),
@@ -562,11 +562,16 @@ PRETRAIN = {name: row for name, row in SHARED.items() if name not in NOT_OF_TEXT
     "num_experts": Row("--num_experts 4", "plan", f"{NEW} --use_moe"),
     "top_k": Row("--top_k 1", "weights", f"{NEW} --use_moe --ffn_hidden_size 16"),
     "shared_experts": Row("--shared_experts 1", "plan", f"{NEW} --use_moe"),
+    "packing_samples": Row("--no-packing_samples", "plan"),
     "lora_dropout": Row("--lora_dropout 0.5", "weights", LORA),
     "prompt_data": Row(f"--prompt_data {BENCH}/heldtexts.jsonl", "plan"),
     "prompt_data_probs": Row("--prompt_data_probs 0.9,0.1", "weights", TEXTS),
-    "prompt_split": Row("--prompt_split test", "plan", f"--prompt_data {BENCH}/splits --text_key input"),
-    "text_key": Row("--text_key words", "refused:data.missing_field"),
+    "prompt_split": Row(
+        "--prompt_split test",
+        "weights",
+        f"--prompt_data {BENCH}/splits --eval_data={BENCH}/train.jsonl --text_key input",
+    ),
+    "text_key": Row("--text_key words", "refused:data.no_text"),
     "text_separator": Row("--text_separator +", "plan", f"--prompt_data {BENCH}/texts.txt"),
     "mask_documents": Row("--no-mask_documents", "weights"),
     "max_samples": Row("--max_samples 3", "plan"),
@@ -585,7 +590,7 @@ PRETRAIN = {name: row for name, row in SHARED.items() if name not in NOT_OF_TEXT
     "max_tokens_per_micro_batch": Row("--max_tokens_per_micro_batch 24", "metrics:policy/micro_batches"),
     "min_improvement": Row("--min_improvement 100", "metrics:step", "--max_steps 9 --eval_steps 1 --patience 2"),
     "target_loss": Row("--target_loss 100", "metrics:step", "--max_steps 9 --eval_steps 1"),
-    "patience": Row("--patience 1", "metrics:step", "--max_steps 5 --eval_steps 1 --learning_rate 100"),
+    "patience": Row("--patience 1", "metrics:step", "--max_steps 5 --eval_steps 1 --learning_rate 1"),
 }
 
 TABLES = {"rl": RL, "sft": SFT, "pretrain": PRETRAIN, "dpo": DPO, "rm": RM, "conformance": CONFORMANCE}

@@ -108,6 +108,10 @@ class PretrainTrainingSettings(SequenceTrainingSettings):
     micro_train_batch_size: int = field(default=8, metadata={"minimum": 1})
     """Windows in one forward and backward pass of a rank."""
 
+    packing_samples: bool = True
+    """Fill each forward pass up to its maximum number of tokens, also where windows are divided at documents; off =
+    count documents' parts. The result of the step is the same."""
+
     max_len: int | None = field(default=None, metadata={"minimum": 2})
     """Tokens of a window; none = what the model can take."""
 
