@@ -97,6 +97,7 @@ def test_what_it_writes_is_trained_further(server: ForkServer, text: Path, refer
     model = final_checkpoint(reference) / "model"
     flags = ("--data_store_path", str(text.parent / "tokens"), "--max_steps", "2", "--save_path", str(runs / "on"))
     server.must_finish("pretrain", "--pretrain", str(model), "--prompt_data", str(text), *flags)
+    server.must_finish("resume", str(runs / "on"), "--max_steps", "3")
     before = read_rows(reference / "metrics.jsonl")[0]["sft/loss"]
     assert read_rows(runs / "on" / "metrics.jsonl")[0]["sft/loss"] < before - 0.1
     (runs / "rows.jsonl").write_text('{"input": "1 and 2 are ", "output": "3."}\n' * 4)
