@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
 from rft.config.rules.sourced_values import MakeProblem, SourcedValues, Values
@@ -12,7 +12,7 @@ from rft_models.new_decoders.sizes import decoder_refusals
 from rft_models.settings import DecoderSettings, PretrainModelSettings
 from rft_trainer.settings.pretraining import PretrainTrainingSettings
 
-_OF_NEW_MODELS: dict[str, object] = {item.name: item.default for item in fields(DecoderSettings)} | {
+_OF_NEW_MODELS: Mapping[str, object] = {item.name: item.default for item in fields(DecoderSettings)} | {
     "tokenizer": PretrainModelSettings.tokenizer,
     "tokenizer_size": PretrainModelSettings.tokenizer_size,
 }
