@@ -220,6 +220,23 @@ class DecoderSettings:
     """Experts of each block that every token goes to (with `use_moe`, families qwen2_moe and dots1)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSettings:
+    """A tokenizer that is made from texts."""
+
+    tokenizer_type: Literal["bpe", "characters", "bytes"] = "bpe"
+    """bpe = byte-level BPE, whose merges are learned from the texts; characters = one token for each character of the
+    texts; bytes = one for each byte of UTF-8."""
+
+    vocab_size: int | None = field(default=None, metadata={"minimum": 258})
+    """Tokens of a `bpe` tokenizer: 2 special ones, 256 bytes, and merges; none = 2048, or 258 (no merges) for texts of
+    fewer than 100,000 characters, whose whole words would become tokens."""
+
+    chat_template: str = ""
+    """File of a chat template (Jinja) for later training on conversations; empty = a line a message, `role: content`,
+    and the end token behind an assistant's."""
+
+
 AdapterKind = Literal["lora", "rslora", "dora"]
 
 

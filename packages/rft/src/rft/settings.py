@@ -35,6 +35,7 @@ from rft_models.settings import (
     ModelSettings,
     PretrainModelSettings,
     RewardHeadSettings,
+    TokenizerSettings,
     TrainedWeightsSettings,
     WeightsSettings,
 )
@@ -57,7 +58,12 @@ from rft_trainer.settings.preference_training import (
     PreferenceLossSettings,
     PreferenceTrainingSettings,
 )
-from rft_trainer.settings.pretraining import PretrainDataSettings, PretrainingSettings, PretrainTrainingSettings
+from rft_trainer.settings.pretraining import (
+    PretrainDataSettings,
+    PretrainingSettings,
+    PretrainTrainingSettings,
+    TokenizerDataSettings,
+)
 from rft_trainer.settings.reward_model import (
     AgreementSettings,
     PairDataSettings,
@@ -266,6 +272,23 @@ class BuildModelSettings:
     data: BuildDataSettings
     output: BuildOutputSettings
     model: BuildSettings = field(default_factory=BuildSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerOutputSettings:
+    """Where the new tokenizer goes."""
+
+    save_path: str
+    """Directory of the new tokenizer; it must not be there yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTokenizerSettings:
+    """Make a tokenizer from texts: a Hugging Face directory without weights, for a model trained from nothing."""
+
+    output: TokenizerOutputSettings
+    data: TokenizerDataSettings = field(default_factory=TokenizerDataSettings)
+    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
