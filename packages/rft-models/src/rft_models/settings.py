@@ -71,6 +71,19 @@ class ModelSettings(TrainedWeightsSettings):
     """Rows (tokens) of the head computed at once by `fused_linear_logprob`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RouterSettings:
+    """How the routers of a mixture of experts are trained, beside `aux_loss_coef`."""
+
+    router_z_loss_coef: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Weight of the squared normaliser of the routers' logits (mixture-of-experts models), which keeps them small; 0 =
+    none, usual is 0.001."""
+
+    balance_bias_rate: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Step by which the bias that experts are chosen with is moved after each update towards equal loads, without a
+    loss (models with such a bias: dots1); 0 = it stays, usual is 0.001, in short runs 0.01."""
+
+
 PoolingMethod = Literal["last", "attn"]
 StepReduction = Literal["min", "product", "mean", "last"]
 

@@ -33,6 +33,7 @@ from rft_models.settings import (
     LoraSettings,
     ModelSettings,
     RewardHeadSettings,
+    RouterSettings,
     TrainedWeightsSettings,
     WeightsSettings,
 )
@@ -105,6 +106,7 @@ class SftSettings:
     """Train a model on demonstrations."""
 
     model: ModelSettings
+    routers: RouterSettings = field(default_factory=RouterSettings)
     adapter: AdapterSettings = field(default_factory=AdapterSettings)
     data: SftDataSettings = field(default_factory=SftDataSettings)
     images: ControlledImageSettings = field(default_factory=ControlledImageSettings)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rft.build.images import ImageReading, refuse_beside_images, row_images, tokenizer_with_images
 from rft.build.lora import counting
+from rft.build.models import check_routers
 from rft.build.prompt_data import (
     PreparedPrompts,
     all_left_out,
@@ -80,6 +81,7 @@ def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) 
     """Read, render and count; needs a tokenizer and no weights."""
     data, chosen = settings.data, settings.training
     max_len = chosen.max_len or max_positions
+    check_routers(settings.model, settings.routers)
     refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer)
     images = row_images(settings.images, settings.run.seed)
     turns = trained_turns(data)
@@ -246,7 +248,7 @@ def _loss(settings: SftSettings, parallel: ParallelModel[CausalPolicy], machine:
     return PolicyLoss(
         parallel.model,
         TokenLikelihood(),
-        balanced=balanced_forward(settings.model, parallel.model, machine),
+        balanced=balanced_forward(settings.model, parallel.model, machine, settings.routers),
         fused=fused_policy(parallel),
     )
 
