@@ -364,6 +364,8 @@ SFT = SHARED | {
     "max_len": Row("--max_len 10", "plan"),
     "label_smoothing": Row("--label_smoothing 0.1", "weights"),
     "z_loss_coef": Row("--z_loss_coef 0.1", "metrics:sft/z_loss"),
+    "router_z_loss_coef": Row("--router_z_loss_coef 1.0", "weights", "--pretrain {experts}"),
+    "balance_bias_rate": Row("--balance_bias_rate 0.01", "refused:router.no_bias", "--pretrain {experts}"),
     "neftune_noise_alpha": Row("--neftune_noise_alpha 5", "weights"),
     "weight_key": Row("--weight_key weight", "weights", f"--prompt_data {BENCH}/weighed.jsonl"),
     "data_store": Row("--data_store on", "plan", f"--data_store_path {BENCH}/store"),

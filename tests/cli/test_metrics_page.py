@@ -74,6 +74,8 @@ def general(name: str) -> str:
     for head in ("right", "better"):
         if name.startswith(f"eval/accuracy_{head}"):
             return name.replace(head, "<head>")
+    if name.startswith("router/max_violation_layer_"):
+        return "router/max_violation_layer_<n>"
     if name.startswith("reward/status_"):
         return "reward/status_<status>"
     if name.startswith(("eval/one/", "eval/two/")):

@@ -72,6 +72,19 @@ class ModelSettings(TrainedWeightsSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RouterSettings:
+    """How the routers of a mixture of experts are trained, beside `aux_loss_coef`."""
+
+    router_z_loss_coef: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Weight of the squared normaliser of the routers' logits (mixture-of-experts models), which keeps them small; 0 =
+    none, usual is 0.001."""
+
+    balance_bias_rate: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Step by which the bias that experts are chosen with is moved after each update towards equal loads, without a
+    loss (models with such a bias: dots1); 0 = it stays, usual is 0.001, in short runs 0.01."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PretrainModelSettings(ModelSettings):
     """The model that a pre-training run begins with: a new one, or one that exists."""
 

@@ -35,6 +35,7 @@ from rft_models.settings import (
     ModelSettings,
     PretrainModelSettings,
     RewardHeadSettings,
+    RouterSettings,
     TokenizerSettings,
     TrainedWeightsSettings,
     WeightsSettings,
@@ -113,6 +114,7 @@ class SftSettings:
     """Train a model on demonstrations."""
 
     model: ModelSettings
+    routers: RouterSettings = field(default_factory=RouterSettings)
     adapter: AdapterSettings = field(default_factory=AdapterSettings)
     data: SftDataSettings = field(default_factory=SftDataSettings)
     images: ControlledImageSettings = field(default_factory=ControlledImageSettings)
@@ -131,6 +133,7 @@ class PretrainSettings:
     """Train a language model on texts, from nothing or from a model that exists."""
 
     model: PretrainModelSettings = field(default_factory=PretrainModelSettings)
+    routers: RouterSettings = field(default_factory=RouterSettings)
     decoder: DecoderSettings = field(default_factory=DecoderSettings)
     adapter: AdapterSettings = field(default_factory=AdapterSettings)
     data: PretrainDataSettings = field(default_factory=PretrainDataSettings)

@@ -10,8 +10,10 @@ import pytest
 from rft.build import shared_parts
 from rft_algos.schedules import learning_rate
 from rft_dist.settings import AdamSettings
+from rft_models.settings import RouterSettings
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.records.rollouts import TrainingSample
+from rft_trainer.update.moe_aux_loss import RouterWeights
 from rft_trainer.update.optimizer_step import MicroBatching
 
 
@@ -33,14 +35,33 @@ def test_a_saver_syncs_before_it_saves_and_restores_where_a_run_continues(calls:
     ]
 
 
-@pytest.mark.parametrize("coefficient", [0.0, 0.5])
-def test_routers_have_a_loss_where_it_has_a_weight(calls: Any, coefficient: float) -> None:
+@pytest.mark.parametrize(
+    ("coefficient", "routers", "weights"),
+    [
+        (0.0, None, None),
+        (0.5, None, RouterWeights(0.5)),
+        (0.0, RouterSettings(), RouterWeights()),
+        (0.5, RouterSettings(router_z_loss_coef=0.1, balance_bias_rate=0.01), RouterWeights(0.5, 0.1, 0.01)),
+    ],
+)
+def test_routers_are_trained_where_they_have_a_weight_and_watched_where_they_could(
+    calls: Any, coefficient: float, routers: RouterSettings | None, weights: RouterWeights | None
+) -> None:
     calls.put(shared_parts, "MoeAuxLoss")
     settings: Any = SimpleNamespace(aux_loss_coef=coefficient)
-    found = shared_parts.balanced_forward(settings, calls.double("policy"), calls.double("machine"))
-    assert (found is not None) is bool(coefficient)
-    made = ["MoeAuxLoss(policy, coefficient=0.5, collectives=machine.collectives)"]
-    assert calls.taken() == (made if coefficient else [])
+    policy = calls.double("policy", backbone=SimpleNamespace(split=None), has_known_routers=True)
+    found = shared_parts.balanced_forward(settings, policy, calls.double("machine"), routers)
+    assert (found is not None) is (weights is not None)
+    assert calls.taken() == ([f"MoeAuxLoss(policy, {weights!r}, collectives=machine.collectives)"] if weights else [])
+
+
+@pytest.mark.parametrize(("split", "has_routers"), [("ranks", True), (None, False)])
+def test_routers_are_not_watched_where_they_are_not_known_or_rows_are_shared(
+    calls: Any, split: str | None, has_routers: bool
+) -> None:
+    policy = calls.double("policy", backbone=SimpleNamespace(split=split), has_known_routers=has_routers)
+    settings: Any = SimpleNamespace(aux_loss_coef=0.0)
+    assert shared_parts.balanced_forward(settings, policy, calls.double("machine"), RouterSettings()) is None
 
 
 def test_samples_are_cut_by_tokens_where_they_are_packed() -> None:

@@ -41,6 +41,15 @@ class StrategyRefusal:
         return self.do.format_map(values)
 
 
+def _router_refusals(code: str, size: str, why: str, do: str) -> tuple[StrategyRefusal, ...]:
+    """Refuse a group of ranks, by the setting of its size, beside each setting that trains routers."""
+
+    def refusal(name: str) -> StrategyRefusal:
+        return StrategyRefusal(code, (size, name), lambda values: values[size] > 1 and values.get(name), why, do)
+
+    return tuple(map(refusal, ("aux_loss_coef", "router_z_loss_coef", "balance_bias_rate")))
+
+
 class GroupSizes(NamedTuple):
     """The ranks that compute every sample together: all pairs of these two."""
 
@@ -248,12 +257,8 @@ TENSOR_PARALLEL = ParallelStrategy(
             "a group of ranks shares either the heads or the tokens of a sequence",
             "--sp_size {sp_size} --fsdp --tp_size 1, or --tp_size {tp_size} --sp_size 1",
         ),
-        StrategyRefusal(
-            "strategy.tp_router",
-            ("tp_size", "aux_loss_coef"),
-            lambda values: values["tp_size"] > 1 and values.get("aux_loss_coef"),
-            "tensor parallel does not cut mixtures of experts",
-            "--fsdp --tp_size 1",
+        *_router_refusals(
+            "strategy.tp_router", "tp_size", "tensor parallel does not cut mixtures of experts", "--fsdp --tp_size 1"
         ),
     ),
 )
@@ -281,10 +286,9 @@ SEQUENCE_REFUSALS = (
         "ring attention computes the scores tile by tile, without the flash-attn package",
         "--sp_mode ulysses, or no --flash_attn",
     ),
-    StrategyRefusal(
+    *_router_refusals(
         "strategy.sp_router",
-        ("sp_size", "aux_loss_coef"),
-        lambda values: values["sp_size"] > 1 and values.get("aux_loss_coef"),
+        "sp_size",
         "the routers' loss counts the experts of whole rows, and no rank has a whole row",
         "--sp_size 1",
     ),

@@ -13,10 +13,10 @@ def _names(text: str) -> frozenset[str]:
 
 DECIDES = _names("""
     actor_learning_rate adam_betas adam_epsilon advantage_clip advantages_norm apply_chat_template
-    async_deterministic aux_loss_coef beta bf16 center_rewards_coefficient choice_options_key chosen_key
-    ckpt_partial ckpt_weights_only code_memory code_seconds completion_key completions_key constraint cpo_alpha
-    critic_learning_rate desirable_weight discopop_tau dual_clip dynamic_sampling dynamic_sampling_rounds ema_decay
-    enable_ema engine_fp8 engine_type entropy_coef entropy_target eps_clip eps_clip_high eval_input_key
+    async_deterministic aux_loss_coef balance_bias_rate beta bf16 center_rewards_coefficient choice_options_key
+    chosen_key ckpt_partial ckpt_weights_only code_memory code_seconds completion_key completions_key constraint
+    cpo_alpha critic_learning_rate desirable_weight discopop_tau dual_clip dynamic_sampling dynamic_sampling_rounds
+    ema_decay enable_ema engine_fp8 engine_type entropy_coef entropy_target eps_clip eps_clip_high eval_input_key
     eval_label_key eval_n eval_output_key eval_split eval_steps eval_temperature f_alpha f_divergence filter_groups
     first_token_temperature format_tags fp16 freeze_prefix freezing_actor_steps fuzzy_measure gamma generate_max_len
     heads_types heads_weights held_out_rows high_entropy_token_ratio images_key init_kl_coef input_key
@@ -34,9 +34,9 @@ DECIDES = _names("""
     pretrain_text_key probing_layer prompt_data_probs prompt_max_len prompt_split ptx_coef reference_free
     rejected_key remote_rm_url response_language response_pattern response_pattern_match reward_clip reward_routes
     reward_running_norm reward_running_norm_minus_mean reward_source_key reward_timeout reward_weights
-    roles_to_train rollout_batch_size rollout_timeout rpo_alpha scale_for_train seed shuffle_images shuffle_rewards
-    simpo_gamma step_reduction step_separator system_prompt target_loss target_modules task_instruction
-    teacher_kl_coef temperature tie_margin tool_call_pattern tool_timeout top_k top_p train_batch_size
+    roles_to_train rollout_batch_size rollout_timeout router_z_loss_coef rpo_alpha scale_for_train seed
+    shuffle_images shuffle_rewards simpo_gamma step_reduction step_separator system_prompt target_loss target_modules
+    task_instruction teacher_kl_coef temperature tie_margin tool_call_pattern tool_timeout top_k top_p train_batch_size
     train_on_last_step_only train_on_turns train_only_tokens_from turn_gamma turn_max_len undesirable_weight
     use_cpg_loss use_fire use_gmpo use_gspo use_kl_loss use_mp_opt use_weighting value_clip value_head_prefix
     weight_key z_loss_coef

@@ -181,6 +181,8 @@ class SftKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     target_loss: float
     label_smoothing: float
     z_loss_coef: float
+    router_z_loss_coef: float
+    balance_bias_rate: float
     neftune_noise_alpha: float
 
 
