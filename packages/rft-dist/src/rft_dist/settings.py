@@ -16,7 +16,7 @@ Factors = tuple[tuple[str, float], ...]
 """(name or pattern of parameters, factor) of each entry of a setting such as `lr_factors`."""
 FACTOR_SETTINGS = ("lr_factors", "l2_factors")
 """The settings that have `Factors`."""
-Schedule = Literal["cosine", "linear", "constant"]
+Schedule = Literal["cosine", "linear", "constant", "wsd"]
 SequenceMode = Literal["auto", "ulysses", "ring"]
 
 
@@ -27,11 +27,17 @@ class AdamSettings:
     lr_warmup_ratio: float = field(default=0.03, metadata={"minimum": 0.0, "maximum": 1.0})
     """Fraction of all steps in which the learning rate rises from 0 to its peak."""
 
+    lr_warmup_steps: int | None = field(default=None, metadata={"minimum": 0})
+    """Steps in which the learning rate rises, at most all of them; none = by `lr_warmup_ratio`."""
+
     lr_schedule: Schedule = "cosine"
-    """How the learning rate falls after the warm-up."""
+    """How the learning rate falls after the warm-up (wsd: at the end alone)."""
+
+    lr_decay_ratio: float = field(default=0.2, metadata={"minimum": 0.0, "maximum": 1.0})
+    """Fraction of all steps, the last ones, in which the learning rate falls in a line (with `lr_schedule` wsd)."""
 
     min_lr_ratio: float = field(default=0.1, metadata={"minimum": 0.0, "maximum": 1.0})
-    """Learning rate at the last step, as a fraction of the peak (cosine and linear)."""
+    """Learning rate at the last step, as a fraction of the peak (all but constant)."""
 
     adam_betas: tuple[float, float] = field(default=(0.9, 0.95), metadata={"minimum": 0.0, "below": 1.0})
     """Decay rates of Adam's two moments."""

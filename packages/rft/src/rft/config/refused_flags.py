@@ -157,7 +157,7 @@ REFUSED_FLAGS: dict[str, Refusal] = {
     **_rows(
         "the length of a response has one name in all commands", "--generate_max_len N", "max_tokens", "max_new_tokens"
     ),
-    **_rows("warm-up is a share of all optimizer steps", "--lr_warmup_ratio 0.05", "warmup_steps", "lr_warmup_steps"),
+    **_rows("it has another name here", "--lr_warmup_steps N", "warmup_steps"),
     **_rows("no code of a model directory is run", "--model_code FILE.py", "trust_remote_code"),
     **_rows("with held-out rows it is done, without them not", _OUT, "val_before_train", "eval_on_start"),
     **_rows("a file of settings has one name", "--config FILE", "config_name", "config_path", "config_file"),

@@ -69,7 +69,9 @@ class LoopKeywords(TypedDict, total=False):
     enable_engine_sleep: bool
     actor_learning_rate: float
     lr_warmup_ratio: float
+    lr_warmup_steps: int | None
     lr_schedule: Schedule
+    lr_decay_ratio: float
     min_lr_ratio: float
     adam_betas: tuple[float, float]
     adam_epsilon: float

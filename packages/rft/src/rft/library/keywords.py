@@ -46,7 +46,9 @@ class TrainingKeywords(TypedDict, total=False):
     max_steps: int
     max_len: int | None
     lr_warmup_ratio: float
-    lr_schedule: Literal["cosine", "linear", "constant"]
+    lr_warmup_steps: int | None
+    lr_schedule: Literal["cosine", "linear", "constant", "wsd"]
+    lr_decay_ratio: float
     min_lr_ratio: float
     adam_betas: tuple[float, float]
     adam_epsilon: float
