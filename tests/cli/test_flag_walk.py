@@ -123,6 +123,7 @@ SHARED = IMAGES | {
     "lr_schedule": Row("--lr_schedule linear", "metrics:policy/learning_rate"),
     "lr_decay_ratio": Row("--lr_decay_ratio 0.9", "metrics:policy/learning_rate", "--lr_schedule wsd"),
     "min_lr_ratio": Row("--min_lr_ratio 0.5", "metrics:policy/learning_rate", "--lr_schedule linear"),
+    "optimizer": Row("--optimizer muon", "weights"),
     "adam_betas": Row("--adam_betas 0.5 0.6", "weights"),
     "adam_epsilon": Row("--adam_epsilon 0.01", "weights"),
     "l2": Row("--l2 0.5", "weights"),

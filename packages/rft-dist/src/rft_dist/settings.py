@@ -17,12 +17,17 @@ Factors = tuple[tuple[str, float], ...]
 FACTOR_SETTINGS = ("lr_factors", "l2_factors")
 """The settings that have `Factors`."""
 Schedule = Literal["cosine", "linear", "constant", "wsd"]
+OptimizerKind = Literal["adamw", "muon"]
 SequenceMode = Literal["auto", "ulysses", "ring"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdamSettings:
-    """The AdamW update and the shape of its learning rate."""
+    """The update of AdamW or Muon and the shape of its learning rate."""
+
+    optimizer: OptimizerKind = "adamw"
+    """What steps on the weights: adamw; or muon, orthogonalised momentum, on the matrices of the layers, and AdamW on
+    all else with the same rate."""
 
     lr_warmup_ratio: float = field(default=0.03, metadata={"minimum": 0.0, "maximum": 1.0})
     """Fraction of all steps in which the learning rate rises from 0 to its peak."""

@@ -31,6 +31,12 @@ def refused(command: str, words: str) -> Refused:
         ("--enable_ema --train_only_tokens_from 0", [("strategy.ema_rows", "enable_ema train_only_tokens_from")]),
         ("--fp16", []),
         ("--bf16 --use_mp_opt", []),
+        ("--optimizer muon", []),
+        ("--optimizer muon --fsdp", [("strategy.muon", "optimizer fsdp")]),
+        ("--optimizer muon --zero_stage 2", [("strategy.muon", "optimizer zero_stage")]),
+        ("--optimizer muon --tp_size 2", [("strategy.muon", "optimizer tp_size")]),
+        ("--optimizer muon --fsdp --tp_size 2", [("strategy.muon", "optimizer tp_size")]),
+        ("--optimizer muon --lora_rank 4", [("adapters.muon", "lora_rank optimizer")]),
         ("--fp16 --bf16", [("strategy.two_types", "fp16 bf16")]),
         ("--fp16 --use_mp_opt", [("strategy.two_types", "fp16 use_mp_opt")]),
         (

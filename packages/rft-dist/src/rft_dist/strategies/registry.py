@@ -154,6 +154,16 @@ def _parts_in_blocks(name: str, why: str) -> StrategyRefusal:
     )
 
 
+def _muon_on_parts(name: str, on: Callable[[Values], Any]) -> StrategyRefusal:
+    return StrategyRefusal(
+        "strategy.muon",
+        ("optimizer", name),
+        lambda values: values.get("optimizer") == "muon" and on(values),
+        "muon orthogonalises whole matrices, and a rank holds parts of them",
+        f"--optimizer adamw, or --optimizer muon without {name}",
+    )
+
+
 TENSOR_PARALLEL_FSDP = ParallelStrategy(
     name="tensor_parallel_fsdp",
     module="rft_dist.strategies.tensor_parallel_fsdp",
@@ -184,6 +194,7 @@ FSDP = ParallelStrategy(
     collective_forward=True,
     reference=_fsdp_reference,
     critic=_fsdp_critic,
+    refusals=(_muon_on_parts("fsdp", lambda values: values["fsdp"] and values["tp_size"] == 1),),
 )
 ZERO = ParallelStrategy(
     name="zero",
@@ -224,6 +235,7 @@ ZERO = ParallelStrategy(
             "DeepSpeed scales losses itself, and not on every device; FSDP2 shards as much with RFT's scaler",
             "--fsdp --fp16 (and leave zero_stage out)",
         ),
+        _muon_on_parts("zero_stage", lambda values: values["zero_stage"] and not values["fsdp"]),
     ),
 )
 TENSOR_PARALLEL = ParallelStrategy(
@@ -255,6 +267,7 @@ TENSOR_PARALLEL = ParallelStrategy(
             "tensor parallel does not cut mixtures of experts",
             "--fsdp --tp_size 1",
         ),
+        _muon_on_parts("tp_size", lambda values: values["tp_size"] > 1),
     ),
 )
 DATA_PARALLEL = ParallelStrategy(

@@ -34,7 +34,7 @@ REFUSED_FLAGS: dict[str, Refusal] = {
     **_rows("the attention kernel is chosen by what can run", "--flash_attn (or leave it out)", "attn_implementation"),
     **_rows("the output head has a fused path of its own", "--fused_linear_logprob", "use_liger_kernel"),
     **_rows("adapters are trained where they have a rank", "--lora_rank N", "use_peft", "use_lora", "peft"),
-    **_rows("AdamW is the optimizer", _OUT, "optim", "optimizer"),
+    **_rows("it has another name here", "--optimizer adamw, or --optimizer muon", "optim"),
     **_rows("it has another name here", "--shard_size N", "initial_model_shard_size"),
     **_rows("the vision tower is laid out over ranks as the rest of the model is", _OUT, "no_shard_vit"),
     **_rows("gradients are summed in float32 in any case", _OUT, "grad_accum_dtype"),

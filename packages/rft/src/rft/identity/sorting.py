@@ -30,7 +30,7 @@ DECIDES = _names("""
     min_improvement min_lr_ratio min_p min_pixels mixed_mm_data n_samples_per_prompt neftune_noise_alpha
     num_episodes number_relative_tolerance number_tolerance off_policy_cap off_policy_correction off_policy_delta
     off_policy_high off_policy_limit off_policy_low off_policy_normalize off_policy_veto on_reward_outage
-    outcome_key output_key overlong_buffer overlong_buffer_len overlong_buffer_penalty_factor pass_k patience
+    optimizer outcome_key output_key overlong_buffer overlong_buffer_len overlong_buffer_penalty_factor pass_k patience
     policy_loss pooling_method pretrain_data_probs pretrain_input_key pretrain_output_key pretrain_split
     pretrain_text_key probing_layer prompt_data_probs prompt_max_len prompt_split ptx_coef reference_free
     rejected_key remote_rm_url response_language response_pattern response_pattern_match reward_clip reward_routes

@@ -45,6 +45,7 @@ class TrainingKeywords(TypedDict, total=False):
     max_epochs: int
     max_steps: int
     max_len: int | None
+    optimizer: Literal["adamw", "muon"]
     lr_warmup_ratio: float
     lr_warmup_steps: int | None
     lr_schedule: Literal["cosine", "linear", "constant", "wsd"]

@@ -53,6 +53,11 @@ class ShardablePolicy:
         return self.inner.layers
 
     @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The decoder's layers."""
+        return self.inner.layers
+
+    @property
     def dtype(self) -> torch.dtype:
         """Type of the weights."""
         return self.inner.dtype
@@ -119,7 +124,12 @@ class ShardableCritic:
     @property
     def layers(self) -> Sequence[nn.Module]:
         """The decoder's layers, and the head by itself: it is float32, whatever the others are."""
-        return [*self._critic.model.get_decoder().layers, self._critic.head]
+        return [*self.blocks, self._critic.head]
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The decoder's layers without the head."""
+        return list(self._critic.model.get_decoder().layers)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -177,7 +187,12 @@ class ShardableRewardModel:
     @property
     def layers(self) -> Sequence[nn.Module]:
         """The decoder's layers, and the head by itself: it is float32, whatever the others are."""
-        return [*self._model.layers, self._model.head]
+        return [*self.blocks, self._model.head]
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The decoder's layers without the head."""
+        return self._model.layers
 
     @property
     def dtype(self) -> torch.dtype:
