@@ -165,6 +165,8 @@ SHARED = IMAGES | {
     "adam_offload": Row("--adam_offload", "plan"),
     "use_mp_opt": Row("--use_mp_opt", "weights"),
     "fp16": Row("--fp16", "metrics:policy/loss_scale"),
+    "amp": Row("--amp --amp_dtype bf16", "weights"),
+    "amp_dtype": Row("--amp_dtype fp16", "weights", "--amp"),
     "meta_init": Row("--meta_init", "plan", "--fsdp"),
     "enable_ema": Row("--enable_ema", "plan"),
     "ema_decay": Row("--ema_decay 0.5", "plan", "--enable_ema"),

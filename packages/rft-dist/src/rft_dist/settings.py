@@ -18,6 +18,7 @@ FACTOR_SETTINGS = ("lr_factors", "l2_factors")
 """The settings that have `Factors`."""
 Schedule = Literal["cosine", "linear", "constant", "wsd"]
 OptimizerKind = Literal["adamw", "muon"]
+AmpType = Literal["auto", "bf16", "fp16"]
 SequenceMode = Literal["auto", "ulysses", "ring"]
 
 
@@ -162,6 +163,14 @@ class StrategySettings:
 
     fp16: bool = False
     """Compute in float16 with an adaptive loss scale and keep weights, gradient sums and moments in float32."""
+
+    amp: bool = False
+    """Compute the products of layers and head in fewer bits (autocast), and keep float32 weights, sums, norms and
+    gradients."""
+
+    amp_dtype: AmpType = "auto"
+    """What they are computed in (with `amp`); auto = bfloat16 where the device multiplies it, else float16 with an
+    adaptive loss scale on a GPU, float32 on a CPU."""
 
     meta_init: bool = False
     """Create the model without allocating memory and let each rank read its own shards from the files (with `fsdp`)."""

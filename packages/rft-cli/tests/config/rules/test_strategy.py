@@ -37,6 +37,13 @@ def refused(command: str, words: str) -> Refused:
         ("--optimizer muon --tp_size 2", [("strategy.muon", "optimizer tp_size")]),
         ("--optimizer muon --fsdp --tp_size 2", [("strategy.muon", "optimizer tp_size")]),
         ("--optimizer muon --lora_rank 4", [("adapters.muon", "lora_rank optimizer")]),
+        ("--amp", []),
+        ("--amp --amp_dtype fp16 --fsdp", []),
+        ("--amp --bf16 --use_mp_opt", [("strategy.amp_narrow", "amp bf16"), ("strategy.amp_narrow", "amp use_mp_opt")]),
+        ("--amp --fp16", [("strategy.amp_narrow", "amp fp16")]),
+        ("--amp --zero_stage 2", [("strategy.amp", "amp zero_stage")]),
+        ("--amp --tp_size 2", [("strategy.amp", "amp tp_size")]),
+        ("--amp --load_in_4bit --lora_rank 4", [("strategy.amp_4bit", "amp load_in_4bit")]),
         ("--fp16 --bf16", [("strategy.two_types", "fp16 bf16")]),
         ("--fp16 --use_mp_opt", [("strategy.two_types", "fp16 use_mp_opt")]),
         (

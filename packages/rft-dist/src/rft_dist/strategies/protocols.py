@@ -194,7 +194,7 @@ class StrategyContext:
             "ema_decay": self.settings.ema_decay if self.settings.enable_ema else None,
             "master": master,
             "offload": self.settings.adam_offload,
-            "scaler": LossScaler() if self.settings.fp16 else None,
+            "scaler": LossScaler() if _is_float16(self.settings) else None,
             "first_rows": first_rows or {},
         }
 
@@ -207,6 +207,10 @@ class DistributedModel:
     weights: ModelWeights
     optimizer: StrategyOptimizer | None
     """None = the weights are not trained."""
+
+
+def _is_float16(settings: StrategySettings) -> bool:
+    return settings.fp16 or (settings.amp and settings.amp_dtype == "fp16")
 
 
 def narrow_dtype(settings: StrategySettings) -> torch.dtype | None:

@@ -102,7 +102,7 @@ def _full_copies(settings: StrategySettings) -> StrategySettings:
 
 def _own_type(settings: StrategySettings) -> StrategySettings:
     """Return the settings without a narrower type for the forward, and without averages."""
-    return replace(settings, use_mp_opt=False, fp16=False, enable_ema=False)
+    return replace(settings, use_mp_opt=False, fp16=False, amp=False, enable_ema=False)
 
 
 def _fsdp_reference(settings: StrategySettings) -> StrategySettings:
@@ -151,6 +151,16 @@ def _parts_in_blocks(name: str, why: str) -> StrategyRefusal:
         lambda values: values["fsdp"] and values["tp_size"] > 1 and values[name] not in (None, False),
         why,
         f"leave {name} out, or --fsdp --tp_size 1",
+    )
+
+
+def _amp_on_parts(name: str, on: Callable[[Values], Any], do: str) -> StrategyRefusal:
+    return StrategyRefusal(
+        "strategy.amp",
+        ("amp", name),
+        lambda values: values["amp"] and on(values),
+        "autocast rounds the factors of torch's own products, and here the weights are held in another way",
+        do,
     )
 
 
@@ -235,6 +245,11 @@ ZERO = ParallelStrategy(
             "DeepSpeed scales losses itself, and not on every device; FSDP2 shards as much with RFT's scaler",
             "--fsdp --fp16 (and leave zero_stage out)",
         ),
+        _amp_on_parts(
+            "zero_stage",
+            lambda values: values["zero_stage"] and not values["fsdp"],
+            "--use_mp_opt --zero_stage {zero_stage}, or --amp --fsdp",
+        ),
         _muon_on_parts("zero_stage", lambda values: values["zero_stage"] and not values["fsdp"]),
     ),
 )
@@ -266,6 +281,9 @@ TENSOR_PARALLEL = ParallelStrategy(
             lambda values: values["tp_size"] > 1 and values.get("aux_loss_coef"),
             "tensor parallel does not cut mixtures of experts",
             "--fsdp --tp_size 1",
+        ),
+        _amp_on_parts(
+            "tp_size", lambda values: values["tp_size"] > 1, "--use_mp_opt --tp_size {tp_size}, or --amp --fsdp"
         ),
         _muon_on_parts("tp_size", lambda values: values["tp_size"] > 1),
     ),

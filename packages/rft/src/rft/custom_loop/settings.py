@@ -18,6 +18,7 @@ from rft.library.keyword_settings import resolved
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_dist.settings import (
+    AmpType,
     CheckpointSettings,
     OptimizerKind,
     OptimizerSettings,
@@ -99,6 +100,8 @@ class LoopKeywords(TypedDict, total=False):
     adam_offload: bool
     use_mp_opt: bool
     fp16: bool
+    amp: bool
+    amp_dtype: AmpType
     meta_init: bool
     enable_ema: bool
     ema_decay: float

@@ -12,7 +12,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 DECIDES = _names("""
-    actor_learning_rate adam_betas adam_epsilon advantage_clip advantages_norm apply_chat_template
+    actor_learning_rate adam_betas adam_epsilon advantage_clip advantages_norm amp amp_dtype apply_chat_template
     async_deterministic aux_loss_coef beta bf16 center_rewards_coefficient choice_options_key chosen_key
     ckpt_partial ckpt_weights_only code_memory code_seconds completion_key completions_key constraint cpo_alpha
     critic_learning_rate desirable_weight discopop_tau dual_clip dynamic_sampling dynamic_sampling_rounds ema_decay

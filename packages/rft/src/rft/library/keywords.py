@@ -69,6 +69,8 @@ class TrainingKeywords(TypedDict, total=False):
     adam_offload: bool
     use_mp_opt: bool
     fp16: bool
+    amp: bool
+    amp_dtype: Literal["auto", "bf16", "fp16"]
     meta_init: bool
     enable_ema: bool
     ema_decay: float

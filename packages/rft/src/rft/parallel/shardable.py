@@ -35,6 +35,10 @@ class ParallelizableModel(ShardableModel, Protocol[ModelT_co]):
         """Type of the weights."""
         ...
 
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Compute the products of layers and head in this type (autocast)."""
+        ...
+
 
 class ShardablePolicy:
     """A policy as strategies take it; also one that is not trained."""
@@ -61,6 +65,10 @@ class ShardablePolicy:
     def dtype(self) -> torch.dtype:
         """Type of the weights."""
         return self.inner.dtype
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Compute the products of layers and head in this type."""
+        self.inner.backbone.autocast = dtype
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield all parameters, those of adapters among them."""
@@ -136,6 +144,10 @@ class ShardableCritic:
         """Type of the decoder's weights."""
         return self._critic.dtype
 
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Raise: a critic computes in its own type (`ParallelStrategy.critic`)."""
+        raise AssertionError("a critic computes in the type of its weights")
+
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield all parameters, by their names in saved files."""
         return self._critic.named_parameters()
@@ -198,6 +210,10 @@ class ShardableRewardModel:
     def dtype(self) -> torch.dtype:
         """Type of the decoder's weights."""
         return self._model.dtype
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Compute the products of the layers in this type; heads are float32."""
+        self._model.backbone.autocast = dtype
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield all parameters, by their names in saved files."""
