@@ -116,6 +116,21 @@ def test_a_schedule_has_the_numbers_of_its_settings(shape: Any, name: str, more:
     assert schedule.keywords == {"peak": 2.0, "warmup_steps": 3} | more
 
 
+@pytest.mark.parametrize(
+    ("given", "updates", "warmup"), [(4, 30, 4), (0, 30, 0), (40, 30, 30), (5, 0, 5), (None, 30, 9)]
+)
+def test_a_warm_up_is_counted_in_steps_where_they_are_given(given: int | None, updates: int, warmup: int) -> None:
+    settings = AdamSettings(lr_schedule="constant", lr_warmup_ratio=0.3, lr_warmup_steps=given)
+    schedule: Any = shared_parts.learning_rate_schedule(settings, 2.0, updates)
+    assert schedule.keywords["warmup_steps"] == warmup
+
+
+def test_a_stable_rate_falls_in_its_share_of_all_steps() -> None:
+    settings = AdamSettings(lr_schedule="wsd", lr_warmup_ratio=0.1, lr_decay_ratio=0.25, min_lr_ratio=0.5)
+    schedule = shared_parts.learning_rate_schedule(settings, 2.0, 40)
+    assert [schedule(step) for step in (4, 30, 35)] == [2.0, 2.0, 1.5]
+
+
 @pytest.mark.parametrize(("coefficient", "rows"), [(0.5, True), (0.0, True), (0.5, False)])
 def test_a_pretraining_term_has_rows_and_a_weight_and_visits_each_row_once_an_epoch(
     calls: Any, coefficient: float, rows: bool
