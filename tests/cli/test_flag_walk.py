@@ -554,6 +554,8 @@ PRETRAIN = {name: row for name, row in SHARED.items() if name not in NOT_OF_TEXT
     "tokenizer": Row("--tokenizer byte", "plan", NEW),
     "tokenizer_size": Row("--tokenizer_size 260", "plan", f"{NEW} --tokenizer bpe --prompt_data {BENCH}/words.txt"),
     "family": Row("--family llama", "plan", NEW),
+    "router_z_loss_coef": Row("--router_z_loss_coef 1.0", "weights", "--pretrain {experts}"),
+    "balance_bias_rate": Row("--balance_bias_rate 0.01", "refused:router.no_bias", "--pretrain {experts}"),
     "hidden_size": Row("--hidden_size 32", "plan", NEW),
     "num_layers": Row("--num_layers 2", "plan", NEW),
     "num_heads": Row("--num_heads 4", "weights", NEW),
@@ -660,6 +662,7 @@ class Spies:
             "head rows",
             "chunks ahead",
             "store workers",
+            "text workers",
             "pinned",
             "decoded rows",
             "micro-batches",
@@ -703,6 +706,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     from rft.parallel import step_guards
     from rft.process import launching, monitored
     from rft.stages.supervised import row_store
+    from rft.tokenizing import pretraining_windows
     from rft_dist.checkpoints.async_writer import BackgroundSaves
     from rft_dist.launch.spawn import Ended
     from rft_engine.native.engine import NativeEngine
@@ -761,6 +765,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     watch(BackgroundSaves, "begin", lambda *_, **__: spies.counts.update(["saves beside"]))
     watch(prefetch, "ThreadPoolExecutor", lambda count, **_: spies.counts.update(threads=count))
     watch(prefetch.Prefetcher, "_fill", lambda self, pool: spies.keep("chunks ahead", self._max_pending))
+    watch(pretraining_windows, "BuildWorkers", lambda command, job, number, *_: spies.keep("text workers", number))
     watch(row_store, "BuildWorkers", lambda command, job, number, *_: spies.keep("store workers", number))
     install_trackers(spies.keep, patch)
 
