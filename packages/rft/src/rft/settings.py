@@ -60,6 +60,7 @@ from rft_trainer.settings.preference_training import (
     PreferenceTrainingSettings,
 )
 from rft_trainer.settings.pretraining import (
+    PerplexityDataSettings,
     PretrainDataSettings,
     PretrainingSettings,
     PretrainTrainingSettings,
@@ -246,6 +247,14 @@ class EvalSettings:
     evaluation: EvaluationSampleSettings = field(default_factory=EvaluationSampleSettings)
     engine: DecodingEngineSettings = field(default_factory=DecodingEngineSettings)
     output: EvalOutputSettings = field(default_factory=EvalOutputSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerplexitySettings:
+    """Measure how well a model predicts texts: loss, perplexity and bits a byte."""
+
+    model: WeightsSettings
+    data: PerplexityDataSettings = field(default_factory=PerplexityDataSettings)
 
 
 @dataclass(frozen=True, kw_only=True)

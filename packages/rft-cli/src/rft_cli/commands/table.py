@@ -184,8 +184,15 @@ BUILT_IN = (
         **asdict(commands.EVAL),
         summary="score a model on held-out data",
         run="rft_cli.commands.eval:run",
+        switches=(("--perplexity", commands.PERPLEXITY.name),),
         takes_run=True,
         stage_result="output",
+    ),
+    Command(
+        **asdict(commands.PERPLEXITY),
+        summary="measure how well a model predicts texts",
+        run="rft_cli.commands.texts.perplexity:run",
+        takes_run=True,
     ),
     Command(
         **asdict(commands.SERVE_REWARD),
@@ -213,7 +220,7 @@ BUILT_IN = (
     Command(
         **asdict(commands.TOKENIZER),
         summary="learn a tokenizer from texts",
-        run="rft_cli.commands.tokenizers.command:run",
+        run="rft_cli.commands.texts.tokenizer:run",
         stage_result="tokenizer",
     ),
     Command(
