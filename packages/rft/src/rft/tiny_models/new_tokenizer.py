@@ -57,7 +57,7 @@ def new_tokenizer(settings: TrainTokenizerSettings) -> NewTokenizer:
     target = Path(settings.output.save_path).expanduser()
     _check(settings)
     refuse_existing(target)
-    template = _template(settings.tokenizer.chat_template)
+    template = _template(settings.tokenizer.chat_template_file)
     texts = _Counted(limited(texts_of(settings.data), settings.data.max_characters))
     _write(_learned(settings, texts, template), target)
     return NewTokenizer(
@@ -162,7 +162,7 @@ def _template(file: str) -> str:
         raise DataError(
             code="tokenizer.chat_template",
             what=f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}",
-            where="--chat_template",
+            where="--chat_template_file",
             why="a chat template is a file of Jinja text",
             do=f"ls -l {file if Path(file).exists() else Path(file).parent}",
         ) from error

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rft.library.keywords.common import AnswerKeywords, PolicyKeywords, RewardKeywords, SupervisedKeywords, TrainingKeywords
+from rft.library.keywords.common import (
+    AnswerKeywords,
+    PolicyKeywords,
+    RewardKeywords,
+    SupervisedKeywords,
+    TrainingKeywords,
+)
 from rft_algos.algorithms.preference import PreferenceLossType
 
 
