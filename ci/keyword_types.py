@@ -100,8 +100,11 @@ def _module(name: str, classes: list[str], bases: list[str]) -> str:
     imports = [f"from typing import {', '.join(own)}"] if own else []
     others: list[str] = []
     if name != "common":
-        used = ", ".join(sorted(base for base in bases if f"{base}, " in text))
-        others.append(f"from rft.library.keywords.common import {used}")
+        used = sorted(base for base in bases if f"{base}, " in text)
+        line = f"from rft.library.keywords.common import {', '.join(used)}"
+        # as the formatter breaks it
+        lines = "".join(f"    {base},\n" for base in used)
+        others.append(line if len(line) <= 120 else f"from rft.library.keywords.common import (\n{lines})")
     if "PreferenceLossType" in text:
         others.append("from rft_algos.algorithms.preference import PreferenceLossType")
     head = [f'"""{MODULES[name]}\n\n{_GENERATED}\n"""', "from __future__ import annotations"]
