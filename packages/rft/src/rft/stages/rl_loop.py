@@ -128,6 +128,7 @@ def _updater(
         device=machine.device,
         pin_memory=settings.data.dataloader_pin_memory,
         collective_forward=parallel.collective_forward,
+        meter=parallel.meter,
     )
 
 
@@ -159,7 +160,7 @@ def build_rl(
     progress = Progress()
     guards = make_guards(settings.run, started, progress, _trained(record), keeps_out=False)
     critic = build_critic(settings, machine, record, tokenizer, restored, _cutting(settings), critic_rate, guards)
-    timer, ledger = machine.phase_timer(progress), _ledger(settings, data)
+    timer, ledger = machine.phase_timer(progress, parallel.meter), _ledger(settings, data)
     sampling = _sampling(settings, longest_response, tokenizer)
     parts = RolloutParts(engine, tokenizer, reward, ledger, data, sampling, timer, environment, longest, trie)
     rollouts = build_rollouts(settings, machine, record, policy, parts)
