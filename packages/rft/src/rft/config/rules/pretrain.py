@@ -10,7 +10,7 @@ from rft_core.errors import Problem
 from rft_models.new_decoders.sizes import decoder_refusals
 from rft_models.settings import DecoderSettings
 
-_OF_NEW_MODELS = (*DecoderSettings.__dataclass_fields__, "tokenizer", "tokenizer_size")
+_OF_NEW_MODELS = (*DecoderSettings.__dataclass_fields__, "tokenizer", "tokenizer_size", "depth")
 
 
 def problems(given: SourcedValues) -> Iterator[Problem]:
