@@ -50,12 +50,13 @@ def spawned(
     if nodes is not None:
         place = (nodes.node_rank, nodes.num_nodes, nodes.master_addr, nodes.master_port)
         _LOG.info("machine %d of %d; the ranks of all machines meet at %s:%d", *place)
+    first = nodes.node_rank * nproc if nodes else 0
     if nproc > 1:
         _LOG.info("starting %d ranks; all but the first write to %s/output_rank_N.log", nproc, folder)
     ended = spawn_ranks(program, nproc, log_folder=folder, nodes=nodes)
     if ended.rank is not None:
         _LOG.warning(
-            "\nrank %d ended with exit code %d; exit codes of all ranks: %s", ended.rank, ended.code, ended.codes
+            "\nrank %d ended with exit code %d; exit codes of all ranks: %s", first + ended.rank, ended.code, ended.codes
         )
         # rank 0 wrote to this terminal, so its last lines have been seen
         if ended.rank > 0:
