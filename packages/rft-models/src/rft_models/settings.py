@@ -72,6 +72,19 @@ class ModelSettings(TrainedWeightsSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RouterSettings:
+    """How the routers of a mixture of experts are trained, beside `aux_loss_coef`."""
+
+    router_z_loss_coef: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Weight of the squared normaliser of the routers' logits (mixture-of-experts models), which keeps them small; 0 =
+    none, usual is 0.001."""
+
+    balance_bias_rate: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Step by which the bias that experts are chosen with is moved after each update towards equal loads, without a
+    loss (models with such a bias: dots1); 0 = it stays, usual is 0.001, in short runs 0.01."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PretrainModelSettings(ModelSettings):
     """The model that a pre-training run begins with: a new one, or one that exists."""
 
@@ -218,6 +231,23 @@ class DecoderSettings:
 
     shared_experts: int = field(default=0, metadata={"minimum": 0})
     """Experts of each block that every token goes to (with `use_moe`, families qwen2_moe and dots1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSettings:
+    """A tokenizer that is made from texts."""
+
+    tokenizer_type: Literal["bpe", "characters", "bytes"] = "bpe"
+    """bpe = byte-level BPE, whose merges are learned from the texts; characters = one token for each character of the
+    texts; bytes = one for each byte of UTF-8."""
+
+    vocab_size: int | None = field(default=None, metadata={"minimum": 258})
+    """Tokens of a `bpe` tokenizer: 2 special ones, 256 bytes, and merges; none = 2048, or 258 (no merges) for texts of
+    fewer than 100,000 characters, whose whole words would become tokens."""
+
+    chat_template: str = ""
+    """File of a chat template (Jinja) for later training on conversations; empty = a line a message, `role: content`,
+    and the end token behind an assistant's."""
 
 
 AdapterKind = Literal["lora", "rslora", "dora"]

@@ -35,6 +35,8 @@ from rft_models.settings import (
     ModelSettings,
     PretrainModelSettings,
     RewardHeadSettings,
+    RouterSettings,
+    TokenizerSettings,
     TrainedWeightsSettings,
     WeightsSettings,
 )
@@ -57,7 +59,12 @@ from rft_trainer.settings.preference_training import (
     PreferenceLossSettings,
     PreferenceTrainingSettings,
 )
-from rft_trainer.settings.pretraining import PretrainDataSettings, PretrainingSettings, PretrainTrainingSettings
+from rft_trainer.settings.pretraining import (
+    PretrainDataSettings,
+    PretrainingSettings,
+    PretrainTrainingSettings,
+    TokenizerDataSettings,
+)
 from rft_trainer.settings.reward_model import (
     AgreementSettings,
     PairDataSettings,
@@ -107,6 +114,7 @@ class SftSettings:
     """Train a model on demonstrations."""
 
     model: ModelSettings
+    routers: RouterSettings = field(default_factory=RouterSettings)
     adapter: AdapterSettings = field(default_factory=AdapterSettings)
     data: SftDataSettings = field(default_factory=SftDataSettings)
     images: ControlledImageSettings = field(default_factory=ControlledImageSettings)
@@ -125,6 +133,7 @@ class PretrainSettings:
     """Train a language model on texts, from nothing or from a model that exists."""
 
     model: PretrainModelSettings = field(default_factory=PretrainModelSettings)
+    routers: RouterSettings = field(default_factory=RouterSettings)
     decoder: DecoderSettings = field(default_factory=DecoderSettings)
     adapter: AdapterSettings = field(default_factory=AdapterSettings)
     data: PretrainDataSettings = field(default_factory=PretrainDataSettings)
@@ -266,6 +275,23 @@ class BuildModelSettings:
     data: BuildDataSettings
     output: BuildOutputSettings
     model: BuildSettings = field(default_factory=BuildSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerOutputSettings:
+    """Where the new tokenizer goes."""
+
+    save_path: str
+    """Directory of the new tokenizer; it must not be there yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTokenizerSettings:
+    """Make a tokenizer from texts: a Hugging Face directory without weights, for a model trained from nothing."""
+
+    output: TokenizerOutputSettings
+    data: TokenizerDataSettings = field(default_factory=TokenizerDataSettings)
+    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -214,6 +214,12 @@ BUILT_IN = (
         stage_result="model",
     ),
     Command(
+        **asdict(commands.TOKENIZER),
+        summary="learn a tokenizer from texts",
+        run="rft_cli.commands.tokenizers.command:run",
+        stage_result="tokenizer",
+    ),
+    Command(
         name="export",
         summary="write the model of a checkpoint as a Hugging Face directory",
         run="rft_cli.commands.export:run",
@@ -263,7 +269,6 @@ REFUSED_COMMANDS: dict[str, Refusal] = {
         for name in ("kto", "orpo", "ipo", "simpo", "cpo")
     },
     "cdpo": Refusal("it is dpo with smoothed labels", "rft-train dpo --label_smoothing 0.1"),
-    "tokenizer": Refusal("a tokenizer is made together with a new model", "rft-train build"),
     "dashboard": Refusal(_NOT_YET, "rft-train runs"),
     "compare": Refusal(_NOT_YET, "rft-train runs"),
     "distill": Refusal(_NOT_YET, "rft-train sft"),

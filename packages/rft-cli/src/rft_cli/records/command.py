@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-StageResult = Literal["run", "output", "model"]
+StageResult = Literal["run", "output", "model", "tokenizer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +98,8 @@ class Command:
     takes_run: bool = False
     """Whether a run may stand in place of the model, as in `rft-train eval RUN`."""
     stage_result: StageResult | None = None
-    """By what a stage of a recipe is found to be finished: the summary of a run, an output file or a model; None where
-    no stage can run it."""
+    """By what a stage of a recipe is found to be finished: the summary of a run, an output file, a model or a
+    tokenizer; None where no stage can run it."""
     fault: str = ""
     """Why the record of another package cannot be used; empty for every command that works."""
 

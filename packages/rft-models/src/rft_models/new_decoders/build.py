@@ -11,6 +11,7 @@ from rft_models.files.directories import no_progress_bars
 from rft_models.new_decoders.configurations import configuration
 from rft_models.new_decoders.sizes import DecoderSizes, decoder_sizes
 from rft_models.new_decoders.weights import draw_decoder_weights
+from rft_models.own_decoder.registration import register_own_decoder
 from rft_models.settings import DecoderSettings
 from rft_models.tokenization.tokenizer import HfTokenizer, load_tokenizer
 
@@ -40,6 +41,7 @@ def new_model(sizes: DecoderSizes, tokenizer: HfTokenizer, *, seed: int) -> Any:
     """Return the transformers model of these sizes with its first weights, in float32."""
     from transformers import AutoModelForCausalLM
 
+    register_own_decoder()
     config = configuration(sizes, tokenizer.hf_tokenizer)
     with torch.random.fork_rng(devices=[]):  # its own initialization draws from the global generator
         model = AutoModelForCausalLM.from_config(config)

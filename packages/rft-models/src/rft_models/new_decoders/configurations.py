@@ -88,6 +88,18 @@ def _dots1(sizes: DecoderSizes, common: dict[str, Any]) -> Any:
     )
 
 
+def _own(sizes: DecoderSizes, common: dict[str, Any]) -> Any:
+    from rft_models.own_decoder.modeling import RftDecoderConfig
+
+    return RftDecoderConfig(
+        **common,
+        head_dim=sizes.head_dim,
+        use_glu=sizes.use_glu,
+        hidden_act="silu" if sizes.use_glu else "gelu",
+        dropout=sizes.dropout,
+    )
+
+
 _FAMILIES: dict[str, Callable[[DecoderSizes, dict[str, Any]], Any]] = {
     "qwen3": _qwen3,
     "llama": _llama,
@@ -95,4 +107,5 @@ _FAMILIES: dict[str, Callable[[DecoderSizes, dict[str, Any]], Any]] = {
     "qwen3_moe": _qwen3_moe,
     "qwen2_moe": _qwen2_moe,
     "dots1": _dots1,
+    "own": _own,
 }

@@ -11,6 +11,8 @@ from typing import Any, cast
 
 from rft_core.errors import DataError
 from rft_models.files.config_values import MOST_TOKENS, check_token_id, wrong_value
+from rft_models.own_decoder.registration import register_for
+from rft_models.tokenization.new_tokenizer import byte_symbols, characters_of
 from rft_models.tokenization.time_limit import call_within
 
 _CLASSES_OF_THE_FILE = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -217,6 +219,10 @@ class HfTokenizer:
         for token in self.hf_tokenizer.all_special_tokens:
             text = text.replace(token, "")
         unknown = sorted(set(text) - alphabet)
+        normalizer = self.hf_tokenizer.backend_tokenizer.normalizer
+        if unknown and normalizer is not None:
+            # an e and its accent become one character, for example
+            unknown = sorted(set(normalizer.normalize_str(text)) - alphabet)
         if unknown:
             raise DataError(
                 code="text.unknown_character",
@@ -271,6 +277,7 @@ def load_tokenizer(directory: str | Path) -> HfTokenizer:
 def _from_pretrained(path: Path) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    register_for(path)  # the automatic class reads config.json, and knows families of transformers alone
     # AutoTokenizer puts the class of the model's family in the place of this one, which for Qwen2 replaces the
     # normalizer and the splitting that tokenizer.json holds
     as_written = _json_or_empty(path / "tokenizer_config.json").get("tokenizer_class") in _CLASSES_OF_THE_FILE
@@ -317,14 +324,19 @@ def _json_or_empty(path: Path) -> dict[str, Any]:
 
 
 def _closed_alphabet(tokenizer: Any) -> frozenset[str] | None:
-    """Return the characters of a one-token-a-character tokenizer without an unknown token, else None."""
+    """Return the characters of a tokenizer that has a token for each of them and for no other, else None."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or tokenizer.unk_token is not None:
         return None
     model = json.loads(backend.to_str())["model"]
-    if model.get("type") != "WordLevel":
+    if model.get("type") == "WordLevel":
+        return frozenset(token for token in model["vocab"] if len(token) == 1)
+    # every text can be written in bytes where all of them have tokens
+    symbols = byte_symbols().values()
+    if model.get("type") != "BPE" or model.get("byte_fallback") or all(symbol in model["vocab"] for symbol in symbols):
         return None
-    return frozenset(token for token in model["vocab"] if len(token) == 1)
+    decoder = json.loads(backend.to_str())["decoder"] or {}
+    return characters_of(model["vocab"]) if decoder.get("type") == "ByteLevel" else None
 
 
 def _named(error: Exception) -> str:

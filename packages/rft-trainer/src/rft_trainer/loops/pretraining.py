@@ -69,7 +69,7 @@ class PretrainLoop(SupervisedLoop[Sequence[TrainingSample]]):
 
     def _counts(self, data: Sequence[TrainingSample], batch: TrainingBatch) -> dict[str, object]:
         del batch
-        return {"data/samples": len(data), "data/tokens": sum(sample.num_loss_tokens for sample in data)}
+        return {"data/samples": len(data)}
 
     def _measure(self) -> HeldOutResult | None:
         """Compute the mean loss of the held-out windows in nats a token, and in bits a byte."""

@@ -36,15 +36,12 @@ class PretrainingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainDataSettings:
-    """The texts that a model is trained on from nothing, and those held out."""
+class TextSettings:
+    """The texts to read."""
 
     prompt_data: str = ""
-    """Texts to train on: .txt files, or files of rows with `text_key`; a file, a pattern, a directory, or
+    """Texts to read: .txt files, or files of rows with `text_key`; a file, a pattern, a directory, or
     ORG/NAME[:CONFIG[:SPLIT]][@REVISION] of the Hugging Face Hub; several joined by commas."""
-
-    prompt_data_probs: str = ""
-    """Shares of the several `prompt_data`, joined by commas; empty = by their sizes."""
 
     prompt_split: str = "train"
     """Split of `prompt_data` to use, where it has splits."""
@@ -54,6 +51,22 @@ class PretrainDataSettings:
 
     text_separator: str = ""
     """Characters that end a document in a .txt file, as \\n---\\n or <|endoftext|>; empty = a file is one document."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerDataSettings(TextSettings):
+    """The texts that a tokenizer is learned from."""
+
+    max_characters: int = field(default=0, metadata={"minimum": 0})
+    """Characters of these texts to learn from, the first ones; 0 = all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainDataSettings(TextSettings):
+    """The texts that a model is trained on from nothing, and those held out."""
+
+    prompt_data_probs: str = ""
+    """Shares of the several `prompt_data`, joined by commas; empty = by their sizes."""
 
     mask_documents: bool = True
     """Let a token see none of the documents before its own, which have only their place in the stream of tokens in
@@ -111,6 +124,10 @@ class PretrainTrainingSettings(SequenceTrainingSettings):
 
     micro_train_batch_size: int = field(default=8, metadata={"minimum": 1})
     """Windows in one forward and backward pass of a rank."""
+
+    packing_samples: bool = True
+    """Fill each forward pass up to its maximum number of tokens, also where windows are divided at documents; off =
+    count documents' parts. The result of the step is the same."""
 
     max_len: int | None = field(default=None, metadata={"minimum": 2})
     """Tokens of a window; none = what the model can take."""

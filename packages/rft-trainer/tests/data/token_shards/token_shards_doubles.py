@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import mmap
+from collections.abc import Generator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 from rft_trainer.data.token_shards.windows import TokenWindows
 
@@ -50,3 +53,11 @@ def joined_ids(windows: TokenWindows) -> list[int]:
 def joined_text(windows: TokenWindows) -> str:
     """Return the text of all windows, with | for the end token."""
     return Characters().decode(joined_ids(windows))
+
+
+@contextmanager
+def mapped(file: Path, raw: bytes) -> Generator[mmap.mmap]:
+    """Write a file and give it as a memory map."""
+    file.write_bytes(raw)
+    with file.open("rb") as stream, closing(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)) as text:
+        yield text

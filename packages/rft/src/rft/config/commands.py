@@ -96,7 +96,8 @@ CONFORMANCE = CommandSettings(
     rules="rft.config.rules.compared_engines:problems",
 )
 BUILD = CommandSettings(name="build", settings="rft.settings:BuildModelSettings")
-OWN = (SFT, PRETRAIN, DPO, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD)
+TOKENIZER = CommandSettings(name="tokenizer", settings="rft.settings:TrainTokenizerSettings")
+OWN = (SFT, PRETRAIN, DPO, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD, TOKENIZER)
 
 _PROGRAMS: list[Callable[[], Mapping[str, ConfiguredCommand]]] = []
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rft.build.images import ImageReading, refuse_beside_images, row_images, tokenizer_with_images
 from rft.build.lora import counting
+from rft.build.models import check_routers
 from rft.build.prompt_data import (
     PreparedPrompts,
     all_left_out,
@@ -32,7 +33,7 @@ from rft.parallel.policy_weights import fused_policy
 from rft.process.machine import Machine
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun
-from rft.settings import SftSettings
+from rft.settings import PretrainSettings, SftSettings
 from rft.stages.supervised.parts import RowOrder, policy_state
 from rft.stages.supervised.row_store import StoredRows, open_store, stored_sources, wants_store
 from rft.stages.supervised.row_training import ReadRun, train_on_rows
@@ -43,7 +44,6 @@ from rft_core.keyed_random import derive_key
 from rft_models.layers.embedding_noise import EmbeddingNoise
 from rft_models.loading.context_length import model_facts
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_models.settings import ModelSettings
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.rendering import RenderedPrompt
@@ -81,6 +81,7 @@ def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) 
     """Read, render and count; needs a tokenizer and no weights."""
     data, chosen = settings.data, settings.training
     max_len = chosen.max_len or max_positions
+    check_routers(settings.model, settings.routers)
     refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer)
     images = row_images(settings.images, settings.run.seed)
     turns = trained_turns(data)
@@ -205,7 +206,8 @@ def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, 
     state = policy_state(settings, started, tokenizer, rows)
     parallel = state.parallel
     terms = Sft(label_smoothing=chosen.label_smoothing, z_loss_coef=chosen.z_loss_coef)
-    loss = supervised_loss_of(settings.model, parallel, machine, terms=terms)
+    loss = supervised_loss_of(settings, parallel, machine, terms=terms)
+    parallel.model.key_dropout(settings.run.seed)
     noisy = with_noise(parallel.model, state.learning_rates(), alpha=chosen.neftune_noise_alpha, seed=settings.run.seed)
     return SftLoop(
         **state.loop_parts(loss, counting(parallel.model, noisy)),
@@ -240,7 +242,7 @@ def with_noise(
 
 
 def supervised_loss_of(
-    model: ModelSettings, parallel: ParallelModel[CausalPolicy], machine: Machine, *, terms: Sft
+    settings: SftSettings | PretrainSettings, parallel: ParallelModel[CausalPolicy], machine: Machine, *, terms: Sft
 ) -> MicroBatchLoss:
     """Make the loss of a micro-batch: the fused or split likelihood, or the one with terms over the vocabulary."""
     if terms.label_smoothing or terms.z_loss_coef:
@@ -248,7 +250,7 @@ def supervised_loss_of(
     return PolicyLoss(
         parallel.model,
         TokenLikelihood(),
-        balanced=balanced_forward(model, parallel.model, machine),
+        balanced=balanced_forward(settings.model, parallel.model, machine, settings.routers),
         fused=fused_policy(parallel),
     )
 

@@ -22,7 +22,7 @@ import numpy as np
 from rft_core.durable_files import replace_record, storage_errors
 from rft_core.errors import DataError
 from rft_trainer.data.token_shards.encode import TextTokenizer, build_token_shard
-from rft_trainer.data.token_shards.text_plan import Cut, TextShardPlan, TextStream
+from rft_trainer.data.token_shards.text_plan import BYTES_OF_SHARD, Cut, TextShardPlan, TextStream
 from rft_trainer.data.token_shards.token_file import VERSION, TokenShardFacts, shard_path, sound_shard, token_type
 
 _LOG = logging.getLogger(__name__)
@@ -73,7 +73,14 @@ def in_this_process(tokenizer: TextTokenizer, *, stopped: Callable[[], bool] = l
     return build
 
 
-def build_stream(root: Path, stream: TextStream, tokenizer: TextTokenizer, build: BuildTokens) -> BuiltStream:
+def build_stream(
+    root: Path,
+    stream: TextStream,
+    tokenizer: TextTokenizer,
+    build: BuildTokens,
+    *,
+    bytes_of_shard: int = BYTES_OF_SHARD,
+) -> BuiltStream:
     """Build what is missing of a stream, and return it.
 
     Args:
@@ -81,13 +88,14 @@ def build_stream(root: Path, stream: TextStream, tokenizer: TextTokenizer, build
         stream: the text.
         tokenizer: makes the tokens.
         build: `in_this_process`, or workers.
+        bytes_of_shard: text of a shard, about.
 
     Raises:
         KeyboardInterrupt: the process was asked to stop; the next build goes on with the missing shards.
         DataError: a text cannot be used, or there is none.
         StorageError: the store cannot be written.
     """
-    record = stream_record(stream, tokenizer)
+    record = {**stream_record(stream, tokenizer), "bytes_of_shard": bytes_of_shard}
     directory = root / hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:32]
     with storage_errors("make the data store", directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -96,7 +104,7 @@ def build_stream(root: Path, stream: TextStream, tokenizer: TextTokenizer, build
         shards = _complete(directory, dtype)
         if shards is None:
             _clear(directory, dtype)
-            shards = [*build(directory, stream, stream.plans())]
+            shards = [*build(directory, stream, stream.plans(bytes_of_shard))]
             if not any(facts.num_tokens for facts in shards):
                 raise _no_text(stream)
             with storage_errors("make the data store", directory):

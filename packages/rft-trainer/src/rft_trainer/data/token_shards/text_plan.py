@@ -169,14 +169,17 @@ def text_cut(text: mmap.mmap, offset: int) -> int:
     two characters.
     """
     looked = bytes(text[offset - 1 : offset + _LOOKED])
-    for mark in (b"\n", b" "):
-        found = looked.find(mark, 1)
+    for mark, first in ((b"\n", 0), (b" ", 1)):
+        found = looked.find(mark, first)
         while 0 <= found < len(looked) - 1:
             if mark == b"\n" and _is_word(looked[found + 1]):
                 return offset + found
             if mark == b" " and _is_word(looked[found + 1]) and looked[found - 1] not in _SPACES:
                 return offset - 1 + found
             found = looked.find(mark, found + 1)
+    if offset + _LOOKED >= len(text):
+        # a rest this short needs no shard of its own
+        return len(text)
     place = offset
     # bytes that continue a character of UTF-8
     while place < len(text) and text[place] & 0xC0 == 0x80:

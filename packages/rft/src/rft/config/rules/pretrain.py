@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 
 from rft.config.rules.sourced_values import MakeProblem, SourcedValues, Values
 from rft.config.rules.training import training_problems
 from rft_core.errors import Problem
 from rft_models.new_decoders.sizes import decoder_refusals
-from rft_models.settings import DecoderSettings
+from rft_models.settings import DecoderSettings, PretrainModelSettings
+from rft_trainer.settings.pretraining import PretrainTrainingSettings
 
+<<<<<<< HEAD
 _OF_NEW_MODELS = (*DecoderSettings.__dataclass_fields__, "tokenizer", "tokenizer_size", "depth")
+=======
+_OF_NEW_MODELS: Mapping[str, object] = {item.name: item.default for item in fields(DecoderSettings)} | {
+    "tokenizer": PretrainModelSettings.tokenizer,
+    "tokenizer_size": PretrainModelSettings.tokenizer_size,
+}
+"""Settings that a model which exists has already, with their defaults."""
+>>>>>>> work-pretrain
 
 
 def problems(given: SourcedValues) -> Iterator[Problem]:
@@ -23,9 +33,6 @@ def problems(given: SourcedValues) -> Iterator[Problem]:
 
 
 def _data(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
-    if not values["prompt_data"]:
-        why = "a language model is trained on texts, and none are named"
-        yield make_problem("pretrain.no_data", ["prompt_data"], why, "--prompt_data text.txt")
     for name in ("patience", "target_loss"):
         if values[name] and not values["eval_data"] and not values["held_out_share"]:
             why = f"{name} depends on the held-out loss, and nothing is held out"
@@ -35,12 +42,13 @@ def _data(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
 def _decoder(given: SourcedValues) -> Iterator[Problem]:
     values = given.values
     if values["pretrain"]:
-        named = [name for name in _OF_NEW_MODELS if given.origins[name].kind != "default"]
+        # the file of a run repeats defaults
+        named = [name for name, default in _OF_NEW_MODELS.items() if values[name] != default]
         if named:
             why = "the shape and the tokenizer are those of the model that pretrain names"
             yield given.make_problem("pretrain.has_model", [*named, "pretrain"], why, f"leave {', '.join(named)} out")
         return
-    chosen = DecoderSettings(**{name: values[name] for name in DecoderSettings.__dataclass_fields__})
+    chosen = DecoderSettings(**{name: values[name] for name in (item.name for item in fields(DecoderSettings))})
     for refusal in decoder_refusals(chosen):
         yield given.make_problem(refusal.code, list(refusal.names), refusal.why, refusal.do)
     for name in ("lora_rank", "freeze_prefix"):
@@ -63,7 +71,8 @@ def _terms(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
 
 
 def _length(given: SourcedValues) -> Iterator[Problem]:
-    if given.values["train_batch_tokens"] and given.origins["train_batch_size"].kind != "default":
+    default = PretrainTrainingSettings.train_batch_size
+    if given.values["train_batch_tokens"] and given.values["train_batch_size"] != default:
         names = ["train_batch_tokens", "train_batch_size"]
         why = "both say how much a step trains on"
         yield given.make_problem("pretrain.two_batches", names, why, "leave train_batch_size out")
@@ -73,7 +82,7 @@ def idle_settings(given: SourcedValues, defaults: Values) -> list[str]:
     """Return a note for each given setting of a part that the run does not have."""
     values, origins = given.values, given.origins
     found: list[str] = []
-    if origins["tokenizer_size"].kind != "default" and values["tokenizer"] != "bpe":
+    if values["tokenizer_size"] != PretrainModelSettings.tokenizer_size and values["tokenizer"] != "bpe":
         found.append(
             f"tokenizer_size = {values['tokenizer_size']} ({origins['tokenizer_size']}) has no effect: the tokenizer "
             f"is {values['tokenizer']}"

@@ -35,8 +35,11 @@ class TrainingKeywords(TypedDict, total=False):
     max_epochs: int
     max_steps: int
     max_len: int | None
+    optimizer: Literal["adamw", "muon"]
     lr_warmup_ratio: float
-    lr_schedule: Literal["cosine", "linear", "constant"]
+    lr_warmup_steps: int | None
+    lr_schedule: Literal["cosine", "linear", "constant", "wsd"]
+    lr_decay_ratio: float
     min_lr_ratio: float
     adam_betas: tuple[float, float]
     adam_epsilon: float
@@ -56,6 +59,8 @@ class TrainingKeywords(TypedDict, total=False):
     adam_offload: bool
     use_mp_opt: bool
     fp16: bool
+    amp: bool
+    amp_dtype: Literal["auto", "bf16", "fp16"]
     meta_init: bool
     enable_ema: bool
     ema_decay: float

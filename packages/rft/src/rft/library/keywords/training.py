@@ -158,6 +158,8 @@ class RlKeywords(PolicyKeywords, RewardKeywords, AnswerKeywords, total=False):
 class SftKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     """Settings of `rft-train sft`."""
 
+    router_z_loss_coef: float
+    balance_bias_rate: float
     num_workers: int
     prefetch_factor: int
     data_store: Literal["auto", "on", "off"]
@@ -189,6 +191,8 @@ class PretrainKeywords(PolicyKeywords, SupervisedKeywords, total=False):
 
     tokenizer: str
     tokenizer_size: int
+    router_z_loss_coef: float
+    balance_bias_rate: float
     family: Literal["auto", "qwen3", "llama", "mixtral", "qwen3_moe", "qwen2_moe", "dots1", "own"]
     hidden_size: int
     num_layers: int

@@ -16,6 +16,7 @@ from rft.settings import PretrainSettings
 from rft.stages.pretraining.new_tokenizer import KINDS, tokenizer_directory
 from rft.stages.pretraining.written_once import written_once
 from rft_models.new_decoders.build import build_new_decoder
+from rft_trainer.data.token_shards.open import require_texts
 
 _FORMAT = 1
 """Counts up when the same settings make other weights."""
@@ -31,6 +32,7 @@ def with_decoder(resolved: Resolved[PretrainSettings]) -> Resolved[PretrainSetti
         DataError: no text to train a tokenizer on, or a directory without one.
     """
     settings = resolved.settings
+    require_texts(settings.data)
     chosen: dict[str, object] = {}
     if not settings.model.pretrain:
         chosen["pretrain"] = str(new_decoder(settings))

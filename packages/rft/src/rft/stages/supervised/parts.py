@@ -216,6 +216,5 @@ def policy_state(
         trained=(name for name, _ in trained),
     )
     # the dropout masks of a resumed run go on with its next update
-    if parallel.model.adapters is not None:
-        parallel.model.adapters.begin_update(state.progress.updates)
+    parallel.model.begin_update(state.progress.updates)
     return state

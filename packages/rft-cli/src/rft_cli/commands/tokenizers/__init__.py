@@ -1,0 +1,1 @@
+"""`rft-train tokenizer`: tokenizers from texts."""
