@@ -12,15 +12,12 @@ from rft_models.new_decoders.sizes import decoder_refusals
 from rft_models.settings import DecoderSettings, PretrainModelSettings
 from rft_trainer.settings.pretraining import PretrainTrainingSettings
 
-<<<<<<< HEAD
-_OF_NEW_MODELS = (*DecoderSettings.__dataclass_fields__, "tokenizer", "tokenizer_size", "depth")
-=======
 _OF_NEW_MODELS: Mapping[str, object] = {item.name: item.default for item in fields(DecoderSettings)} | {
     "tokenizer": PretrainModelSettings.tokenizer,
     "tokenizer_size": PretrainModelSettings.tokenizer_size,
+    "depth": PretrainTrainingSettings.depth,
 }
 """Settings that a model which exists has already, with their defaults."""
->>>>>>> work-pretrain
 
 
 def problems(given: SourcedValues) -> Iterator[Problem]:
