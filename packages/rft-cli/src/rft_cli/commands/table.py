@@ -50,9 +50,12 @@ SFT = Command(
 PRETRAIN = Command(
     **asdict(commands.PRETRAIN),
     summary="train a language model on texts, from nothing or from a model",
+    spellings="rft_cli.pretrainer.translation:spellings",
+    nodes="rft_cli.pretrainer.nodes:nodes",
+    help_tables="rft_cli.pretrainer.pages:field_table",
     essential="""
 prompt_data eval_data held_out_share tokenizer tokenizer_size text_key
-hidden_size num_layers num_heads max_seq_len use_moe num_experts top_k family
+hidden_size num_layers num_heads max_seq_len use_moe num_experts top_k family depth
 learning_rate max_epochs max_steps train_tokens train_batch_size train_batch_tokens micro_train_batch_size
 lr_schedule lr_warmup_ratio bf16 device gradient_checkpointing fsdp zero_stage eval_steps save_path save_steps
 load_checkpoint nproc seed run_name log_interval use_wandb use_tensorboard pretrain

@@ -79,6 +79,13 @@ class Command:
     """`(SourcedValues) -> problems`: contradictions between its settings, beside those that every command has."""
     notes: str = ""
     """`(SourcedValues, defaults) -> lines`: settings of its own that have no effect beside the others."""
+    derive: str = ""
+    """`(SourcedValues) -> rft.config.spellings.Derived`: settings that follow from others; empty = none do."""
+    spellings: str = ""
+    """`() -> rft.config.spellings.Spellings`: names of another program that it takes beside its own; empty = none."""
+    nodes: str = ""
+    """`(argv) -> rft_dist.launch.spawn.Nodes | None`: the machines that start ranks of one run, each with this command;
+    empty = ranks of several machines are started by a launcher."""
     essential: str = ""
     """Names of the settings that `--help` shows, divided by spaces: those which most runs choose; empty = all."""
     help_tables: str = ""

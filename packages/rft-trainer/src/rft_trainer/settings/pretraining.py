@@ -103,6 +103,10 @@ class PretrainDataSettings(TextSettings):
 class PretrainTrainingSettings(SequenceTrainingSettings):
     """Length of a run on texts, its batches and its loss."""
 
+    depth: int = field(default=0, metadata={"minimum": 0, "maximum": 128})
+    """One number for the whole run: blocks of a new decoder, from which follow its width (64 x depth), heads, learning
+    rate, batch and number of tokens, each unless it is given; 0 = each has its own value."""
+
     learning_rate: float = field(default=1e-3, metadata={"above": 0.0})
     """Peak learning rate."""
 

@@ -36,6 +36,11 @@ class ConfiguredCommand(Protocol):
         """`(SourcedValues, defaults) -> lines`: settings of its own that have no effect beside the others."""
         ...
 
+    @property
+    def derive(self) -> str:
+        """`(SourcedValues) -> rft.config.spellings.Derived`: settings that follow from others; empty = none do."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSettings:
@@ -45,6 +50,7 @@ class CommandSettings:
     settings: str
     rules: str = ""
     notes: str = ""
+    derive: str = ""
 
 
 SFT = CommandSettings(
@@ -58,6 +64,7 @@ PRETRAIN = CommandSettings(
     settings="rft.settings:PretrainSettings",
     rules="rft.config.rules.pretrain:problems",
     notes="rft.config.rules.pretrain:idle_settings",
+    derive="rft.config.rules.pretrain_depth:from_depth",
 )
 DPO = CommandSettings(
     name="dpo",

@@ -15,6 +15,7 @@ from rft_trainer.settings.pretraining import PretrainTrainingSettings
 _OF_NEW_MODELS: Mapping[str, object] = {item.name: item.default for item in fields(DecoderSettings)} | {
     "tokenizer": PretrainModelSettings.tokenizer,
     "tokenizer_size": PretrainModelSettings.tokenizer_size,
+    "depth": PretrainTrainingSettings.depth,
 }
 """Settings that a model which exists has already, with their defaults."""
 
