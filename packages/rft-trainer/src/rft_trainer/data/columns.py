@@ -82,6 +82,11 @@ class Columns:
         return known[0] if known else ""
 
 
+def has_column(fields: Mapping[str, Any], key: str) -> bool:
+    """Return whether a row has a column, whose key may be dotted."""
+    return _lookup(fields, key)[0]
+
+
 def _names(fields: Mapping[str, Any], *, with_lists: bool) -> Iterator[str]:
     """Names of the columns whose values can be a text; those of nested objects are dotted."""
     kinds = (str, int, float, Decimal, list, tuple) if with_lists else (str, int, float, Decimal)

@@ -29,6 +29,9 @@ class TrainingKeywords(TypedDict, total=False):
     num_workers: int
     prefetch_factor: int
     dataloader_pin_memory: bool
+    data_store: Literal["auto", "on", "off"]
+    data_store_path: str
+    data_store_workers: int
     input_key: str
     eval_split: str
     max_eval_samples: int
@@ -125,9 +128,6 @@ class PolicyKeywords(TrainingKeywords, total=False):
 class SupervisedKeywords(TypedDict, total=False):
     """Settings of every training on rows."""
 
-    data_store: Literal["auto", "on", "off"]
-    data_store_path: str
-    data_store_workers: int
     weight_key: str
     held_out_rows: int
     learning_rate: float

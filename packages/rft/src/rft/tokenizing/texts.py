@@ -27,6 +27,13 @@ def prompt_tokens(renderer: PromptRenderer, tokenizer: HfTokenizer, prompts: Seq
     Raises:
         DataError: a prompt cannot be rendered, or has no token.
     """
+    return texts_and_tokens(renderer, tokenizer, prompts)[1]
+
+
+def texts_and_tokens(
+    renderer: PromptRenderer, tokenizer: HfTokenizer, prompts: Sequence[PromptRow]
+) -> tuple[list[str], list[list[int]]]:
+    """Return the rendered texts of prompts, and their tokens; errors as `prompt_tokens` raises them."""
     texts: list[str] = []
     for prompt in prompts:
         with named(prompt):
@@ -36,7 +43,14 @@ def prompt_tokens(renderer: PromptRenderer, tokenizer: HfTokenizer, prompts: Seq
         if not ids:
             with named(prompt):
                 renderer.render(prompt)  # refuses a prompt without a token
-    return found
+    return texts, found
+
+
+def held_out_note(num_shared: int, num_held_out: int) -> tuple[str, ...]:
+    """Return what a person should know of held-out prompts that are among the training prompts."""
+    if not num_shared:
+        return ()
+    return (f"{num_shared:,} of {num_held_out:,} held-out prompts are among the training prompts too",)
 
 
 def encoded(
@@ -56,6 +70,18 @@ def encoded(
             with named(prompt):
                 found.append(tokenizer.encode(text, add_special_tokens=special))
         return found
+
+
+def all_too_long(too_long: Sequence[tuple[str, int]], limit: int, flag: str = "--prompt_max_len") -> DataError:
+    """Return the error of prompts none of which fits."""
+    longest = max((length for _, length in too_long), default=limit)
+    return DataError(
+        code="prompt.all_too_long",
+        what=f"0 of {len(too_long)} prompts have at most {limit} tokens (the longest has {longest})",
+        where=flag,
+        why="a prompt is used whole or left out, and here all would be left out",
+        do=f"{flag} {longest}",
+    )
 
 
 @contextmanager
