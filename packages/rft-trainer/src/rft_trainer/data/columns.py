@@ -48,6 +48,8 @@ class Columns:
 
     def field(self, row: Row, key: str, flag: str) -> Any:
         """Return the value of a column, which may be dotted, or raise `MissingColumnError`."""
+        if key in row.fields:
+            return row.fields[key]
         found, value = _lookup(row.fields, key)
         if not found:
             raise self._missing(row, key, flag)

@@ -36,8 +36,11 @@ def texts_and_tokens(
     """Return the rendered texts of prompts, and their tokens; errors as `prompt_tokens` raises them."""
     texts: list[str] = []
     for prompt in prompts:
-        with named(prompt):
+        # by hand: a context a row takes longer than the text of a short prompt
+        try:
             texts.append(renderer.text(prompt))
+        except DataError as error:
+            raise _placed(prompt, error) from error
     found = encoded(tokenizer, prompts, texts, special=not renderer.apply_chat_template)
     for prompt, ids in zip(prompts, found, strict=True):
         if not ids:
@@ -90,6 +93,10 @@ def named(prompt: PromptRow) -> Generator[None]:
     try:
         yield
     except DataError as error:
-        if prompt.place in error.problem.where:
-            raise
-        raise DataError(**{**asdict(error.problem), "where": prompt.place}) from error
+        raise _placed(prompt, error) from error
+
+
+def _placed(prompt: PromptRow, error: DataError) -> DataError:
+    """Return the error with the place of the row, or a copy where it has it."""
+    where = error.problem.where if prompt.place in error.problem.where else prompt.place
+    return DataError(**{**asdict(error.problem), "where": where})

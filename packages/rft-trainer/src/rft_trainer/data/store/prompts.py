@@ -9,13 +9,15 @@ from typing import Any, overload
 from rft_trainer.data.store.samples import StoredSamples
 from rft_trainer.records.rollouts import Prompt
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+
 
 def prompt_record(
     text: str, label: Any, messages: Sequence[Mapping[str, Any]] = (), columns: Mapping[str, Any] | None = None
 ) -> bytes:
     """Return the record of a prompt as JSON; labels and columns are JSON already."""
     # a surrogate that stands alone is none of UTF-8, and a chat template may write one
-    return json.dumps([text, label, list(messages), columns or {}], ensure_ascii=False).encode(errors="surrogatepass")
+    return _ENCODER.encode([text, label, list(messages), columns or {}]).encode(errors="surrogatepass")
 
 
 class StoredPrompts(Sequence[Prompt]):
