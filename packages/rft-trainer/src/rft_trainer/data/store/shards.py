@@ -128,27 +128,34 @@ def _arrays(blocks: Sequence[tuple[int, TokenColumns]], samples: TokenColumns) -
     import pyarrow as pa
 
     sizes = [len(columns.index) for _, columns in blocks]
+    sources = np.repeat(np.array([source for source, _ in blocks], np.int32), sizes)
     num_numbers = samples.numbers.shape[1]
     assert not (num_numbers and samples.has_records), "pairs have numbers, prompts have records"
-    beside = (
-        [
-            pa.FixedSizeListArray.from_arrays(pa.array(samples.numbers.ravel()), num_numbers),
-            pa.array(samples.prompt_key),
-        ]
-        if num_numbers
-        else [_records(samples), pa.array(samples.prompt_key)]
-        if samples.has_records
-        else []
+    beside: list[Any] = []
+    if num_numbers:
+        numbers = pa.FixedSizeListArray.from_arrays(_array(samples.numbers.ravel(), pa.float64()), num_numbers)
+        beside = [numbers, _array(samples.prompt_key, pa.uint64())]
+    if samples.has_records:
+        beside = [_records(samples), _array(samples.prompt_key, pa.uint64())]
+    masks = pa.Array.from_buffers(
+        pa.bool_(), len(samples.loss_mask), [None, pa.py_buffer(np.packbits(samples.loss_mask, bitorder="little"))]
     )
     return [
-        pa.array(np.repeat(np.array([source for source, _ in blocks], np.int32), sizes)),
-        pa.array(samples.index),
-        pa.array(samples.prompt_length),
-        pa.array(samples.weight),
-        pa.ListArray.from_arrays(_offsets(samples.num_tokens), pa.array(samples.token_ids)),
-        pa.ListArray.from_arrays(_offsets(samples.num_masked), pa.array(samples.loss_mask)),
+        _array(sources, pa.int32()),
+        _array(samples.index, pa.int64()),
+        _array(samples.prompt_length, pa.int32()),
+        _array(samples.weight, pa.float64()),
+        pa.ListArray.from_arrays(_offsets(samples.num_tokens), _array(samples.token_ids, pa.uint32())),
+        pa.ListArray.from_arrays(_offsets(samples.num_masked), masks),
         *beside,
     ]
+
+
+def _array(values: Any, kind: Any) -> Any:
+    """Return a numpy array as one of Arrow; `pa.array` loads pandas, which takes a second."""
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def _records(samples: TokenColumns) -> Any:
@@ -160,7 +167,9 @@ def _records(samples: TokenColumns) -> Any:
 
 
 def _offsets(lengths: Any) -> Any:
-    return np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
+    import pyarrow as pa
+
+    return _array(np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)]), pa.int32())
 
 
 def _publish(temporary: Path, target: Path) -> None:
