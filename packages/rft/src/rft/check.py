@@ -114,7 +114,7 @@ class RlCheck:
         """Try function and servers as the start would; no reward model's weights are loaded."""
         if self.settings.judge.judge_pretrain:
             existing_directory(self.settings.judge.judge_pretrain)
-        return [TriedReward(trial) for trial in check_reward(self.settings, [*self.data.prompts, *self.data.held_out])]
+        return [TriedReward(trial) for trial in check_reward(self.settings, self.data.all_prompts())]
 
     def first_example(self) -> TokenizedExample:
         """Return the first prompt token by token; what is learned comes after it."""

@@ -161,12 +161,12 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "build_critic(settings, machine, record, tokenizer, None, micro_batching(), learning_rate_schedule(), "
         "{'policy': 'policy guard'})",
         "machine.phase_timer(progress, parallel.meter)",
-        "make_ledger(data.training.mixture, data.training.data_hash, 2, settings.batch.num_episodes, 3)",
+        "make_ledger(data.mixture, data.data_hash, 2, settings.batch.num_episodes, 3)",
         "sampling_options(sampling, 20, tokenizer.eos_ids)",
         f"RolloutParts(make_engine(), tokenizer, reward, ledger, data, {DRAWN!r}, "
         "machine.phase_timer(), None, 50, None)",
         "build_rollouts(settings, machine, record, policy, RolloutParts())",
-        "started.metadata(data.training.data_hash)",
+        "started.metadata(data.data_hash)",
         "checkpoint_parts(parallel, machine.collectives)",
         "make_saver(started, settings.checkpoint, started.metadata(), checkpoint_parts(), parallel.optimizer, "
         "{'progress': progress, 'ledger': ledger, 'credit': credit, 'ahead': 'queue'}, tensor_parts=None)",

@@ -103,7 +103,9 @@ def _warmup(option: GivenSetting, epochs: float) -> Translated:
     def later(given: SourcedValues) -> Derived:
         if given.origins["lr_warmup_ratio"].kind == option.origin.kind:
             why = f"{option.written} {as_text(epochs)} says the same in epochs"
-            return Derived(problems=(given.make_problem("pretrainer.two_warmups", ["lr_warmup_ratio"], why, _leave(option)),))
+            return Derived(
+                problems=(given.make_problem("pretrainer.two_warmups", ["lr_warmup_ratio"], why, _leave(option)),)
+            )
         run = given.values["max_epochs"]
         ratio = min(1.0, epochs / run)
         note = f"{option.written} {as_text(epochs)} of {run} epochs: lr_warmup_ratio = {ratio:g}, a share of all steps"
@@ -124,7 +126,9 @@ def _validation(option: GivenSetting, wanted: bool) -> Translated:
         if wanted:
             note = f"{option.written}: the last {HELD_OUT_SHARE:g} of the text is held out (held_out_share)"
             return Derived({"held_out_share": HELD_OUT_SHARE}, option.origin, (note,))
-        notes = [f"{name} = {given.values[name]} ({given.origins[name]}) is not used: {option.written}" for name in named]
+        notes = [
+            f"{name} = {given.values[name]} ({given.origins[name]}) is not used: {option.written}" for name in named
+        ]
         return Derived({"held_out_share": 0.0, "eval_data": ""}, option.origin, tuple(notes))
 
     return Translated(later=later)
