@@ -1,0 +1,172 @@
+"""What one optimizer step would hold at its peak, from a trace of its forward and backward passes.
+
+The code of the run itself is traced, on tensors without values, from config.json alone. A deep decoder is traced with
+a few of its layers: what a layer adds is the same in each of them, so the rest follows by a straight line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rft.build.lora import adapt
+from rft.planning.traced.stages import MicroBatchShape, TracedStage
+from rft_dist.planning.traced_bytes import ACTIVATIONS, GRADIENTS, LOGITS, TracedBytes
+from rft_models.logprobs.planned_device import planned_for
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load_for_training import checkpointing_of, freezing_of, head_chunk_size
+from rft_models.policy.without_weights import policy_without_weights
+from rft_trainer.batches.packing import count, pack
+from rft_trainer.metrics.totals import MetricTotals
+
+TRACED_LAYERS = (4, 6)
+"""Decoders with more layers than the second are traced with both numbers of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepToTrace:
+    """One rank's step."""
+
+    stage: TracedStage
+    settings: Any
+    """Of the stage."""
+    values: Mapping[str, Any]
+    """The settings by their flat names."""
+    shape: MicroBatchShape
+    dtype: torch.dtype
+    """What the forward computes in."""
+    device_type: str
+    """ "cuda" or "cpu": by its limits the head is computed."""
+    num_layers: int
+    several: bool
+    """Whether the step has more than one micro-batch, so that gradients are there while one is computed."""
+    sums_in_float32: bool
+    """Whether gradients of a narrower type are added up in float32, one parameter's at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """Bytes at the peak of a rank's forward and backward passes, beside its weights."""
+
+    activations: int
+    logits: int
+    """Logits and what is computed of them."""
+    gradients: int
+    """At that moment: where there is one micro-batch, they come as activations go."""
+    all_gradients: int
+    """When the backward pass has ended."""
+    layers: tuple[int, ...]
+    """Numbers of layers that were traced."""
+
+    @property
+    def peak(self) -> int:
+        """Bytes of all of them together."""
+        return self.activations + self.logits + self.gradients
+
+
+def trace_step(step: StepToTrace) -> TracedStep:
+    """Trace the forward and backward passes of a step.
+
+    Raises:
+        Exception: whatever an operation without a form for tensors without values raises.
+    """
+    if step.num_layers <= TRACED_LAYERS[1]:
+        return _trace(step)
+    few, more = (_trace(replace(step, num_layers=number)) for number in TRACED_LAYERS)
+    return _line(few, more, step.num_layers)
+
+
+def _line(few: TracedStep, more: TracedStep, num_layers: int) -> TracedStep:
+    """Return the step of so many layers on the straight line through two others."""
+    first, second = TRACED_LAYERS
+
+    def at(name: str) -> int:
+        low, high = getattr(few, name), getattr(more, name)
+        return high + (high - low) * (num_layers - second) // (second - first)
+
+    return TracedStep(*map(at, ("activations", "logits", "gradients", "all_gradients")), layers=TRACED_LAYERS)
+
+
+def _trace(step: StepToTrace) -> TracedStep:
+    traced = TracedBytes()
+    policy = _policy(step, traced)
+    parameters = [parameter for _, parameter in policy.trainable_parameters()]
+    sums: dict[int, Tensor] = {}
+    if step.sums_in_float32:
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(partial(_sum_in_float32, traced, sums))
+    else:
+        traced.watch(parameters)
+    # a float16 loss is scaled before the head, which cannot make gradients in the forward then
+    loss = step.stage.loss(step.settings, policy, None if step.dtype is torch.float16 else policy)
+    samples = step.stage.samples(step.settings, step.values, step.shape)
+    counts = count(samples)
+    with planned_for(step.device_type), traced:
+        for _ in range(2 if step.several else 1):
+            traced.forget_peak()
+            output = loss(pack(samples), counts, MetricTotals())
+            output.loss.backward()
+            del output
+        at_peak: Counter[str] = traced.at_peak
+        gradients = traced.of(GRADIENTS)
+    layers = (step.num_layers,)
+    return TracedStep(at_peak[ACTIVATIONS], at_peak[LOGITS], at_peak[GRADIENTS], gradients, layers)
+
+
+def _policy(step: StepToTrace, traced: TracedBytes) -> CausalPolicy:
+    settings = step.settings
+    policy = policy_without_weights(
+        settings.model.pretrain,
+        dtype=step.dtype,
+        placed=traced.fake,
+        num_layers=step.num_layers,
+        gradient_checkpointing=checkpointing_of(settings.model),
+        freeze=freezing_of(settings.model),
+        head_chunk_size=head_chunk_size(settings.model),
+    )
+    adapt(policy, settings.adapter, None, base=settings.model.pretrain, seed=settings.run.seed)
+    policy.head = _LabelledHead(policy.head, traced)  # pyright: ignore[reportAttributeAccessIssue]  # the same methods
+    return policy
+
+
+def _sum_in_float32(traced: TracedBytes, sums: dict[int, Tensor], parameter: Tensor) -> None:
+    gradient, parameter.grad = parameter.grad, None
+    assert gradient is not None
+    if id(parameter) in sums:
+        sums[id(parameter)].add_(gradient)
+        return
+    sums[id(parameter)] = gradient.float()
+    traced.relabel(sums[id(parameter)], GRADIENTS)
+
+
+class _LabelledHead:
+    """An output head of which the memory counts as logits, in the backward pass too."""
+
+    def __init__(self, head: Any, traced: TracedBytes) -> None:
+        self._head = head
+        self._traced = traced
+        size = head.weight.numel()
+        # the gradient of the matrix may be summed in float32
+        self._gradients = frozenset((size * head.weight.element_size(), size * 4))
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._head, name)
+        return partial(self._labelled, found) if name in ("logprobs", "loss", "vocabulary_terms") else found
+
+    def _labelled(self, function: Any, *arguments: Any, **named: Any) -> Any:
+        with self._traced.labelled(LOGITS, self._gradients):
+            outputs = function(*arguments, **named)
+        first = outputs.loss if hasattr(outputs, "loss") else outputs[0]
+        node = first.grad_fn
+        while node is not None and not type(node).__name__.startswith(("_SlabLogprobs", "_FusedLoss")):
+            node = next((before for before, _ in node.next_functions if before is not None), None)
+        if node is not None:
+            node.register_prehook(lambda _: self._traced.begin(LOGITS, self._gradients))
+            node.register_hook(lambda *_: self._traced.end())
+        return outputs
