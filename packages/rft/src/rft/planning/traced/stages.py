@@ -14,9 +14,14 @@ from rft.build.algorithm import algorithm_record
 from rft_algos.algorithms.preference import PreferenceLoss, weighted_losses
 from rft_algos.algorithms.published import Sft
 from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.reward_model.head import new_head
+from rft_models.reward_model.model import RewardModel
+from rft_models.reward_model.spec import RewardSpec
 from rft_trainer.loops.sft import TokenLikelihood
+from rft_trainer.records.pairs import FIRST_IS_BETTER, PairLabel
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.update.optimizer_step import MicroBatchLoss
+from rft_trainer.update.pair_loss import PairLoss, PairScoreObjective
 from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
 from rft_trainer.update.preference_objective import LabelledObjective, PairObjective
@@ -105,9 +110,31 @@ class RlStage:
         ]
 
 
+class RmStage:
+    """Pairs of texts that share nothing, and a head for scores on the decoder."""
+
+    def loss(self, settings: Any, policy: CausalPolicy, fused: CausalPolicy | None) -> MicroBatchLoss:
+        """Return the loss of pairs of a reward model on the policy's decoder."""
+        decoder = policy.backbone.decoder
+        head = new_head(RewardSpec(), decoder.config.get_text_config(decoder=True).hidden_size, seed=0)
+        model = RewardModel(decoder, head, None, packed=policy.packed, where=policy.where)
+        model.train()
+        return PairLoss(model, PairScoreObjective())
+
+    def samples(self, settings: Any, values: Mapping[str, Any], shape: MicroBatchShape) -> list[TrainingSample]:
+        """Return both texts of every pair, the first of them better."""
+        label = PairLabel((FIRST_IS_BETTER,), 0.0, 1.0).as_numbers()
+        return [
+            _sample(shape, 2 * number + side, shape.unit_tokens // 2, 0, unit=str(number), sequence_numbers=label)
+            for number in range(shape.num_units)
+            for side in range(2)
+        ]
+
+
 SFT: TracedStage = SftStage()
 DPO: TracedStage = DpoStage()
 RL: TracedStage = RlStage()
+RM: TracedStage = RmStage()
 
 
 def preference_loss(settings: Any) -> PreferenceLoss:

@@ -22,6 +22,7 @@ from rft_models.logprobs.planned_device import planned_for
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load_for_training import checkpointing_of, freezing_of, head_chunk_size
 from rft_models.policy.without_weights import policy_without_weights
+from rft_models.settings import ModelSettings
 from rft_trainer.batches.packing import count, pack
 from rft_trainer.metrics.totals import MetricTotals
 
@@ -121,14 +122,16 @@ def _trace(step: StepToTrace) -> TracedStep:
 
 def _policy(step: StepToTrace, traced: TracedBytes) -> CausalPolicy:
     settings = step.settings
+    # a reward model is trained without an output matrix, and none of its parts is frozen
+    has_head = isinstance(settings.model, ModelSettings)
     policy = policy_without_weights(
         settings.model.pretrain,
         dtype=step.dtype,
         placed=traced.fake,
         num_layers=step.num_layers,
         gradient_checkpointing=checkpointing_of(settings.model),
-        freeze=freezing_of(settings.model),
-        head_chunk_size=head_chunk_size(settings.model),
+        freeze=freezing_of(settings.model) if has_head else None,
+        head_chunk_size=head_chunk_size(settings.model) if has_head else None,
     )
     adapt(policy, settings.adapter, None, base=settings.model.pretrain, seed=settings.run.seed)
     policy.head = _LabelledHead(policy.head, traced)  # pyright: ignore[reportAttributeAccessIssue]  # the same methods
