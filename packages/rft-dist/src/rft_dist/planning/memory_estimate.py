@@ -18,6 +18,8 @@ BUCKET_BYTES = 64 * 2**20
 GIB = 2**30
 Phase = Literal["always", "passes", "step"]
 """In the passes of micro-batches, in the optimizer's step, or in both."""
+_WEIGHTS = {"parameters", "adapters"}
+_STATE = {"Adam moments", "master copy", "moving average"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,17 @@ def estimate(sizes: DecoderSizes, run: TrainingMemoryConfig, step: StepBytes | N
     if step is not None:
         terms = [_as_traced(term, step, run) for term in terms]
     return terms + ([_cache(sizes, run)] if run.cache_rows else [])
+
+
+def checkpoint_copy(terms: Sequence[MemoryTerm], *, with_optimizer: bool) -> MemoryTerm:
+    """Return the copy of weights, moments, master copies and averages in host memory, from which files are written.
+
+    Its memory is kept for the next checkpoint. `with_optimizer`: not of the weights alone.
+    """
+    saved = _WEIGHTS | _STATE if with_optimizer else _WEIGHTS
+    copied = [term for term in terms if term.name.removeprefix("critic ") in saved]
+    names = " + ".join(term.name for term in copied)
+    return MemoryTerm("checkpoint copy", sum(term.num_bytes for term in copied), names, on_host=True)
 
 
 def peak_bytes(terms: Sequence[MemoryTerm]) -> tuple[int, int]:

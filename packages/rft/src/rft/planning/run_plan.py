@@ -22,6 +22,7 @@ from rft_dist.planning.memory_estimate import (
     MemoryTerm,
     StepBytes,
     TrainingMemoryConfig,
+    checkpoint_copy,
     estimate,
     host_peak,
     peak_bytes,
@@ -107,11 +108,14 @@ def plan_run(request: PlanRequest, resolved: Resolved[Any], workload: Workload) 
     memory = request.numbers.get("gpu_memory")
     engine = engine_parts(values, sizes, training, memory)
     step, about = _traced(request, resolved, workload, grid, sizes, training)
+    terms = estimate(sizes, training) if step is None else estimate(sizes, training, step)
+    if values.get("async_save"):
+        terms.append(checkpoint_copy(terms, with_optimizer=not values["save_model_only"]))
     plan = RunPlan(
         grid=grid,
         share=share_of(values),
         rollout=workload.rollout(resolved, grid),
-        terms=[*(estimate(sizes, training) if step is None else estimate(sizes, training, step)), *engine.terms],
+        terms=[*terms, *engine.terms],
         parameters=sizes.parameters,
         notes=[*resolved.notes, *size_notes, *more, *engine.notes, *about],
         gpu_memory=memory,
