@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ def policy_without_weights(
     dtype: torch.dtype,
     placed: Callable[[Tensor], Tensor],
     num_layers: int | None = None,
+    adapted: Callable[[CausalPolicy], None] = lambda policy: None,
     gradient_checkpointing: Checkpointing | None = None,
     freeze: FreezeRules | None = None,
     head_chunk_size: int | None = None,
@@ -38,6 +39,7 @@ def policy_without_weights(
         dtype: type of the weights.
         placed: gives the tensor of a parameter, from one on the meta device.
         num_layers: layers of the decoder, in place of the configuration's.
+        adapted: puts adapters into it.
         gradient_checkpointing, freeze, head_chunk_size: as of `load_policy`.
 
     Raises:
@@ -47,10 +49,14 @@ def policy_without_weights(
     path = Path(directory)
     config = read_config(path)
     model = patches.apply(_empty_model(path, config, dtype, num_layers))
-    _replace_parameters(model, placed)
+    _replace_parameters(model, lambda parameter: parameter.to("meta"))
     packed = choose_packed(config["model_type"], "auto", path, text_type=text_type(config))
     prepare(model, packed=packed, gradient_checkpointing=gradient_checkpointing)
     policy = CausalPolicy(model, None, packed=packed, head_chunk_size=head_chunk_size, where=str(path))
+    policy.pending_weights = _Zeros()  # pyright: ignore[reportAttributeAccessIssue]  # what adapters read of files
+    adapted(policy)
+    policy.pending_weights = None
+    _replace_parameters(model, placed)
     if freeze is not None and freeze.freezes:
         freezing.freeze(policy, freeze)
     return policy.train()
@@ -74,6 +80,18 @@ def _keep_layers(config: Any, num_layers: int) -> None:
     # some families list the kind of each layer
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:num_layers]
+
+
+class _Zeros:
+    """Files whose weights are all zero."""
+
+    def block(self, name: str, start: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """Return zeros of this shape, which take no memory."""
+        del name, start
+        return torch.zeros(()).expand(*shape)
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
 
 def _replace_parameters(model: nn.Module, placed: Callable[[Tensor], Tensor]) -> None:

@@ -129,11 +129,11 @@ def _policy(step: StepToTrace, traced: TracedBytes) -> CausalPolicy:
         dtype=step.dtype,
         placed=traced.fake,
         num_layers=step.num_layers,
+        adapted=lambda policy: adapt(policy, settings.adapter, None, base=policy.where, seed=settings.run.seed),
         gradient_checkpointing=checkpointing_of(settings.model),
         freeze=freezing_of(settings.model) if has_head else None,
         head_chunk_size=head_chunk_size(settings.model) if has_head else None,
     )
-    adapt(policy, settings.adapter, None, base=settings.model.pretrain, seed=settings.run.seed)
     policy.head = _LabelledHead(policy.head, traced)  # pyright: ignore[reportAttributeAccessIssue]  # the same methods
     return policy
 
