@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rft.decoder_sizes import IMAGES_NOT_COUNTED, max_positions, model_sizes
 from rft.hub.run_settings import with_local_models
 from rft.planning.engine_memory import engine_parts, sleeps
+from rft.planning.fit_ladder import Ladder, fit_ladder
 from rft.planning.lora_memory import adapter_weights
 from rft.planning.workload import RolloutShare, Workload
 from rft.process.launching import group_sizes, share_of
@@ -72,6 +73,8 @@ class RunPlan:
     """GiB of each GPU, where it was given."""
     images: ImagePlan | None = None
     """Of the training rows; None without images, or where the data are not on this machine."""
+    ladder: Ladder | None = None
+    """Settings with which training fits the memory of a GPU; None where it fits, or its memory was not given."""
 
     @property
     def training_bytes(self) -> int:
@@ -90,13 +93,27 @@ class RunPlan:
 
 
 def plan_run(request: PlanRequest, resolved: Resolved[Any], workload: Workload) -> RunPlan:
-    """Plan grid, batches and memory of a command with this workload.
+    """Plan grid, batches and memory of a command with this workload, and what makes it fit where it does not.
 
     Raises:
         OptionsError: what the start would raise for numbers that contradict one another.
         DataError: no config.json, or one without the widths.
     """
     resolved = with_local_models(resolved, weights=False)
+    plan = _plan(request, resolved, workload)
+    if plan.gpu_memory is None:
+        return plan
+
+    def bytes_with(changes: Mapping[str, Any]) -> int:
+        return _plan(request, resolved.with_values(changes), workload).training_bytes
+
+    ladder = fit_ladder(
+        resolved.values, plan.training_bytes, plan.gpu_memory, bytes_with, has_token_head=workload.has_token_head
+    )
+    return replace(plan, ladder=ladder)
+
+
+def _plan(request: PlanRequest, resolved: Resolved[Any], workload: Workload) -> RunPlan:
     values = resolved.values
     grid = resolve_grid(_requested(request, resolved, os.environ))
     sizes, size_notes = model_sizes(values["pretrain"])
@@ -191,7 +208,6 @@ def _training(
     """Return the memory configuration of the settings, and notes on what they leave open."""
     values, notes = resolved.values, list[str]()
     longest = _longest_tokens(workload, values, notes)
-    cap = values["max_tokens_per_micro_batch"]
     samples, _ = share_of(values).of(grid.dp_size)
     unit = longest * workload.samples_a_unit(resolved.settings)
     tokens = min(values["micro_train_batch_size"], samples) * unit
@@ -212,7 +228,7 @@ def _training(
         host_moments=bool(values.get("adam_offload") or values.get("fsdp_cpu_offload")),
         host_weights=bool(values.get("fsdp_cpu_offload")),
         # no cap cuts a unit, so the longest one has to fit
-        micro_tokens=max(min(tokens, cap) if cap else tokens, unit),
+        micro_tokens=max(_capped(tokens, samples * unit, values), unit),
         unit_tokens=unit,
         head_rows=values["chunk_size"] if values.get("fused_linear_logprob") else None,
         recomputes=values["gradient_checkpointing"] and values["gradient_checkpointing_mode"] == "full",
@@ -224,6 +240,14 @@ def _training(
         cache_tokens=longest,
         cache_stays=not sleeps(values),
     ), notes
+
+
+def _capped(tokens: int, of_rank: int, values: Mapping[str, Any]) -> int:
+    """Tokens of a micro-batch of this many sequences; filled up to the cap with packing, but not above the rank's."""
+    cap = values["max_tokens_per_micro_batch"]
+    if cap and values.get("packing_samples"):
+        return min(of_rank, cap)
+    return min(tokens, cap) if cap else tokens
 
 
 def _longest_tokens(workload: Workload, values: Mapping[str, Any], notes: list[str]) -> int:

@@ -7,13 +7,13 @@ a few of its layers: what a layer adds is the same in each of them, so the rest 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rft.build.lora import adapt
 from rft.planning.traced.stages import MicroBatchShape, TracedStage
@@ -26,8 +26,6 @@ from rft_models.settings import ModelSettings
 from rft_trainer.batches.packing import count, pack
 from rft_trainer.metrics.totals import MetricTotals
 
-TRACED_LAYERS = (4, 6)
-"""Decoders with more layers than the second are traced with both numbers of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,21 +75,35 @@ def trace_step(step: StepToTrace) -> TracedStep:
     Raises:
         Exception: whatever an operation without a form for tensors without values raises.
     """
-    if step.num_layers <= TRACED_LAYERS[1]:
+    first, second = traced_layers(step.values)
+    if step.num_layers <= second:
         return _trace(step)
-    few, more = (_trace(replace(step, num_layers=number)) for number in TRACED_LAYERS)
+    few, more = (_trace(replace(step, num_layers=number)) for number in (first, second))
     return _line(few, more, step.num_layers)
+
+
+def traced_layers(values: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the two numbers of layers that deeper decoders are traced with, both with whole periods of layers."""
+    # kinds of attention may alternate, and every N-th layer alone may be computed again
+    every = int(values["gradient_checkpointing_every"])
+    period = every if every % 2 == 0 else 2 * every
+    return period, 2 * period
 
 
 def _line(few: TracedStep, more: TracedStep, num_layers: int) -> TracedStep:
     """Return the step of so many layers on the straight line through two others."""
-    first, second = TRACED_LAYERS
+    (first,), (second,) = few.layers, more.layers
 
     def at(name: str) -> int:
         low, high = getattr(few, name), getattr(more, name)
         return high + (high - low) * (num_layers - second) // (second - first)
 
-    return TracedStep(*map(at, ("activations", "logits", "gradients", "all_gradients")), layers=TRACED_LAYERS)
+    names = ("activations", "logits", "gradients", "all_gradients")
+    found = TracedStep(*map(at, names), layers=(first, second))
+    if found.peak >= found.all_gradients:
+        return found
+    # in a deep decoder on few tokens gradients come faster than activations go
+    return replace(found, activations=0, logits=0, gradients=found.all_gradients)
 
 
 def _trace(step: StepToTrace) -> TracedStep:
@@ -109,15 +121,27 @@ def _trace(step: StepToTrace) -> TracedStep:
     samples = step.stage.samples(step.settings, step.values, step.shape)
     counts = count(samples)
     with planned_for(step.device_type), traced:
-        for _ in range(2 if step.several else 1):
-            traced.forget_peak()
-            output = loss(pack(samples), counts, MetricTotals())
-            output.loss.backward()
-            del output
+        if step.several:
+            _gradients_before(step, traced, parameters, sums)
+        output = loss(pack(samples), counts, MetricTotals())
+        output.loss.backward()
+        del output
         at_peak: Counter[str] = traced.at_peak
         gradients = traced.of(GRADIENTS)
     layers = (step.num_layers,)
     return TracedStep(at_peak[ACTIVATIONS], at_peak[LOGITS], at_peak[GRADIENTS], gradients, layers)
+
+
+def _gradients_before(
+    step: StepToTrace, traced: TracedBytes, parameters: Sequence[nn.Parameter], sums: dict[int, Tensor]
+) -> None:
+    """Give every parameter the gradient of the micro-batches before."""
+    with traced.labelled(GRADIENTS):
+        for parameter in parameters:
+            if step.sums_in_float32:
+                sums[id(parameter)] = torch.zeros_like(parameter, dtype=torch.float32)
+            else:
+                parameter.grad = torch.zeros_like(parameter)
 
 
 def _policy(step: StepToTrace, traced: TracedBytes) -> CausalPolicy:
