@@ -1,6 +1,6 @@
-"""Plan of a run on machines that are not here: the grid of ranks, each rank's share of a batch, its memory by formula.
+"""Plan of a run on machines that are not here: the grid of ranks, each rank's share of a batch, and its memory.
 
-Neither weights nor a process group are needed, and torch only where rows hold images.
+Neither weights nor a process group are needed, and torch only where a step is traced or rows hold images.
 """
 
 from __future__ import annotations
