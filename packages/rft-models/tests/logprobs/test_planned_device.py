@@ -46,7 +46,9 @@ def test_kernels_without_arithmetic_give_what_the_head_takes() -> None:
     hidden = torch.randn(6, 8, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(40, 8, dtype=torch.bfloat16, requires_grad=True)
     with planned_for("cuda"):
-        logprobs_R, entropy_R = linear_logprobs(hidden, weight, torch.arange(6), with_entropy=True, entropy_gradient=True)
+        logprobs_R, entropy_R = linear_logprobs(
+            hidden, weight, torch.arange(6), with_entropy=True, entropy_gradient=True
+        )
         assert entropy_R is not None
         (logprobs_R + entropy_R).sum().backward()
     assert (logprobs_R.shape, logprobs_R.dtype) == ((6,), torch.float32)

@@ -30,7 +30,9 @@ class Machine:
         now = {**self.values, **changes}
         rows = now["micro_train_batch_size"]
         logits = 0.5 if now["fused_linear_logprob"] else self.logits * rows
-        kept = {"selective": 0.6, "full": 0.2}[now["gradient_checkpointing_mode"]] if now["gradient_checkpointing"] else 1
+        kept = (
+            {"selective": 0.6, "full": 0.2}[now["gradient_checkpointing_mode"]] if now["gradient_checkpointing"] else 1
+        )
         return int((1 + logits + self.activations * rows * kept) * GIB)
 
 
@@ -65,7 +67,9 @@ def test_the_last_micro_batch_is_one_and_then_activations_are_computed_again() -
         "--gradient_checkpointing --gradient_checkpointing_mode selective",
         "--gradient_checkpointing --gradient_checkpointing_mode full",
     ]
-    assert ladder.flags.endswith("--micro_train_batch_size 1 --gradient_checkpointing --gradient_checkpointing_mode full")
+    assert ladder.flags.endswith(
+        "--micro_train_batch_size 1 --gradient_checkpointing --gradient_checkpointing_mode full"
+    )
     assert ladder.fits
     smaller = fit_ladder(VALUES, machine({}), 2, machine)
     assert smaller is not None

@@ -70,7 +70,9 @@ def as_object(plan: RunPlan) -> dict[str, Any]:
 def ladder_lines(ladder: Ladder) -> list[str]:
     """Return a line for each rung with its bytes, and the flags to write."""
     limit = ladder.limit_bytes / _GIB
-    lines = [f"{limit:.1f} GiB, the GPU without {HEADROOM:.0%}; the batch and the mathematics of a step stay as they are"]
+    lines = [
+        f"{limit:.1f} GiB, the GPU without {HEADROOM:.0%}; the batch and the mathematics of a step stay as they are"
+    ]
     for rung in ladder.rungs:
         verdict = rung.cost if rung.kept else "left out: the peak is elsewhere"
         lines.append(f"{rung.training_bytes / _GIB:9.3f} GiB with {rung.flags} ({verdict})")

@@ -189,9 +189,7 @@ def peak_bytes(terms: Sequence[MemoryTerm]) -> tuple[int, int]:
     While training it is the larger one of two moments: in the passes of a micro-batch, and in the optimizer's step.
     """
     training = [term for term in terms if term.in_training and not term.on_host]
-    passes = sum(
-        term.num_bytes if term.at_peak is None else term.at_peak for term in training if term.phase != "step"
-    )
+    passes = sum(term.num_bytes if term.at_peak is None else term.at_peak for term in training if term.phase != "step")
     return (
         max(passes, sum(term.num_bytes for term in training if term.phase != "passes")),
         sum(term.num_bytes for term in terms if term.in_rollout and not term.on_host),

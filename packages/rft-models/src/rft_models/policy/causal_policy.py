@@ -149,7 +149,9 @@ class CausalPolicy(PackedModel):
         19 %), so it is left out.
         """
         forms_them_twice = self.head_chunk_size is not None or num_rows * self._vocab_size > KEPT_LOGITS
-        return forms_them_twice and (device_type(self.head.weight) != "cpu" or self.dtype in (torch.bfloat16, torch.float16))
+        return forms_them_twice and (
+            device_type(self.head.weight) != "cpu" or self.dtype in (torch.bfloat16, torch.float16)
+        )
 
     def fused_loss(self, tokens: PackedTokens, objective: TokenObjective, *, temperature: float = 1.0) -> LossOutputs:
         """Sum an objective of single tokens at three products with the output matrix in place of four.

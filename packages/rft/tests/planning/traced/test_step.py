@@ -33,7 +33,9 @@ STAGES: dict[str, tuple[TracedStage, Any, Any]] = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_character_model(tmp_path_factory.mktemp("model") / "m", hidden=64, layers=6, heads=4, ffn=160, kv_heads=2)
+    return build_character_model(
+        tmp_path_factory.mktemp("model") / "m", hidden=64, layers=6, heads=4, ffn=160, kv_heads=2
+    )
 
 
 def to_trace(model: Path, stage: str, **chosen: Any) -> StepToTrace:

@@ -140,7 +140,8 @@ RM: TracedStage = RmStage()
 def preference_loss(settings: Any) -> PreferenceLoss:
     """Return the loss of preferences that the settings choose."""
     values: dict[str, Any] = {field.name: getattr(settings, field.name) for field in fields(PreferenceLoss)}
-    return PreferenceLoss(**values | {"loss_weights": weighted_losses(settings.loss_weights)})
+    values["loss_weights"] = weighted_losses(settings.loss_weights)
+    return PreferenceLoss(**values)
 
 
 def _sample(

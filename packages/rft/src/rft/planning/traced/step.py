@@ -27,7 +27,6 @@ from rft_trainer.batches.packing import count, pack
 from rft_trainer.metrics.totals import MetricTotals
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepToTrace:
     """One rank's step."""
@@ -113,7 +112,8 @@ def _trace(step: StepToTrace) -> TracedStep:
     sums: dict[int, Tensor] = {}
     if step.sums_in_float32:
         for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(partial(_sum_in_float32, traced, sums))
+            hooked: Any = parameter  # torch leaves the type of a hook open
+            hooked.register_post_accumulate_grad_hook(partial(_sum_in_float32, traced, sums))
     else:
         traced.watch(parameters)
     # a float16 loss is scaled before the head, which cannot make gradients in the forward then
@@ -124,7 +124,7 @@ def _trace(step: StepToTrace) -> TracedStep:
         if step.several:
             _gradients_before(step, traced, parameters, sums)
         output = loss(pack(samples), counts, MetricTotals())
-        output.loss.backward()
+        torch.autograd.backward(output.loss)
         del output
         at_peak: Counter[str] = traced.at_peak
         gradients = traced.of(GRADIENTS)
@@ -189,11 +189,16 @@ class _LabelledHead:
     def _labelled(self, function: Any, *arguments: Any, **named: Any) -> Any:
         with self._traced.labelled(LOGITS, self._gradients):
             outputs = function(*arguments, **named)
-        first = outputs.loss if hasattr(outputs, "loss") else outputs[0]
-        node = first.grad_fn
+        node: Any = (outputs.loss if hasattr(outputs, "loss") else outputs[0]).grad_fn
         while node is not None and not type(node).__name__.startswith(("_SlabLogprobs", "_FusedLoss")):
             node = next((before for before, _ in node.next_functions if before is not None), None)
         if node is not None:
-            node.register_prehook(lambda _: self._traced.begin(LOGITS, self._gradients))
-            node.register_hook(lambda *_: self._traced.end())
+            node.register_prehook(self._begin)
+            node.register_hook(self._end)
         return outputs
+
+    def _begin(self, _: object) -> None:
+        self._traced.begin(LOGITS, self._gradients)
+
+    def _end(self, *_: object) -> None:
+        self._traced.end()
