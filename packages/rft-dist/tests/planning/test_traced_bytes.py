@@ -21,12 +21,12 @@ def test_a_step_without_values_counts_as_one_with_values() -> None:
     shapes = ((HIGH, WIDE), (WIDE, HIGH))
     real = [nn.Parameter(torch.randn(shape)) for shape in shapes]
     with LiveBytes() as live:
-        step(*real, ids)
+        step(real[0], real[1], ids)
     traced = TracedBytes()
     fake = [nn.Parameter(traced.fake(torch.empty(shape, device="meta"))) for shape in shapes]
     traced.watch(fake)
     with traced:
-        step(*fake, ids)
+        step(fake[0], fake[1], ids)
     assert (traced.peak, traced.now) == (live.peak, live.now)
     assert traced.of(GRADIENTS) == traced.now == 2 * 4 * HIGH * WIDE
     assert traced.of(ACTIVATIONS) == traced.of(LOGITS) == 0

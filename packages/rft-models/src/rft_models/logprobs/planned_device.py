@@ -76,4 +76,5 @@ class ShapesOfKernels:
 
 
 def _sums(like: Tensor, size: tuple[int, ...]) -> SlabSums:
-    return SlabSums(*(like.new_empty(size, dtype=torch.float32) for _ in range(4)), None)
+    highest, total, moment, target = (like.new_empty(size, dtype=torch.float32) for _ in range(4))
+    return SlabSums(highest, total, moment, target, None)

@@ -42,7 +42,7 @@ class Ladder:
 
     @property
     def fits(self) -> bool:
-        """Whether training fits with the flags."""
+        """Return whether training fits with the flags."""
         return self.training_bytes <= self.limit_bytes
 
 

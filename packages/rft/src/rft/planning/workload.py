@@ -66,7 +66,7 @@ class Workload(Protocol):
 
     @property
     def has_token_head(self) -> bool:
-        """Whether the model has an output matrix."""
+        """Return whether the model has an output matrix."""
         ...
 
     def traced_stage(self) -> TracedStage | None:
@@ -134,7 +134,7 @@ class RlWorkload:
         return 1
 
     def traced_stage(self) -> TracedStage:
-        """Return rollouts."""
+        """Return the stage of rollouts."""
         from rft.planning.traced import stages
 
         return stages.RL
@@ -171,7 +171,7 @@ class RmWorkload:
         return 2
 
     def traced_stage(self) -> TracedStage:
-        """Return pairs of texts."""
+        """Return the stage of pairs of texts."""
         from rft.planning.traced import stages
 
         return stages.RM
@@ -205,7 +205,7 @@ class SftWorkload:
         return 1
 
     def traced_stage(self) -> TracedStage:
-        """Return rows."""
+        """Return the stage of rows."""
         from rft.planning.traced import stages
 
         return stages.SFT
@@ -226,7 +226,7 @@ class DpoWorkload(SftWorkload):
         return 1 if settings.loss.loss_type == "kto" else 2
 
     def traced_stage(self) -> TracedStage:
-        """Return responses of pairs."""
+        """Return the stage of preferences."""
         from rft.planning.traced import stages
 
         return stages.DPO

@@ -1,4 +1,4 @@
-"""What one optimizer step would hold at its peak, from a trace of its forward and backward passes.
+"""Bytes that one optimizer step would hold at its peak, from a trace of its forward and backward passes.
 
 The code of the run itself is traced, on tensors without values, from config.json alone. A deep decoder is traced with
 a few of its layers: what a layer adds is the same in each of them, so the rest follows by a straight line.
@@ -7,7 +7,7 @@ a few of its layers: what a layer adds is the same in each of them, so the rest 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from rft_trainer.metrics.totals import MetricTotals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepToTrace:
-    """One rank's step."""
+    """The optimizer step of one rank."""
 
     stage: TracedStage
     settings: Any
@@ -190,11 +190,10 @@ class _LabelledHead:
         with self._traced.labelled(LOGITS, self._gradients):
             outputs = function(*arguments, **named)
         node: Any = (outputs.loss if hasattr(outputs, "loss") else outputs[0]).grad_fn
-        while node is not None and not type(node).__name__.startswith(("_SlabLogprobs", "_FusedLoss")):
-            node = next((before for before, _ in node.next_functions if before is not None), None)
-        if node is not None:
-            node.register_prehook(self._begin)
-            node.register_hook(self._end)
+        of_head = next((each for each in _nodes(node) if _is_head(each)), None)
+        if of_head is not None:
+            of_head.register_prehook(self._begin)
+            of_head.register_hook(self._end)
         return outputs
 
     def _begin(self, _: object) -> None:
@@ -202,3 +201,15 @@ class _LabelledHead:
 
     def _end(self, *_: object) -> None:
         self._traced.end()
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    """Yield a node of the backward graph and those behind it, along its first edges."""
+    while node is not None:
+        yield node
+        edges: tuple[tuple[Any, int], ...] = node.next_functions
+        node = next((edge[0] for edge in edges if edge[0] is not None), None)
+
+
+def _is_head(node: Any) -> bool:
+    return type(node).__name__.startswith(("_SlabLogprobs", "_FusedLoss"))
