@@ -171,7 +171,7 @@ def _traced(
     if not request.traced:
         return None, []
     # torch is not imported for a plan by formula
-    from rft.planning.traced.plan import traced_step
+    from rft.planning.traced.traced_plan import traced_step
 
     return traced_step(resolved, workload, grid, sizes, training, on_gpu=bool({*request.numbers} & _OF_GPUS))
 

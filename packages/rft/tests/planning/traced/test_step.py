@@ -50,6 +50,7 @@ def to_trace(model: Path, stage: str, **chosen: Any) -> StepToTrace:
         device_type="cpu",
         num_layers=6,
         several=False,
+        has_token_head=stage != "rm",
         sums_in_float32=False,
     )
 
@@ -63,7 +64,7 @@ def in_full(step: StepToTrace) -> TracedStep:
 def real_peak(step: StepToTrace) -> int:
     """Most bytes of the same step with values, beside the weights."""
     settings = step.settings
-    has_head = isinstance(settings.model, ModelSettings)
+    has_head = step.has_token_head
     policy = load_policy(
         settings.model.pretrain,
         gradient_checkpointing=checkpointing_of(settings.model),

@@ -22,7 +22,6 @@ from rft_models.logprobs.planned_device import planned_for
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load_for_training import checkpointing_of, freezing_of, head_chunk_size
 from rft_models.policy.without_weights import policy_without_weights
-from rft_models.settings import ModelSettings
 from rft_trainer.batches.packing import count, pack
 from rft_trainer.metrics.totals import MetricTotals
 
@@ -44,6 +43,8 @@ class StepToTrace:
     num_layers: int
     several: bool
     """Whether the step has more than one micro-batch, so that gradients are there while one is computed."""
+    has_token_head: bool
+    """Whether the model has an output matrix."""
     sums_in_float32: bool
     """Whether gradients of a narrower type are added up in float32, one parameter's at a time."""
 
@@ -147,7 +148,7 @@ def _gradients_before(
 def _policy(step: StepToTrace, traced: TracedBytes) -> CausalPolicy:
     settings = step.settings
     # a reward model is trained without an output matrix, and none of its parts is frozen
-    has_head = isinstance(settings.model, ModelSettings)
+    has_head = step.has_token_head
     policy = policy_without_weights(
         settings.model.pretrain,
         dtype=step.dtype,
@@ -184,12 +185,12 @@ class _LabelledHead:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._head, name)
-        return partial(self._labelled, found) if name in ("logprobs", "loss", "vocabulary_terms") else found
+        return partial(self._labelled, name, found) if name in ("logprobs", "loss", "vocabulary_terms") else found
 
-    def _labelled(self, function: Any, *arguments: Any, **named: Any) -> Any:
+    def _labelled(self, name: str, function: Any, *arguments: Any, **named: Any) -> Any:
         with self._traced.labelled(LOGITS, self._gradients):
             outputs = function(*arguments, **named)
-        node: Any = (outputs.loss if hasattr(outputs, "loss") else outputs[0]).grad_fn
+        node: Any = (outputs.loss if name == "loss" else outputs[0]).grad_fn
         of_head = next((each for each in _nodes(node) if _is_head(each)), None)
         if of_head is not None:
             of_head.register_prehook(self._begin)

@@ -52,6 +52,7 @@ def traced_step(
         device_type=device,
         num_layers=sizes.layers,
         several=samples > units,
+        has_token_head=workload.has_token_head,
         sums_in_float32=run.master_copy,
     )
     try:
