@@ -339,6 +339,7 @@ class RlKeywords(PolicyKeywords, RewardKeywords, AnswerKeywords, total=False):
     actor_learning_rate: float
     eval_n: int
     eval_k: str
+    eval_pick: str
     eval_temperature: float
     keep_best: bool
     save_trajectories: bool
@@ -444,6 +445,7 @@ class EvalKeywords(RewardKeywords, AnswerKeywords, total=False):
     max_len: int | None
     eval_n: int
     eval_k: str
+    eval_pick: str
     seed: int
     debug: bool
     output: str
