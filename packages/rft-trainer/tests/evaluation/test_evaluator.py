@@ -268,10 +268,13 @@ def test_a_part_of_the_reward_picks_one_of_several() -> None:
         return found
 
     several = replace(evaluator(RecordingEngine()), num_samples=2, reward=parts)
-    picked = {pick: replace(several, pick=pick)().by_prompt["picked@2"] for pick in ("correctness", "model", "judge")}
-    assert {pick: values[0] for pick, values in picked.items()} == {"correctness": 1.0, "model": 0.0, "judge": 0.5}
+    names = ("correctness", "model", "judge", "reward")
+    picked = {pick: replace(several, pick=pick)().by_prompt["picked@2"][0] for pick in names}
+    assert picked == {"correctness": 1.0, "model": 0.0, "judge": 0.5, "reward": 1.0}
     assert "picked@2" not in several().by_prompt
-    with pytest.raises(OptionsError, match="eval_pick = other; the parts of the reward are correctness, judge, model"):
+    with pytest.raises(
+        OptionsError, match="eval_pick = other; the parts of the reward are correctness, judge, model, reward"
+    ):
         replace(several, pick="other")()
 
 

@@ -15,7 +15,6 @@ from rft_core.errors import OptionsError, ServiceError
 from rft_trainer.evaluation.comparison import compare_rows
 from rft_trainer.evaluation.evaluator import EvaluationResult
 
-
 ROW = {"status": "ok"}
 
 

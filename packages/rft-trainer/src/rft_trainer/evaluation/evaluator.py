@@ -138,6 +138,9 @@ class EvaluationResult:
         ]
 
 
+WHOLE_REWARD = "reward"
+"""Name of what picks where it is the reward itself and none of its parts."""
+
 Rows = list[list[Any]]
 """What is kept of each response to a prompt, in the order of the samples."""
 
@@ -186,7 +189,8 @@ class Evaluator:
     answer_of: Callable[[str], str | None] = str.strip
     """Reads the answer of a response, the vote of maj@k; None where it has none."""
     pick: str = ""
-    """Part of the reward whose highest value picks one of k responses, for picked@k; empty = none."""
+    """Part of the reward, or `WHOLE_REWARD`, whose highest value picks one of k responses, for picked@k; empty =
+    none."""
     keys: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -295,8 +299,9 @@ class Evaluator:
         )
 
     def _sample(self, row: Sequence[Any], *, votes: bool) -> ScoredSample:
-        answer = self.answer_of(row[6]) if votes else None
-        return ScoredSample(float(row[0]), bool(row[1]), answer, row[_BREAKDOWN].get(self.pick) if self.pick else None)
+        answer, reward = self.answer_of(row[6]) if votes else None, float(row[0])
+        score = row[_BREAKDOWN].get(self.pick, reward if self.pick == WHOLE_REWARD else None) if self.pick else None
+        return ScoredSample(reward, bool(row[1]), answer, score)
 
     def _sources(self) -> tuple[str, ...]:
         """Return the set of each prompt; empty where all are of one."""
@@ -340,13 +345,13 @@ def _row(prompt: Prompt, rollout: Rollout, readable: Readable | None) -> list[An
 
 
 def _no_such_part(pick: str, rows: Sequence[Sequence[Any]]) -> OptionsError:
-    known = sorted({name for row in rows for name in row[_BREAKDOWN]})
+    known = [*sorted({name for row in rows for name in row[_BREAKDOWN]}), WHOLE_REWARD]
     return OptionsError(
         code="eval.unknown_part",
-        what=f"eval_pick = {pick}; the parts of the reward are {', '.join(known) or 'none'}",
+        what=f"eval_pick = {pick}; the parts of the reward are {', '.join(known)}",
         where="--eval_pick",
         why="no response has a value by which it could be picked",
-        do=f"--eval_pick {known[0]}" if known else "leave --eval_pick out",
+        do=f"--eval_pick {known[0]}",
     )
 
 

@@ -30,7 +30,7 @@ class EvaluationSampleSettings:
 
     eval_pick: str = ""
     """Part of the reward, such as a reward model's name, whose highest value picks one of k responses: picked@k is the
-    accuracy of the pick; empty = no such measure."""
+    accuracy of the pick; reward = the whole reward; empty = no such measure."""
 
 
 @dataclass(frozen=True, kw_only=True)
