@@ -198,6 +198,7 @@ RL = SHARED | {
     "eval_label_key": Row("--eval_label_key absent", "refused:data.missing_field"),
     "eval_n": Row("--eval_n 2", "evals", "--eval_temperature 1"),
     "eval_k": Row("--eval_k 2", "evals", "--eval_n 4 --eval_temperature 1"),
+    "eval_pick": Row("--eval_pick reward", "evals", "--eval_n 4 --eval_temperature 1"),
     "keep_best": Row("--keep_best", "evals"),
     "pretrain_data": Row(f"--pretrain_data {BENCH}/train.jsonl", "weights"),
     "pretrain_data_probs": Row("--pretrain_data_probs 0.9,0.1", "weights", f"--pretrain_data {DEMONSTRATIONS}"),
