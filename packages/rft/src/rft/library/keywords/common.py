@@ -26,6 +26,8 @@ class TrainingKeywords(TypedDict, total=False):
     prompt_split: str
     max_samples: int
     dataloader_pin_memory: bool
+    data_store_path: str
+    data_store_workers: int
     eval_split: str
     max_eval_samples: int
     train_batch_size: int
@@ -116,8 +118,6 @@ class PolicyKeywords(TrainingKeywords, total=False):
 class SupervisedKeywords(TypedDict, total=False):
     """Settings of every training on rows."""
 
-    data_store_path: str
-    data_store_workers: int
     learning_rate: float
     patience: int
     min_improvement: float

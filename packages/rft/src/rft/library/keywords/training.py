@@ -22,6 +22,7 @@ class RlKeywords(PolicyKeywords, RewardKeywords, AnswerKeywords, total=False):
 
     num_workers: int
     prefetch_factor: int
+    data_store: Literal["auto", "on", "off"]
     label_key: str
     eval_metrics: str
     eval_input_key: str
@@ -145,6 +146,7 @@ class RlKeywords(PolicyKeywords, RewardKeywords, AnswerKeywords, total=False):
     actor_learning_rate: float
     eval_n: int
     eval_k: str
+    eval_pick: str
     eval_temperature: float
     keep_best: bool
     save_trajectories: bool
@@ -214,6 +216,7 @@ class PretrainKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     mask_documents: bool
     held_out_share: float
     target_loss: float
+    depth: int
     train_tokens: int
     train_batch_tokens: int
     z_loss_coef: float

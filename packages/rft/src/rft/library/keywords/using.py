@@ -33,6 +33,7 @@ class EvalKeywords(RewardKeywords, AnswerKeywords, total=False):
     max_len: int | None
     eval_n: int
     eval_k: str
+    eval_pick: str
     seed: int
     debug: bool
     output: str
