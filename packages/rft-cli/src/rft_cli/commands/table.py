@@ -185,7 +185,7 @@ BUILT_IN = (
     Command(
         **asdict(commands.TOKENIZER),
         summary="learn a tokenizer from texts",
-        run="rft_cli.commands.tokenizers.command:run",
+        run="rft_cli.commands.tokenizers.learning:run",
         stage_result="tokenizer",
     ),
     Command(
