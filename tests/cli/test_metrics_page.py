@@ -54,6 +54,7 @@ def emitted(
     of_steps = f"--loss_type steps --step_separator = --prompt_data {steps} --eval_data {steps}"
     words.append(("rm", f"{of_steps} --input_key prompt --chosen_key chosen --rejected_key rejected"))
     words.append(("sft", f"--aux_loss_coef 0.1 --pretrain {bench.experts}"))
+    words.append(("pretrain", "--z_loss_coef 0.1"))
     for number, (command, more) in enumerate(words):
         path = tmp_path_factory.mktemp("runs") / str(number)
         ended = call(command, *base_words[command], *more.split(), "--save_path", path)
@@ -74,6 +75,8 @@ def general(name: str) -> str:
     for head in ("right", "better"):
         if name.startswith(f"eval/accuracy_{head}"):
             return name.replace(head, "<head>")
+    if name.startswith("router/max_violation_layer_"):
+        return "router/max_violation_layer_<n>"
     if name.startswith("reward/status_"):
         return "reward/status_<status>"
     if name.startswith(("eval/one/", "eval/two/")):

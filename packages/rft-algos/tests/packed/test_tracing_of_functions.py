@@ -25,7 +25,10 @@ IDS = torch.tensor([0, 0, 0, 1, 1, 1, 2, -1])
 LENGTHS = torch.tensor([3.0, 5.0, 2.0, 4.0, 3.0, 7.0, 1.0, 2.0], dtype=D)
 
 OF_POLICY: dict[str, Callable[[Tensor], Any]] = {
-    **dict.fromkeys(("logprobs_T", "value_T", "chosen_B", "policy_B", "policy_chosen_B", "logits_N"), lambda x: x),
+    **dict.fromkeys(
+        ("logprobs_T", "value_T", "chosen_B", "policy_B", "policy_chosen_B", "logits_N", "log_normaliser_N"),
+        lambda x: x,
+    ),
     **dict.fromkeys(
         ("mean_logprobs_B", "mean_logprobs_T", "logprobs_B", "values_T", "log_normaliser_T", "values_T"), lambda x: x
     ),
@@ -74,6 +77,7 @@ WEIGHTS = {
 NO_LOSSES = {
     *("is_clamped", "select_clip_cov", "select_kl_cov", "token_covariances", "top_k_divergence"),
     *("value_clipped", "wpo_weights", "kto_reference_point", "reverse_kl_reward"),
+    *("balanced_bias", "max_violation", "load_entropy", "dead_experts"),
 }
 """Masks, rewards and what is counted over a batch: nothing of them is differentiated."""
 

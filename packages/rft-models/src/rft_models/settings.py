@@ -71,6 +71,35 @@ class ModelSettings(TrainedWeightsSettings):
     """Rows (tokens) of the head computed at once by `fused_linear_logprob`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RouterSettings:
+    """How the routers of a mixture of experts are trained, beside `aux_loss_coef`."""
+
+    router_z_loss_coef: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Weight of the squared normaliser of the routers' logits (mixture-of-experts models), which keeps them small; 0 =
+    none, usual is 0.001."""
+
+    balance_bias_rate: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Step by which the bias that experts are chosen with is moved after each update towards equal loads, without a
+    loss (models with such a bias: dots1); 0 = it stays, usual is 0.001, in short runs 0.01."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainModelSettings(ModelSettings):
+    """The model that a pre-training run begins with: a new one, or one that exists."""
+
+    pretrain: str = ""
+    """Model whose training goes on with texts: a Hugging Face directory on this machine, or ORG/NAME[@REVISION] of the
+    Hub; empty = a new decoder."""
+
+    tokenizer: str = "bpe"
+    """Tokenizer of a new decoder: a Hugging Face directory or a name of the Hub; or one that is trained on the training
+    text: char (a token a character of the text), byte (a token a byte) or bpe (merges of bytes)."""
+
+    tokenizer_size: int = field(default=4096, metadata={"minimum": 258})
+    """Tokens of a vocabulary that is trained (with `tokenizer` bpe): 256 bytes, two special tokens, and merges."""
+
+
 PoolingMethod = Literal["last", "attn"]
 StepReduction = Literal["min", "product", "mean", "last"]
 
@@ -143,6 +172,65 @@ class BuildSettings:
     max_positions: int = field(default=2048, metadata={"minimum": 2})
     """Longest sequence that the decoder can place, in tokens: by default what the defaults of `prompt_max_len` and
     `generate_max_len` take together."""
+
+
+DecoderFamily = Literal["auto", "qwen3", "llama", "mixtral", "qwen3_moe", "qwen2_moe", "dots1", "own"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSettings:
+    """The architecture of a decoder that is trained from nothing."""
+
+    family: DecoderFamily = "auto"
+    """Architecture by transformers' name of it; auto = qwen3, with `use_moe` its mixture (qwen2_moe with
+    `shared_experts`); own = this project's decoder, which auto takes for `use_glu` off or `dropout` above 0."""
+
+    hidden_size: int = field(default=512, metadata={"minimum": 2})
+    """Width of the decoder."""
+
+    num_layers: int = field(default=2, metadata={"minimum": 1})
+    """Blocks of the decoder."""
+
+    num_heads: int = field(default=8, metadata={"minimum": 1})
+    """Query heads of each block; hidden_size / num_heads is an even whole number."""
+
+    num_kv_heads: int | None = field(default=None, metadata={"minimum": 1})
+    """Key and value heads of each block, a divisor of `num_heads`; none = as many as `num_heads`."""
+
+    ffn_hidden_size: int | None = field(default=None, metadata={"minimum": 1})
+    """Width of the feed-forward part, with `use_moe` of each expert; none = 8/3 x hidden_size in whole 64s (4 x
+    hidden_size with `use_glu` off), with `use_moe` shared out among the experts of a token."""
+
+    use_glu: bool = True
+    """Gate the feed-forward part (SwiGLU); off = GELU without a gate, in the family own."""
+
+    dropout: float = field(default=0.0, metadata={"minimum": 0.0, "maximum": 0.95})
+    """Probability that training zeroes an entry of the embeddings, or of what a block's attention or feed-forward
+    part adds; above 0 in the family own."""
+
+    vocab_size: int | None = field(default=None, metadata={"minimum": 1})
+    """Rows of the embedding, no fewer than the tokenizer has tokens; none = as many."""
+
+    max_seq_len: int = field(default=512, metadata={"minimum": 2})
+    """Longest sequence that the decoder can place, in tokens."""
+
+    tie_embeddings: bool = True
+    """Use the matrix of the embedding as the output matrix too."""
+
+    init_std: float = field(default=0.02, metadata={"above": 0.0})
+    """Standard deviation of the first weights; of a block's output matrices it is divided by sqrt(2 x num_layers)."""
+
+    use_moe: bool = False
+    """Make the feed-forward part of each block a mixture of experts."""
+
+    num_experts: int = field(default=0, metadata={"minimum": 0})
+    """Experts of each block (with `use_moe`); 0 = 8."""
+
+    top_k: int = field(default=0, metadata={"minimum": 0})
+    """Experts that a token goes to (with `use_moe`); 0 = 2."""
+
+    shared_experts: int = field(default=0, metadata={"minimum": 0})
+    """Experts of each block that every token goes to (with `use_moe`, families qwen2_moe and dots1)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,12 +125,35 @@ class BalanceShare(Protocol):
         """Rows of the busiest expert over those of an even distribution, in the whole step."""
         ...
 
+    @property
+    def log_normaliser_LR(self) -> Tensor:
+        """[L, R] log sum_i exp(router logits_i) of each row in each layer, with gradient."""
+        ...
+
+    @property
+    def loads_LE(self) -> Tensor:
+        """[L, E] float64: rows of the micro-batch that go to each expert of each layer."""
+        ...
+
+    @property
+    def max_logit(self) -> Tensor:
+        """The largest size of a router's logit in these rows."""
+        ...
+
 
 class RoutedPolicy(Policy, Protocol):
     """A policy with a mixture of experts."""
 
     @property
     def num_experts(self) -> int: ...
+
+    @property
+    def num_routers(self) -> int: ...
+
+    @property
+    def router_biases(self) -> list[Tensor]:
+        """The [E] bias of each layer's router, which may be changed in place; empty where routers have none."""
+        ...
 
     def expert_counts(self, tokens: PackedTokens) -> Tensor:
         """Count [E] float64: how often each expert is chosen for the rows that predict targets. No gradient."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,34 +10,41 @@ import torch
 from torch import Tensor, nn
 
 from rft_algos.algorithms.published import Grpo
+from rft_core.errors import OptionsError
 from rft_core.packed_tokens import PackedTokens
 from rft_trainer.batches.packing import pack
 from rft_trainer.batches.units import MicroBatching
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import Counts, TrainingSample
 from rft_trainer.testing.bigram import BigramPolicy, OneRank, PlainOptimizer
-from rft_trainer.update.moe_aux_loss import MoeAuxLoss
+from rft_trainer.update.moe_aux_loss import MoeAuxLoss, RouterWeights
 from rft_trainer.update.optimizer_step import Updater
 from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
 
 EXPERTS = 3
+BALANCE = RouterWeights(0.1)
 
 
 class Share:
-    """A micro-batch's part of the loss."""
+    """A micro-batch's part of the loss, and its rows [R, E] of logits in one layer."""
 
-    def __init__(self, share: Tensor, max_load: Tensor) -> None:
+    def __init__(self, share: Tensor, max_load: Tensor, rows: Tensor, loads_E: Tensor) -> None:
         self.share, self.max_load = share, max_load
+        self.log_normaliser_LR = rows.logsumexp(-1)[None]
+        self.loads_LE = loads_E[None]
+        self.max_logit = rows.detach().abs().max() if rows.numel() else torch.zeros(())
 
 
 class RoutedBigrams(BigramPolicy):
     """The row that predicts a token goes to the expert that is highest in its row of a trainable table."""
 
     num_experts = EXPERTS
+    num_routers = 1
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, *, biased: bool = False) -> None:
         super().__init__(vocab_size, dtype=torch.float64)
+        self.router_biases = [torch.zeros(EXPERTS)] if biased else []
         generator = torch.Generator().manual_seed(3)
         self.routes = nn.Parameter(torch.randn(vocab_size, EXPERTS, generator=generator, dtype=torch.float64))
         self.counted = 0
@@ -52,15 +60,20 @@ class RoutedBigrams(BigramPolicy):
         self, tokens: PackedTokens, *, expert_counts_E: Tensor | None, **options: Any
     ) -> tuple[Tensor, Tensor | None, Share]:
         rows = self._rows(tokens)
-        if expert_counts_E is None:
-            expert_counts_E = torch.bincount(rows.argmax(-1), minlength=EXPERTS).double()
+        loads_E = torch.bincount(self._chosen(rows), minlength=EXPERTS).double()
+        expert_counts_E = loads_E if expert_counts_E is None else expert_counts_E
         total = expert_counts_E.sum()
         share = EXPERTS * (rows.softmax(-1).sum(0) * expert_counts_E).sum() / total**2
-        return *self.token_logprobs(tokens, **options), Share(share, EXPERTS * expert_counts_E.max() / total)
+        return *self.token_logprobs(tokens, **options), Share(
+            share, EXPERTS * expert_counts_E.max() / total, rows, loads_E
+        )
+
+    def _chosen(self, rows: Tensor) -> Tensor:
+        return (rows + self.router_biases[0] if self.router_biases else rows).argmax(-1)
 
 
 class RanksOf:
-    """One rank of several whose sums are known beforehand."""
+    """One rank of several whose sums are known beforehand, in the shape that is asked for."""
 
     def __init__(self, rank: int, world_size: int, summed: Tensor) -> None:
         self.rank, self.world_size, self._summed = rank, world_size, summed
@@ -69,7 +82,7 @@ class RanksOf:
     gather_bytes = OneRank.gather_bytes
 
     def sum(self, tensor: Tensor) -> Tensor:
-        return self._summed
+        return self._summed.reshape(tensor.shape)
 
 
 class KeepGradients(PlainOptimizer):
@@ -90,7 +103,9 @@ def samples() -> list[TrainingSample]:
     return made
 
 
-def one_step(cut: MicroBatching, *, coefficient: float = 0.1, world_size: int = 1) -> tuple[Tensor, Tensor, Any, int]:
+def one_step(
+    cut: MicroBatching, *, weights: RouterWeights = BALANCE, world_size: int = 1
+) -> tuple[Tensor, Tensor, Any, int]:
     """(gradient of the routes, of the logits, merged metrics of rank 0, forwards that counted)."""
     whole = pack(samples())
     counts_E = RoutedBigrams(6).expert_counts(whole.tokens)
@@ -103,7 +118,7 @@ def one_step(cut: MicroBatching, *, coefficient: float = 0.1, world_size: int = 
             PolicyLoss(
                 policy,
                 PolicyObjective(Grpo(kl_place="none", kl_coef=0.0)),
-                balanced=MoeAuxLoss(policy, coefficient=coefficient, collectives=ranks),
+                balanced=MoeAuxLoss(policy, weights, collectives=ranks),
             ),
             KeepGradients([policy.table, policy.routes]),
             ranks,
@@ -139,8 +154,8 @@ def test_the_step_does_not_depend_on_the_cut_or_the_number_of_ranks() -> None:
 
 
 def test_the_coefficient_weighs_the_gradient_and_not_the_metric() -> None:
-    once, logits, metrics, _ = one_step(WHOLE, coefficient=0.1)
-    thrice, same, others, _ = one_step(WHOLE, coefficient=0.3)
+    once, logits, metrics, _ = one_step(WHOLE, weights=RouterWeights(0.1))
+    thrice, same, others, _ = one_step(WHOLE, weights=RouterWeights(0.3))
     torch.testing.assert_close(thrice, 3 * once, rtol=1e-10, atol=1e-14)
     torch.testing.assert_close(same, logits)
     assert metrics == pytest.approx(others, rel=1e-12)
@@ -165,7 +180,7 @@ def test_a_rank_without_micro_batches_takes_part_in_the_count() -> None:
             return super().sum(tensor)
 
     ranks: Any = Noting(1, 2, torch.ones(EXPERTS))
-    MoeAuxLoss(RoutedBigrams(6), coefficient=1.0, collectives=ranks).begin([])
+    MoeAuxLoss(RoutedBigrams(6), RouterWeights(1.0), collectives=ranks).begin([])
     assert [counts.tolist() for counts in asked] == [[0.0] * EXPERTS]
 
 
@@ -182,7 +197,7 @@ def test_fillers_are_computed_and_not_counted() -> None:
 
     own, idle = pack(samples()[:2]), pack(samples()[2:3])
     alone = RoutedBigrams(6).expert_counts(own.tokens)
-    MoeAuxLoss(policy, coefficient=1.0, collectives=Noting()).begin([own], [idle, idle])
+    MoeAuxLoss(policy, RouterWeights(1.0), collectives=Noting()).begin([own], [idle, idle])
     assert policy.counted == 3
     assert [counts.tolist() for counts in asked] == [alone.tolist()]
     assert asked[0].dtype == torch.float64
@@ -190,7 +205,7 @@ def test_fillers_are_computed_and_not_counted() -> None:
 
 def test_each_step_counts_anew() -> None:
     policy = RoutedBigrams(6)
-    balanced = MoeAuxLoss(policy, coefficient=1.0, collectives=OneRank())
+    balanced = MoeAuxLoss(policy, RouterWeights(1.0), collectives=OneRank())
     halves = [pack(samples()[:3]), pack(samples()[3:])]
     balanced.begin(halves)
     balanced.begin(halves[:1])
@@ -200,14 +215,13 @@ def test_each_step_counts_anew() -> None:
     term = balanced.term(halves[0], Counts(int(halves[0].loss_mask_T.sum()), 3), totals)
     alone = RoutedBigrams(6).token_logprobs_and_balance(halves[0].tokens, expert_counts_E=None)[2]
     torch.testing.assert_close(term, alone.share)
-    assert totals.merged(OneRank()) == {
-        "router/balance": pytest.approx(float(alone.share.detach())),
-        "router/max_load": pytest.approx(float(alone.max_load)),
-    }
+    merged = totals.merged(OneRank())
+    assert merged["router/balance"] == pytest.approx(float(alone.share.detach()))
+    assert merged["router/max_load"] == pytest.approx(float(alone.max_load))
 
 
 def test_the_metric_counts_the_share_of_the_tokens_that_is_here() -> None:
-    balanced = MoeAuxLoss(RoutedBigrams(6), coefficient=0.5, collectives=OneRank())
+    balanced = MoeAuxLoss(RoutedBigrams(6), RouterWeights(0.5), collectives=OneRank())
     batch = pack(samples()[:1])
     balanced.begin([batch])
     balanced.token_logprobs(batch.tokens)
@@ -222,7 +236,7 @@ def test_the_metric_counts_the_share_of_the_tokens_that_is_here() -> None:
 
 
 def test_a_step_without_loss_tokens_has_no_metric() -> None:
-    balanced = MoeAuxLoss(RoutedBigrams(6), coefficient=0.5, collectives=OneRank())
+    balanced = MoeAuxLoss(RoutedBigrams(6), RouterWeights(0.5), collectives=OneRank())
     with pytest.raises(AssertionError, match="a forward comes first"):
         balanced.term(pack(samples()[:1]), Counts(1, 1), MetricTotals())
     batch = pack(samples()[:1])
@@ -231,3 +245,75 @@ def test_a_step_without_loss_tokens_has_no_metric() -> None:
     prompts = pack([TrainingSample("p", (1, 2), 2, 0.0)])
     balanced.term(prompts, Counts(0, 0), totals)
     assert "router/balance" not in totals.merged(OneRank())
+
+
+def test_the_z_loss_is_the_mean_over_the_rows_of_the_step_however_it_is_cut() -> None:
+    whole = pack(samples())
+    rows = RoutedBigrams(6).routes.detach()[whole.token_ids_T.roll(1)[whole.loss_mask_T]]
+    watched, _, _, counted = one_step(WHOLE, weights=RouterWeights())
+    assert counted == 0
+    assert not watched.any(), "without a weight the routers are only watched"
+    routes, _, metrics, _ = one_step(WHOLE, weights=RouterWeights(z_loss=0.5))
+    assert metrics["router/z_loss"] == pytest.approx(float(rows.logsumexp(-1).square().mean()))
+    assert metrics["router/max_logit"] == pytest.approx(float(rows.abs().max()))
+    assert "router/balance" not in metrics
+    table = RoutedBigrams(6).routes
+    expected = 0.5 * table[whole.token_ids_T.roll(1)[whole.loss_mask_T]].logsumexp(-1).square().mean()
+    (wanted,) = torch.autograd.grad(expected, table)
+    torch.testing.assert_close(routes, wanted, rtol=1e-10, atol=1e-14)
+    other, _, other_metrics, counted = one_step(MicroBatching(2, 0, False), weights=RouterWeights(z_loss=0.5))
+    torch.testing.assert_close(other, routes, rtol=1e-10, atol=1e-14)
+    assert other_metrics == pytest.approx(metrics, rel=1e-10)
+    assert counted == 0, "a sum over rows needs no forward before"
+
+
+def test_loads_of_the_step_move_the_bias_once_however_it_is_cut() -> None:
+    whole = pack(samples())
+    loads = RoutedBigrams(6).expert_counts(whole.tokens)
+    signs = torch.sign(loads.mean() - loads)
+    for cut in (WHOLE, MicroBatching(2, 0, False)):
+        policy = RoutedBigrams(6, biased=True)
+        updater = Updater(
+            PolicyLoss(
+                policy,
+                PolicyObjective(Grpo(kl_place="none", kl_coef=0.0)),
+                balanced=MoeAuxLoss(policy, RouterWeights(bias_rate=0.25), collectives=OneRank()),
+            ),
+            KeepGradients([policy.table, policy.routes]),
+            OneRank(),
+            micro_batching=cut,
+            learning_rate=lambda update: 0.1,
+        )
+        totals = MetricTotals()
+        updater(samples(), 0, totals)
+        torch.testing.assert_close(policy.router_biases[0], (0.25 * (signs - signs.mean())).float())
+        merged = totals.merged(OneRank())
+        assert merged["router/max_violation"] == pytest.approx(float(loads.max() / loads.mean()) - 1)
+        assert merged["router/max_violation_worst"] == merged["router/max_violation_layer_0"]
+        assert merged["router/dead_experts"] == int((loads < 0.05 * loads.mean()).sum())
+        shares = loads / loads.sum()
+        assert merged["router/entropy"] == pytest.approx(float(torch.special.entr(shares).sum()) / math.log(EXPERTS))
+
+
+def test_a_rank_without_rows_takes_part_in_the_loads() -> None:
+    policy = RoutedBigrams(6, biased=True)
+    ranks: Any = RanksOf(1, 2, torch.tensor([6.0, 0.0, 0.0]).double())
+    balanced = MoeAuxLoss(policy, RouterWeights(bias_rate=0.3), collectives=ranks)
+    balanced.begin([])
+    totals = MetricTotals()
+    balanced.after_step(totals)
+    torch.testing.assert_close(policy.router_biases[0], torch.tensor([-0.4, 0.2, 0.2]))
+    assert totals.merged(OneRank())["router/dead_experts"] == 2
+
+
+def test_a_step_without_rows_moves_nothing() -> None:
+    policy = RoutedBigrams(6, biased=True)
+    totals = MetricTotals()
+    MoeAuxLoss(policy, RouterWeights(bias_rate=0.3), collectives=OneRank()).after_step(totals)
+    assert policy.router_biases[0].tolist() == [0.0] * EXPERTS
+    assert totals.merged(OneRank()) == {}
+
+
+def test_routers_without_a_bias_are_refused_by_name() -> None:
+    with pytest.raises(OptionsError, match=r"balance_bias_rate = 0\.1 with routers that have no bias"):
+        MoeAuxLoss(RoutedBigrams(6), RouterWeights(bias_rate=0.1), collectives=OneRank())

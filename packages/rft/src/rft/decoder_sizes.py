@@ -44,7 +44,7 @@ def _sizes(config: Mapping[str, Any], kind: str, tied: bool, file: Path) -> Deco
     width, layers, heads, vocab = (_required(config, name, file) for name in ("hidden", "layers", "heads", "vocab"))
     # `or` in place of a default, because config.json may hold null
     head_size = int(config.get("head_dim") or width // heads)
-    experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
+    experts = int(config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 0)
     dense_ffn = int(config.get("intermediate_size") or config.get("n_inner") or 4 * width)
     # qwen2 has biases on queries, keys and values, which its config.json does not mention
     qwen_bias = kind.startswith("qwen2")

@@ -198,6 +198,17 @@ def test_adapters_are_sent_alone_where_the_engine_adds_them(
     assert made.request.adapter_config == ""
 
 
+def test_another_program_is_refused_for_the_architecture_of_this_project() -> None:
+    own: Any = SimpleNamespace(model=type("RftDecoderForCausalLM", (), {})(), where="model")
+    other: Any = SimpleNamespace(model=type("Qwen3ForCausalLM", (), {})(), where="model")
+    vllm, native = engines.EngineChoice("vllm", "as asked"), engines.EngineChoice("native", "as asked")
+    engines.refuse_own_decoder(native, own)
+    engines.refuse_own_decoder(vllm, other)
+    with pytest.raises(OptionsError, match="engine_type = vllm with model_type 'rft_decoder'") as refused:
+        engines.refuse_own_decoder(vllm, own)
+    assert refused.value.problem.do == "--engine_type native"
+
+
 def test_adapters_are_those_of_a_policy_that_has_some() -> None:
     can: Any = SimpleNamespace(max_lora_rank=8)
     assert not engines.engine_applies_lora(policy_of(), can)

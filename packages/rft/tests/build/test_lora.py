@@ -93,15 +93,14 @@ def test_a_critic_has_adapters_of_its_own(done: list[Any]) -> None:
 
 def test_the_rate_of_a_step_begins_its_masks() -> None:
     begun: list[int] = []
-    adapters = SimpleNamespace(begin_update=begun.append)
 
     def schedule(update: int) -> float:
         return 0.5 * update
 
-    rate = lora.counting(SimpleNamespace(adapters=adapters), schedule)  # type: ignore[arg-type]
+    rate = lora.counting(SimpleNamespace(has_masks=True, begin_update=begun.append), schedule)  # type: ignore[arg-type]
     assert [rate(update) for update in (0, 3)] == [0.0, 1.5]
     assert begun == [0, 3]
-    assert lora.counting(SimpleNamespace(adapters=None), schedule) is schedule  # type: ignore[arg-type]
+    assert lora.counting(SimpleNamespace(has_masks=False), schedule) is schedule  # type: ignore[arg-type]
 
 
 def test_a_preview_names_the_adapters_and_nothing_without_them(monkeypatch: pytest.MonkeyPatch) -> None:

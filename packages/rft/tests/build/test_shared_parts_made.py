@@ -10,8 +10,10 @@ import pytest
 from rft.build import shared_parts
 from rft_algos.schedules import learning_rate
 from rft_dist.settings import AdamSettings
+from rft_models.settings import RouterSettings
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.records.rollouts import TrainingSample
+from rft_trainer.update.moe_aux_loss import RouterWeights
 from rft_trainer.update.optimizer_step import MicroBatching
 
 
@@ -33,14 +35,33 @@ def test_a_saver_syncs_before_it_saves_and_restores_where_a_run_continues(calls:
     ]
 
 
-@pytest.mark.parametrize("coefficient", [0.0, 0.5])
-def test_routers_have_a_loss_where_it_has_a_weight(calls: Any, coefficient: float) -> None:
+@pytest.mark.parametrize(
+    ("coefficient", "routers", "weights"),
+    [
+        (0.0, None, None),
+        (0.5, None, RouterWeights(0.5)),
+        (0.0, RouterSettings(), RouterWeights()),
+        (0.5, RouterSettings(router_z_loss_coef=0.1, balance_bias_rate=0.01), RouterWeights(0.5, 0.1, 0.01)),
+    ],
+)
+def test_routers_are_trained_where_they_have_a_weight_and_watched_where_they_could(
+    calls: Any, coefficient: float, routers: RouterSettings | None, weights: RouterWeights | None
+) -> None:
     calls.put(shared_parts, "MoeAuxLoss")
     settings: Any = SimpleNamespace(aux_loss_coef=coefficient)
-    found = shared_parts.balanced_forward(settings, calls.double("policy"), calls.double("machine"))
-    assert (found is not None) is bool(coefficient)
-    made = ["MoeAuxLoss(policy, coefficient=0.5, collectives=machine.collectives)"]
-    assert calls.taken() == (made if coefficient else [])
+    policy = calls.double("policy", backbone=SimpleNamespace(split=None), has_known_routers=True)
+    found = shared_parts.balanced_forward(settings, policy, calls.double("machine"), routers)
+    assert (found is not None) is (weights is not None)
+    assert calls.taken() == ([f"MoeAuxLoss(policy, {weights!r}, collectives=machine.collectives)"] if weights else [])
+
+
+@pytest.mark.parametrize(("split", "has_routers"), [("ranks", True), (None, False)])
+def test_routers_are_not_watched_where_they_are_not_known_or_rows_are_shared(
+    calls: Any, split: str | None, has_routers: bool
+) -> None:
+    policy = calls.double("policy", backbone=SimpleNamespace(split=split), has_known_routers=has_routers)
+    settings: Any = SimpleNamespace(aux_loss_coef=0.0)
+    assert shared_parts.balanced_forward(settings, policy, calls.double("machine"), RouterSettings()) is None
 
 
 def test_samples_are_cut_by_tokens_where_they_are_packed() -> None:
@@ -93,6 +114,21 @@ def test_a_schedule_has_the_numbers_of_its_settings(shape: Any, name: str, more:
     schedule: Any = shared_parts.learning_rate_schedule(settings, 2.0, 30)
     assert schedule.func is getattr(learning_rate, name)
     assert schedule.keywords == {"peak": 2.0, "warmup_steps": 3} | more
+
+
+@pytest.mark.parametrize(
+    ("given", "updates", "warmup"), [(4, 30, 4), (0, 30, 0), (40, 30, 30), (5, 0, 5), (None, 30, 9)]
+)
+def test_a_warm_up_is_counted_in_steps_where_they_are_given(given: int | None, updates: int, warmup: int) -> None:
+    settings = AdamSettings(lr_schedule="constant", lr_warmup_ratio=0.3, lr_warmup_steps=given)
+    schedule: Any = shared_parts.learning_rate_schedule(settings, 2.0, updates)
+    assert schedule.keywords["warmup_steps"] == warmup
+
+
+def test_a_stable_rate_falls_in_its_share_of_all_steps() -> None:
+    settings = AdamSettings(lr_schedule="wsd", lr_warmup_ratio=0.1, lr_decay_ratio=0.25, min_lr_ratio=0.5)
+    schedule = shared_parts.learning_rate_schedule(settings, 2.0, 40)
+    assert [schedule(step) for step in (4, 30, 35)] == [2.0, 2.0, 1.5]
 
 
 @pytest.mark.parametrize(("coefficient", "rows"), [(0.5, True), (0.0, True), (0.5, False)])

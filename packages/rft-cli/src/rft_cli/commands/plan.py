@@ -11,7 +11,7 @@ from rft.planning.run_plan import SHARDING_NAMES, PlanRequest, plan_run
 from rft_cli.config.recipes import machine_of, names, with_command
 from rft_cli.config.resolve import resolve
 from rft_cli.pages.plan import as_object, lines
-from rft_cli.records.discovery import default_command, training_of, with_training
+from rft_cli.records.discovery import default_command, prepared, training_of, with_training
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_core.terminal_text import visible
@@ -51,8 +51,8 @@ def run(argv: list[str]) -> int:
         print(USAGE.format(default=default_command()))
         return 0
     asked = sort_words(argv)
-    workload = load(training_of(asked.command).workload)
-    plan = plan_run(asked.request, resolve(asked.command, asked.words), workload)
+    training = training_of(asked.command)
+    plan = plan_run(asked.request, prepared(training, resolve(asked.command, asked.words)), load(training.workload))
     print(json.dumps(as_object(plan)) if asked.as_json else visible("\n".join(lines(plan))))
     return 0
 

@@ -47,6 +47,33 @@ SFT = Command(
     stage_result="run",
 )
 
+PRETRAIN = Command(
+    **asdict(commands.PRETRAIN),
+    summary="train a language model on texts, from nothing or from a model",
+    essential="""
+prompt_data eval_data held_out_share tokenizer tokenizer_size text_key
+hidden_size num_layers num_heads max_seq_len use_moe num_experts top_k family
+learning_rate max_epochs max_steps train_tokens train_batch_size train_batch_tokens micro_train_batch_size
+lr_schedule lr_warmup_ratio bf16 device gradient_checkpointing fsdp zero_stage eval_steps save_path save_steps
+load_checkpoint nproc seed run_name log_interval use_wandb use_tensorboard pretrain
+""",
+    training=Training(
+        purpose="go on with its pre-training, on texts",
+        train="rft.stages.pretraining.stage:train",
+        check="rft.stages.pretraining.check:check_pretrain",
+        workload="rft.planning.workload:SFT",
+        prepare="rft.stages.pretraining.new_decoder:with_decoder",
+        plan_lines="rft_cli.pages.pretraining.plan:pretrain_lines",
+        models="rft_cli.pages.run_plan:trained_model_lines",
+        next_commands="rft_cli.pages.advice:after_pretrain",
+        measure=Measure(name="sft/loss", label="loss", less_is_better=True, digits=4),
+        held_out=Measure(name="loss", less_is_better=True),
+        line=(Measure(name="policy/gradient_norm", label="norm"),),
+        curves="sft/loss policy/gradient_norm",
+    ),
+    stage_result="run",
+)
+
 DPO = Command(
     **asdict(commands.DPO),
     summary="train a model on preferences between responses",
@@ -143,6 +170,7 @@ BUILT_IN = (
         trains=True,
     ),
     SFT,
+    PRETRAIN,
     DPO,
     RM,
     RL,
@@ -156,8 +184,15 @@ BUILT_IN = (
         **asdict(commands.EVAL),
         summary="score a model on held-out data",
         run="rft_cli.commands.eval:run",
+        switches=(("--perplexity", commands.PERPLEXITY.name),),
         takes_run=True,
         stage_result="output",
+    ),
+    Command(
+        **asdict(commands.PERPLEXITY),
+        summary="measure how well a model predicts texts",
+        run="rft_cli.commands.texts.perplexity:run",
+        takes_run=True,
     ),
     Command(
         **asdict(commands.SERVE_REWARD),
@@ -185,7 +220,7 @@ BUILT_IN = (
     Command(
         **asdict(commands.TOKENIZER),
         summary="learn a tokenizer from texts",
-        run="rft_cli.commands.tokenizers.learning:run",
+        run="rft_cli.commands.texts.tokenizer:run",
         stage_result="tokenizer",
     ),
     Command(
@@ -229,7 +264,6 @@ _ALGORITHMS = ("grpo", "dapo", "dr_grpo", "gspo", "rloo", "ppo")
 """Names of `--advantage_estimator` that other programs have a command for."""
 
 REFUSED_COMMANDS: dict[str, Refusal] = {
-    "pretrain": Refusal(_NOT_YET, "rft-train sft"),
     "genrec": Refusal(_NOT_YET, "rft-train rl"),
     "doctor": Refusal(_NOT_YET, "rft-train check"),
     "report": Refusal(_NOT_YET, "rft-train runs show RUN"),

@@ -56,6 +56,8 @@ class Training:
     """The metric that is its column in the table of runs."""
     held_out: Measure
     """The number of its evaluations."""
+    prepare: str = ""
+    """`(resolved) -> resolved`: make what the settings describe and do not name, such as a new model, and name it."""
     line: tuple[Measure, ...] = ()
     """What the line of a step and the live panel show beside `measure`, where the step has it."""
     curves: str
@@ -86,6 +88,8 @@ class Command:
     """Whether it is meant where a page or a recipe names no command; one command is."""
     trains: bool = False
     """Whether it starts runs of other commands, which go on without their terminal."""
+    switches: tuple[tuple[str, str], ...] = ()
+    """(flag, command): with the flag it is that other command, with the settings of that one."""
     takes_run: bool = False
     """Whether a run may stand in place of the model, as in `rft-train eval RUN`."""
     stage_result: StageResult | None = None

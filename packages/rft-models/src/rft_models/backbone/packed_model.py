@@ -12,13 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from rft_core.errors import OptionsError
 from rft_models.attention.varlen import VarlenKernel
 from rft_models.backbone.backbone import Backbone
 from rft_models.backbone.causality_check import check_states
 from rft_models.backbone.image_check import check_image_states
 from rft_models.files.directories import no_progress_bars
 from rft_models.files.processor_files import keep_processor_files
+from rft_models.layers.keyed_dropout import RowKeys
 from rft_models.lora.adapters import Adapters
+from rft_models.own_decoder.dropout import key_dropout
 from rft_models.vision.tower import vision_tower_of
 
 if TYPE_CHECKING:
@@ -63,6 +66,8 @@ class PackedModel(ABC):
         self.backbone = Backbone(self._decoder(), packed=packed, kernel=kernel, tower=self.tower)
         self.adapters: Adapters | None = None
         """Adapters trained in place of the weights, which are then frozen; None = no adapters."""
+        self._dropout: RowKeys | None = None
+        """Keys of the masks of the model's own dropout; None = there is none, or it is off."""
         self.pending_weights: WeightFiles | PendingLoraWeights | None = None
         """Values of the parameters that have no memory yet (`load_on_meta`); None = all parameters have memory."""
         self.trained_rows: dict[str, TrainedRows] = {}
@@ -102,6 +107,35 @@ class PackedModel(ABC):
         check_states(self.backbone.decoder, self.backbone, **known)
         if self.tower is not None:
             check_image_states(self.model, self.backbone, self.tower, **known)
+
+    def key_dropout(self, seed: int) -> None:
+        """Let blocks with dropout drop entries where gradients are taken, with masks of this seed; or do nothing.
+
+        Raises:
+            OptionsError: ranks share the rows of a sample, from which the masks follow.
+        """
+        self._dropout = key_dropout(self.model, self.backbone.decoder, seed=seed)
+        self.backbone.look_for_dropout()
+        if self._dropout is not None and self.backbone.split is not None:
+            raise OptionsError(
+                code="models.dropout_split",
+                what=f"dropout in the blocks of {self.where} with samples that ranks share",
+                where=self.where,
+                why="the masks follow from whole samples",
+                do="--sp_size 1",
+            )
+
+    @property
+    def has_masks(self) -> bool:
+        """Return true where masks of dropout follow from the number of the update."""
+        return self.adapters is not None or self._dropout is not None
+
+    def begin_update(self, number: int) -> None:
+        """Let the masks of dropout be those of an optimizer step, counted from 0."""
+        if self.adapters is not None:
+            self.adapters.begin_update(number)
+        if self._dropout is not None:
+            self._dropout.update = number
 
     def saved_name(self, name: str) -> str:
         """Return the name that a parameter of `model` has in the saved directory."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rft_models.families.vision import VISION_FAMILIES
+from rft_models.own_decoder.names import CLASS_NAME, MODEL_TYPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class TextFamily:
 
 TEXT_FAMILIES: dict[str, TextFamily] = {
     "cohere": TextFamily(),
+    "dots1": TextFamily(),
     "gemma": TextFamily(),
     "gemma2": TextFamily(),
     "gemma3_text": TextFamily(),
@@ -33,6 +35,7 @@ TEXT_FAMILIES: dict[str, TextFamily] = {
     "qwen2_moe": TextFamily(),
     "qwen3": TextFamily(fast_decode=True),
     "qwen3_moe": TextFamily(),
+    "rft_decoder": TextFamily(),
     "smollm3": TextFamily(),
 }
 """By `model_type`."""
@@ -73,5 +76,6 @@ def packs(model_type: str) -> bool:
 
 
 def custom_classes() -> dict[str, str]:
-    """Return the names of the classes that the user registered, by `model_type`."""
-    return {model_type: family.class_name for model_type, family in CUSTOM_FAMILIES.items()}
+    """Return the names of the classes that transformers does not have, by `model_type`: this project's, the user's."""
+    registered = {model_type: family.class_name for model_type, family in CUSTOM_FAMILIES.items()}
+    return {MODEL_TYPE: CLASS_NAME, **registered}

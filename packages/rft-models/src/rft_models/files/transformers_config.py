@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rft_core.errors import DataError
+from rft_models.own_decoder.registration import register_for
 
 _REFUSALS = (
     ArithmeticError,
@@ -34,6 +35,7 @@ def hf_config(path: Path, attention: str = "sdpa") -> Any:
     """
     import transformers
 
+    register_for(path)
     with refusals(path):
         config: Any = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
         for part in (config, *(getattr(config, name) for name in config.sub_configs)):

@@ -1,4 +1,4 @@
-"""The load-balancing loss of mixtures of experts: how evenly routers spread tokens over experts.
+"""The load-balancing loss of mixtures of experts, and what else their routers say of a step.
 
 Equations (4) to (6) of Switch Transformer (Fedus et al. 2021, arXiv 2101.03961), for k choices a token and pooled over
 the layers, as Mixtral has it in transformers (`load_balancing_loss_func`). With E experts and R rows, a row being one
@@ -15,6 +15,10 @@ L is no sum over tokens, so a mean of the L of micro-batches is another number, 
 are those of the whole optimizer step: they are counted over all micro-batches and ranks before the first backward
 pass (a forward of the backbone without gradient). With them L is a sum over tokens, and the step is the same however
 it is cut, except where two experts of a row are so close that rounding in the two forwards orders them differently.
+
+Families that score experts by a sigmoid (`SIGMOID_FAMILIES`) choose by sigmoid(logits) + bias, and P_i is the mean of
+sigmoid(logits)_i / sum_j sigmoid(logits)_j (DeepSeek-V3, arXiv 2412.19437, equation 18, over the step in place of a
+sequence). Their bias is a buffer, in no gradient.
 """
 
 from __future__ import annotations
@@ -41,16 +45,29 @@ class Router:
     num_experts: int
     num_choices: int
     """k: experts that a token goes to."""
+    by_sigmoid: bool = False
+    """Experts are scored by a sigmoid each, and chosen with a bias; else by a softmax over all."""
+
+
+SIGMOID_FAMILIES = frozenset({"dots1"})
+"""By `model_type`: their routers choose by sigmoid scores with a bias, in one group."""
+_BIAS = "e_score_correction_bias"
 
 
 @dataclass(frozen=True, slots=True)
 class AuxLossShare:
-    """A micro-batch's share of the auxiliary loss of a step."""
+    """A micro-batch's share of the auxiliary loss of a step, and its routers' numbers for others."""
 
     share: Tensor
     """Scalar with gradient: parts of all micro-batches and ranks add up to L."""
     max_load: Tensor
     """Rows of the busiest expert over those of an even spread, in the whole step; 1 is even."""
+    log_normaliser_LR: Tensor
+    """[L, R] log sum_i exp(logits_i) of each row in each layer, with gradient."""
+    loads_LE: Tensor
+    """[L, E] float64: rows of this micro-batch that go to each expert of each layer."""
+    max_logit: Tensor
+    """The largest size of a router's logit in these rows."""
 
 
 def router_of(model_type: str, config: Mapping[str, Any], where: str) -> Router:
@@ -60,8 +77,10 @@ def router_of(model_type: str, config: Mapping[str, Any], where: str) -> Router:
         OptionsError: the architecture has no experts, or its own loss for them is not this one.
     """
     num_choices = config.get("num_experts_per_tok")
-    num_experts = config.get("num_experts") or config.get("num_local_experts")
-    if not num_choices or not num_experts or not _has_this_loss(model_type):
+    num_experts = config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts")
+    # chosen groups first are another choice than one of all experts
+    by_sigmoid = model_type in SIGMOID_FAMILIES and config.get("n_group") == 1
+    if not num_choices or not num_experts or not (by_sigmoid or _has_this_loss(model_type)):
         raise OptionsError(
             code="router.none",
             what=f"model_type {model_type!r} has no routers with a known load-balancing loss",
@@ -69,7 +88,7 @@ def router_of(model_type: str, config: Mapping[str, Any], where: str) -> Router:
             why="aux_loss_coef weights the routers' loss of mixtures of experts (mixtral, qwen2_moe, qwen3_moe, ...)",
             do="leave aux_loss_coef out",
         )
-    return Router(int(num_experts), int(num_choices))
+    return Router(int(num_experts), int(num_choices), by_sigmoid)
 
 
 def router_facts(directory: str | Path) -> Router:
@@ -79,46 +98,98 @@ def router_facts(directory: str | Path) -> Router:
     return router_of(stated["model_type"], config.get_text_config(decoder=True).to_dict(), str(path))
 
 
-def count_experts(logits: Sequence[Tensor], rows_R: Tensor, router: Router) -> Tensor:
-    """[E] float64: rows that go to each expert, over the layers; R k in all. No gradient.
+def gates_of(model: Any) -> list[Any]:
+    """Return the modules that give the routers' logits, in the order of the layers; none in a dense model."""
+    decoder = model.get_decoder()
+    recorder = (getattr(decoder, "_can_record_outputs", None) or {}).get("router_logits")
+    kind = getattr(recorder, "target_class", None)
+    return [] if kind is None else [module for module in decoder.modules() if isinstance(module, kind)]
+
+
+def biases_of(gates: Sequence[Any]) -> list[Tensor]:
+    """Return the [E] bias of each router, in place; none where they have none."""
+    return [getattr(gate, _BIAS) for gate in gates if getattr(gate, _BIAS, None) is not None]
+
+
+def chosen_experts(logits_RE: Tensor, router: Router, bias_E: Tensor | None = None) -> Tensor:
+    """[R, k] int64: the experts that rows go to, by their logits [R, E]."""
+    scores_RE = logits_RE.detach().float()
+    if router.by_sigmoid:
+        scores_RE = scores_RE.sigmoid()
+    return (scores_RE if bias_E is None else scores_RE + bias_E).topk(router.num_choices, dim=-1).indices
+
+
+def expert_loads(
+    logits: Sequence[Tensor], rows_R: Tensor, router: Router, biases: Sequence[Tensor] | None = None
+) -> Tensor:
+    """[L, E] float64: rows that go to each expert of each layer; R k in each. No gradient.
 
     `logits` are [K, E] a layer, `rows_R` the rows of each that count, one of them perhaps several times.
     """
-    counts_E = torch.zeros(router.num_experts, dtype=torch.float64, device=rows_R.device)
-    for layer_KE in logits:
-        chosen = layer_KE.detach().index_select(0, rows_R).float().topk(router.num_choices, dim=-1).indices
-        counts_E += torch.bincount(chosen.flatten(), minlength=router.num_experts)
-    return counts_E
+    loads: list[Tensor] = []
+    for layer, logits_KE in enumerate(logits):
+        bias_E = biases[layer] if biases else None
+        chosen = chosen_experts(logits_KE.detach().index_select(0, rows_R), router, bias_E)
+        loads.append(torch.bincount(chosen.flatten(), minlength=router.num_experts).double())
+    return torch.stack(loads)
+
+
+def count_experts(
+    logits: Sequence[Tensor], rows_R: Tensor, router: Router, biases: Sequence[Tensor] | None = None
+) -> Tensor:
+    """[E] float64: `expert_loads` over the layers."""
+    return expert_loads(logits, rows_R, router, biases).sum(0)
 
 
 def load_balancing_loss(
-    logits: Sequence[Tensor], rows_R: Tensor, router: Router, counts_E: Tensor | None = None
+    logits: Sequence[Tensor],
+    rows_R: Tensor,
+    router: Router,
+    counts_E: Tensor | None = None,
+    biases: Sequence[Tensor] | None = None,
 ) -> AuxLossShare:
     """E sum_i f_i (sum over these rows of p_i) / R, with f and R of `counts_E`, the counts of the whole step.
 
     None: these rows are the whole step.
     """
+    loads_LE = expert_loads(logits, rows_R, router, biases)
     # counts of the whole step make the loss a sum over tokens: the same however the step is split
-    counts_E = count_experts(logits, rows_R, router) if counts_E is None else counts_E.to(rows_R.device, torch.float64)
+    counts_E = loads_LE.sum(0) if counts_E is None else counts_E.to(rows_R.device, torch.float64)
     chosen = counts_E.sum().clamp(min=1.0)
     frequencies_E = router.num_choices * counts_E / chosen
     # f and R are constants of the step: autograd is left with one product a layer
     weights_E = (router.num_experts * router.num_choices / chosen * frequencies_E).float()
-    share = torch.zeros((), device=rows_R.device)
+    share, max_logit = (torch.zeros((), device=rows_R.device) for _ in range(2))
+    log_normalisers: list[Tensor] = []
     for layer_KE in logits:
-        share = share + torch.softmax(layer_KE.float(), -1).index_select(0, rows_R).sum(0) @ weights_E
-    return AuxLossShare(share, counts_E.max() * router.num_experts / chosen)
+        share = share + _probabilities(layer_KE.float(), router).index_select(0, rows_R).sum(0) @ weights_E
+        rows_RE = layer_KE.index_select(0, rows_R).float()
+        log_normalisers.append(rows_RE.logsumexp(-1))
+        if rows_R.numel():
+            max_logit = torch.maximum(max_logit, rows_RE.detach().abs().amax())
+    return AuxLossShare(
+        share, counts_E.max() * router.num_experts / chosen, torch.stack(log_normalisers), loads_LE, max_logit
+    )
+
+
+def _probabilities(logits_KE: Tensor, router: Router) -> Tensor:
+    if not router.by_sigmoid:
+        return torch.softmax(logits_KE, -1)
+    scores_KE = logits_KE.sigmoid()
+    return scores_KE / scores_KE.sum(-1, keepdim=True)
 
 
 @torch.no_grad()
 def verify_router(model: Any, router: Router, where: str) -> None:
-    """Compare L with what the model itself computes of its routers' logits.
+    """Compare L with what the model itself computes of its routers' logits; of sigmoids, the experts that it chooses.
 
     Raises:
         PreflightError: they differ, or the model does not give its routers' logits.
     """
     # one sequence without a mask, of which the model's own loss counts every row too
     tokens = torch.arange(8, device=model.device)[None]
+    if router.by_sigmoid:
+        return _verify_choices(model, router, tokens, where)
     with eval_mode(model):
         output = model(input_ids=tokens, use_cache=False, output_router_logits=True)
     logits = [layer.flatten(0, -2) for layer in output.router_logits or ()]
@@ -127,14 +198,35 @@ def verify_router(model: Any, router: Router, where: str) -> None:
     expected = float(output.aux_loss)
     # written so that NaN, which stands for absent logits, is refused too
     if not abs(computed - expected) <= 0.02 * expected:
-        raise PreflightError(
-            code="router.differs",
-            what=f"the load-balancing loss of {type(model).__name__} is {expected:.4g}, but the one "
-            f"computed here is {computed:.4g}",
-            where=where,
-            why="what is added to the loss must be the loss of the model's routers",
-            do="leave aux_loss_coef out",
-        )
+        what = f"the load-balancing loss of {type(model).__name__} is {expected:.4g}, but the one computed here is"
+        raise _differs(f"{what} {computed:.4g}", where)
+
+
+def _verify_choices(model: Any, router: Router, tokens: Tensor, where: str) -> None:
+    """Compare the experts that the routers of a model choose with those of `chosen_experts`."""
+    given: list[tuple[Any, ...]] = []
+    gates = gates_of(model)
+    hooks = [gate.register_forward_hook(lambda _, __, output: given.append(output)) for gate in gates]
+    try:
+        with eval_mode(model):
+            model(input_ids=tokens, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for (logits_RE, _, expected_RK), bias_E in zip(given, biases_of(gates), strict=True):
+        chosen_RK = chosen_experts(logits_RE, router, bias_E)
+        if not torch.equal(chosen_RK.sort(-1).values, expected_RK.sort(-1).values):
+            raise _differs(f"{type(model).__name__} chooses other experts than those computed here", where)
+
+
+def _differs(what: str, where: str) -> PreflightError:
+    return PreflightError(
+        code="router.differs",
+        what=what,
+        where=where,
+        why="what is added to the loss must be the loss of the model's routers",
+        do="leave aux_loss_coef out",
+    )
 
 
 def _has_this_loss(model_type: str) -> bool:

@@ -17,6 +17,7 @@ from rft_models.files.transformers_config import hf_config, refusals, refused_co
 from rft_models.layers import gradient_checkpointing as checkpointing
 from rft_models.layers.fast_linear import use_fast_linears
 from rft_models.layers.gradient_checkpointing import Checkpointing
+from rft_models.own_decoder.dropout import turn_off_dropout
 
 Attention = Literal["auto", "packed", "native"]
 
@@ -25,11 +26,12 @@ AutoClass = Literal["AutoModelForCausalLM", "AutoModelForImageTextToText", "Auto
 
 
 def prepare(model: Any, *, packed: bool, gradient_checkpointing: Checkpointing | bool | None = None) -> None:
-    """Switch a transformers model to the computations used here; it is in eval mode afterwards."""
+    """Switch a transformers model to the computations used here; it is in eval mode, and drops nothing, afterwards."""
     if packed:
         register()
         switched(model).set_attn_implementation(IMPLEMENTATION)
     use_fast_linears(model)
+    turn_off_dropout(model)
     if gradient_checkpointing:
         chosen = gradient_checkpointing if isinstance(gradient_checkpointing, Checkpointing) else Checkpointing()
         checkpointing.apply(model, chosen)

@@ -26,8 +26,8 @@ from rft_core.errors import DataError, OptionsError, PreflightError, install_com
 from rft_core.keyed_random import derive_key
 from rft_core.packed_tokens import PackedTokens
 from rft_models.layers.fast_linear import use_fast_linears
+from rft_models.layers.keyed_dropout import KeyedDropout, RowKeys
 from rft_models.loading.transformers_loading import model_without_weights
-from rft_models.lora.dropout import KeyedDropout, RowKeys
 from rft_models.lora.fingerprint import fingerprint
 from rft_models.lora.initial_values import Files, initialize
 from rft_models.lora.merge import ADAPTER, MergeFacts, is_adapted, is_adapter_tensor, merge_into_base, to_plain_tensor

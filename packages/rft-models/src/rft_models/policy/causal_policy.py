@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from rft_core.errors import OptionsError, PreflightError
 from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.hf_interface import native_attention_mode
 from rft_models.attention.sequence_parallel import SequenceMode, SequenceRanks, balance_rows, local_rows
@@ -20,7 +22,9 @@ from rft_models.backbone.packed_model import PackedModel
 from rft_models.layers.moe_router import (
     AuxLossShare,
     Router,
+    biases_of,
     count_experts,
+    gates_of,
     load_balancing_loss,
     router_of,
     verify_router,
@@ -213,8 +217,8 @@ class CausalPolicy(PackedModel):
         logprobs_T, entropy_T = self._head_logprobs(
             hidden_RD, tokens, targets_R, temperature, with_entropy, entropy_gradient
         )
-        aux_loss = load_balancing_loss(logits, rows_R, router, expert_counts_E)
-        return logprobs_T, entropy_T, aux_loss.share, aux_loss.max_load
+        said = load_balancing_loss(logits, rows_R, router, expert_counts_E, self.router_biases)
+        return logprobs_T, entropy_T, *(getattr(said, field.name) for field in fields(said))
 
     @torch.no_grad()
     def expert_counts(self, tokens: PackedTokens) -> Tensor:
@@ -224,7 +228,7 @@ class CausalPolicy(PackedModel):
     def _expert_counts(self, tokens: PackedTokens) -> Tensor:
         router, logits = self.router, list[Tensor]()
         states = self.backbone.states(tokens, routed=logits)
-        return count_experts(logits, _predictions(tokens, states)[1], router)
+        return count_experts(logits, _predictions(tokens, states)[1], router, self.router_biases)
 
     @cached_property
     def router(self) -> Router:
@@ -244,6 +248,24 @@ class CausalPolicy(PackedModel):
     def num_experts(self) -> int:
         """Number of experts in each layer of a mixture of experts."""
         return self.router.num_experts
+
+    @property
+    def num_routers(self) -> int:
+        """Number of layers with experts."""
+        return len(gates_of(self.model))
+
+    @property
+    def router_biases(self) -> list[Tensor]:
+        """The [E] bias of each layer's router, which may be changed in place; empty where routers have none."""
+        return biases_of(gates_of(self.model))
+
+    @property
+    def has_known_routers(self) -> bool:
+        """Return true for a mixture of experts whose routers' numbers are computed here."""
+        try:
+            return bool(self.num_experts)
+        except (OptionsError, PreflightError):
+            return False
 
     def _predicting(self, tokens: PackedTokens, states: States) -> tuple[Tensor, Tensor]:
         """Return ([R] targets, [R, D] states that predict them): all, or this rank's even share of them."""

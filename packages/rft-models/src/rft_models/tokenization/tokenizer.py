@@ -11,7 +11,8 @@ from typing import Any, cast
 
 from rft_core.errors import DataError
 from rft_models.files.config_values import MOST_TOKENS, check_token_id, wrong_value
-from rft_models.tokenization.new_tokenizer import byte_symbols, characters_of
+from rft_models.own_decoder.registration import register_for
+from rft_models.tokenization.byte_level import byte_symbols, characters_of
 from rft_models.tokenization.time_limit import call_within
 
 _CLASSES_OF_THE_FILE = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -276,6 +277,7 @@ def load_tokenizer(directory: str | Path) -> HfTokenizer:
 def _from_pretrained(path: Path) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    register_for(path)  # the automatic class reads config.json, and knows families of transformers alone
     # AutoTokenizer puts the class of the model's family in the place of this one, which for Qwen2 replaces the
     # normalizer and the splitting that tokenizer.json holds
     as_written = _json_or_empty(path / "tokenizer_config.json").get("tokenizer_class") in _CLASSES_OF_THE_FILE

@@ -1,49 +1,80 @@
-"""Load-balancing auxiliary loss of a mixture of experts, added to the objective of an optimizer step.
+"""What a mixture of experts adds to an optimizer step: its routers' losses, their balance, their loads as metrics.
 
-Its frequencies are those of the whole step, so they are counted over all micro-batches and ranks before the first
-backward pass: one forward more without gradient, except where the step is one micro-batch on one rank.
+The frequencies of the load-balancing loss are those of the whole step, so they are counted over all micro-batches and
+ranks before the first backward pass: one forward more without gradient, except where the step is one micro-batch on one
+rank. Everything else is a sum over rows, which needs no such forward. Loads of the step are summed behind it, and move
+the routers' biases where these balance them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rft_algos.losses.routers import balanced_bias, dead_experts, load_entropy, max_violation, router_z_loss
+from rft_core.errors import OptionsError
 from rft_core.packed_tokens import PackedTokens
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.protocols import BalanceShare, Collectives, RoutedPolicy
 from rft_trainer.records.rollouts import Counts, TokenBatch
 
 
+@dataclass(frozen=True, slots=True)
+class RouterWeights:
+    """What routers are trained with; where all are 0 they are only watched."""
+
+    balance: float = 0.0
+    """Weight of the load-balancing loss."""
+    z_loss: float = 0.0
+    """Weight of the mean over rows and layers of the squared normaliser of the logits."""
+    bias_rate: float = 0.0
+    """Step of the bias that experts are chosen with; 0 = it stays."""
+
+
 class MoeAuxLoss:
-    """Wrapper of a policy's `token_logprobs` in an optimizer step that keeps the routers' auxiliary loss.
+    """Wrapper of a policy's `token_logprobs` in an optimizer step that keeps what its routers say.
 
     Example::
 
-        balanced = MoeAuxLoss(policy, coefficient=0.001, collectives=ranks)
+        balanced = MoeAuxLoss(policy, RouterWeights(balance=0.001), collectives=ranks)
         balanced.begin(micro_batches)
         logprobs_T, entropy_T = balanced.token_logprobs(...)
         loss = objective(...).loss + balanced.term(batch, counts, totals)
+        balanced.after_step(totals)
     """
 
-    def __init__(self, policy: RoutedPolicy, *, coefficient: float, collectives: Collectives) -> None:
+    def __init__(self, policy: RoutedPolicy, weights: RouterWeights, *, collectives: Collectives) -> None:
+        """Store the policy and its weights.
+
+        Args:
+            policy: a mixture of experts.
+            weights: of its routers.
+            collectives: all ranks, each with samples of its own.
+
+        Raises:
+            OptionsError: the bias is to be moved, and the policy's routers have none.
+        """
         self._policy = policy
-        self._coefficient = coefficient
+        self._weights = weights
         self._collectives = collectives
         self._counts_E: Tensor | None = None
         self._last: BalanceShare | None = None
+        self._loads_LE: Tensor | None = None
+        if weights.bias_rate and not policy.router_biases:
+            raise no_router_bias(weights.bias_rate)
 
     def begin(self, batches: Sequence[TokenBatch], idle: Sequence[TokenBatch] = ()) -> None:
         """Count the experts chosen in this rank's micro-batches and sum over ranks; a rank without any calls it too.
 
         `idle` batches are computed and not counted, where every forward is a collective operation.
         """
-        self._counts_E = None
-        if len(batches) == 1 and self._collectives.world_size == 1:
-            return  # the one forward counts for itself: this batch is the step
+        self._counts_E = self._loads_LE = None
+        if not self._weights.balance or (len(batches) == 1 and self._collectives.world_size == 1):
+            return  # nothing needs the counts; or the one forward counts for itself, as this batch is the step
         counts_E = torch.zeros(self._policy.num_experts, dtype=torch.float64)
         for batch in batches:
             counts_E += self._policy.expert_counts(batch.tokens).cpu()
@@ -54,21 +85,72 @@ class MoeAuxLoss:
         self._counts_E = self._collectives.sum(counts_E)
 
     def token_logprobs(self, tokens: PackedTokens, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the policy's log-probs and entropies, and keep the auxiliary loss of the same forward."""
+        """Return the policy's log-probs and entropies, and keep what the routers of the same forward say."""
         logprobs_T, entropy_T, self._last = self._policy.token_logprobs_and_balance(
             tokens, expert_counts_E=self._counts_E, **options
         )
         return logprobs_T, entropy_T
 
     def term(self, batch: TokenBatch, counts: Counts, totals: MetricTotals) -> Tensor:
-        """Return the auxiliary loss of the last forward, coefficient x share, and add its metrics to `totals`.
+        """Return the routers' losses of the last forward with their weights, and add their metrics to `totals`.
 
-        Metrics: `router/balance`, the loss itself (the number of choices a token has where experts are used alike),
-        and `router/max_load`.
+        Metrics: `router/balance`, the load-balancing loss (the number of choices a token has where experts are used
+        alike), `router/max_load`, `router/z_loss` and `router/max_logit`.
         """
         assert self._last is not None, "a forward comes first"
+        said, weights = self._last, self._weights
+        num_tokens = max(counts.num_loss_tokens, 1)
+        self._loads_LE = said.loads_LE if self._loads_LE is None else self._loads_LE + said.loads_LE
+        z_losses_R = router_z_loss(said.log_normaliser_LR).mean(0)
+        totals.add({"router/z_loss": (z_losses_R.sum(), batch.loss_mask_T.sum())})
+        totals.peak("router/max_logit", said.max_logit)
+        loss = weights.z_loss * z_losses_R.sum() / num_tokens
+        if not weights.balance:
+            return loss
         num_here = batch.loss_mask_T.sum(dtype=torch.float64)
-        totals.add({"router/balance": (self._last.share, num_here / max(counts.num_loss_tokens, 1))})
+        totals.add({"router/balance": (said.share, num_here / num_tokens)})
         # of the whole step already: every micro-batch states the same number
-        totals.peak("router/max_load", self._last.max_load)
-        return self._coefficient * self._last.share
+        totals.peak("router/max_load", said.max_load)
+        return weights.balance * said.share + loss
+
+    def after_step(self, totals: MetricTotals) -> None:
+        """Sum the loads of the step over the ranks, move the biases by them, and add their metrics to `totals`.
+
+        Metrics: `router/max_violation` over the layers, its worst and that of each layer, `router/entropy` and
+        `router/dead_experts`. Every rank calls it behind a step that was applied.
+        """
+        own_LE = torch.zeros(self._policy.num_routers, self._policy.num_experts, dtype=torch.float64)
+        if self._loads_LE is not None:
+            own_LE += self._loads_LE.cpu()
+        loads_LE = self._collectives.sum(own_LE)
+        self._loads_LE = None
+        if not loads_LE.any():
+            return
+        if self._weights.bias_rate:
+            self._move_biases(loads_LE)
+        violation_L = max_violation(loads_LE)
+        totals.peak("router/max_violation", violation_L.mean())
+        totals.peak("router/max_violation_worst", violation_L.max())
+        for layer, violation in enumerate(violation_L):
+            totals.peak(f"router/max_violation_layer_{layer}", violation)
+        totals.peak("router/dead_experts", dead_experts(loads_LE).sum())
+        if loads_LE.shape[-1] > 1:
+            totals.peak("router/entropy", load_entropy(loads_LE).mean())
+
+    @torch.no_grad()
+    def _move_biases(self, loads_LE: Tensor) -> None:
+        biases = self._policy.router_biases
+        moved_LE = balanced_bias(torch.stack(biases), loads_LE.to(biases[0].device), self._weights.bias_rate)
+        for bias_E, moved_E in zip(biases, moved_LE, strict=True):
+            bias_E.copy_(moved_E)
+
+
+def no_router_bias(rate: float) -> OptionsError:
+    """Return the error of a bias that is to be moved where routers have none."""
+    return OptionsError(
+        code="router.no_bias",
+        what=f"balance_bias_rate = {rate:g} with routers that have no bias",
+        where="--balance_bias_rate",
+        why="experts are balanced by a bias that they are chosen with, which this family of models lacks",
+        do="--aux_loss_coef 0.01, or a model of the family dots1",
+    )

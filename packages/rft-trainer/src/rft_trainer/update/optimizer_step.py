@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -69,6 +69,15 @@ class MicroBatchLoss(Protocol):
 
     def whole_step(self, samples: Sequence[TrainingSample], counts: Counts, totals: MetricTotals) -> None:
         """Add the metrics that need all samples of the step; called on the first rank alone."""
+        ...
+
+
+@runtime_checkable
+class AfterStep(Protocol):
+    """A loss that has something to do once the weights have changed."""
+
+    def after_step(self, totals: MetricTotals) -> None:
+        """Do it; called on every rank behind a step that was applied. `totals` takes metrics of the whole step."""
         ...
 
 
@@ -279,6 +288,9 @@ class Updater:
             outcome, attempt = self._apply(), attempt + 1
         if outcome.applied:
             self._guard.applied(outcome.gradient_norm)
+            for batch in self._batches:
+                if isinstance(batch.loss, AfterStep):
+                    batch.loss.after_step(batch.totals)
         # every rank knows all samples; added on each, they would be summed once a rank
         if self._collectives.rank == 0:
             for batch in self._batches:

@@ -59,7 +59,7 @@ class PolicyLoss:
             policy: the model that is trained.
             objective: of the algorithm.
             temperature: that the samples were drawn at; 1 on demonstrations.
-            balanced: the routers' auxiliary loss, where it has a weight.
+            balanced: what the routers of a mixture of experts add.
             fused: the policy, where it can evaluate the objective in its output head.
         """
         self._policy = policy
@@ -85,7 +85,7 @@ class PolicyLoss:
 
     @property
     def prepass(self) -> bool:
-        """Expert frequencies are those of the whole step, so they are counted before the first backward."""
+        """Loads of experts are those of the whole step: they are counted, or forgotten, before the first backward."""
         return self._balanced is not None
 
     def begin(self, batches: Sequence[TokenBatch], idle: Sequence[TokenBatch]) -> None:
@@ -107,6 +107,11 @@ class PolicyLoss:
         """Return the sum of the log-probs of a batch that does not count."""
         logprobs_T, _ = self._policy.token_logprobs(batch.tokens, temperature=self._temperature)
         return logprobs_T.sum()
+
+    def after_step(self, totals: MetricTotals) -> None:
+        """Balance the experts by the loads of the step, and add these to its metrics."""
+        if self._balanced is not None:
+            self._balanced.after_step(totals)
 
     def whole_step(self, samples: Sequence[TrainingSample], counts: Counts, totals: MetricTotals) -> None:
         """Count samples that are left out for their advantage of zero in the loss metrics.

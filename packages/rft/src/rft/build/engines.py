@@ -27,6 +27,7 @@ from rft_models.decode.hf_generate import HfGenerator
 from rft_models.decode.weight_copy import GenerationCopy, needs_copy
 from rft_models.files.checkpoint_names import to_checkpoint_names
 from rft_models.lora.files import config_text
+from rft_models.own_decoder.names import CLASS_NAME, MODEL_TYPE
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_trainer.evaluation.logprob_mismatch import scored_tokens
 from rft_trainer.protocols import Engine
@@ -79,6 +80,18 @@ def choose_engine(settings: DecodingEngineSettings, device: torch.device | str) 
         raise _not_installed(kind, kind.package if on_gpu else kind.cpu_extra or kind.package)
     why = f"as asked; {kind.note}" if kind.note else "as asked"
     return EngineChoice(kind.name, why, can_sleep=on_gpu or kind.can.sleeps_on_cpu)
+
+
+def refuse_own_decoder(choice: EngineChoice, policy: CausalPolicy) -> None:
+    """Raise `OptionsError` for an engine of another program, which has no code for this project's own architecture."""
+    if not choice.shares_weights and type(policy.model).__name__ == CLASS_NAME:
+        raise OptionsError(
+            code="engine.own_decoder",
+            what=f"engine_type = {choice.name} with model_type {MODEL_TYPE!r} in {policy.where}",
+            where="--engine_type",
+            why=f"{choice.kind.title} has no code for this architecture, which is this project's own",
+            do=f"--engine_type {REFERENCE_ENGINE}",
+        )
 
 
 def _automatic(on_gpu: bool) -> EngineChoice:
@@ -186,6 +199,7 @@ def make_engine(
         dtype: what the policy computes in; None = the type of its weights.
     """
     choice = choose_engine(settings, machine.device)
+    refuse_own_decoder(choice, policy)
     request = EngineBuildRequest(
         settings=settings,
         model_dir=model_dir,

@@ -72,12 +72,11 @@ def adapt_critic(critic: CausalCritic, settings: AdapterSettings, *, seed: int) 
 
 def counting(policy: CausalPolicy, schedule: Callable[[int], float]) -> Callable[[int], float]:
     """Return the learning rate of each step; its call at the start of a step also begins the step's dropout masks."""
-    adapters = policy.adapters
-    if adapters is None:
+    if not policy.has_masks:
         return schedule
 
     def rate(update: int) -> float:
-        adapters.begin_update(update)
+        policy.begin_update(update)
         return schedule(update)
 
     return rate

@@ -15,9 +15,10 @@ from rft_models.loading.context_length import ModelFacts, model_facts
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import FreezeReport, preview
 from rft_models.policy.load_for_training import checkpointing_of, freezing_of
-from rft_models.settings import ModelSettings, TrainedWeightsSettings, WeightsSettings
+from rft_models.settings import ModelSettings, RouterSettings, TrainedWeightsSettings, WeightsSettings
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_models.vision.processor import load_processor
+from rft_trainer.update.moe_aux_loss import no_router_bias
 
 
 def tokenizer_of(settings: WeightsSettings) -> HfTokenizer:
@@ -52,6 +53,19 @@ def preview_model(settings: ModelSettings, device: str) -> ModelPreview:
         frozen=preview(settings.pretrain, rules) if rules.freezes else None,
         router=router_facts(settings.pretrain) if settings.aux_loss_coef else None,
     )
+
+
+def check_routers(settings: ModelSettings, routers: RouterSettings) -> None:
+    """Read whether the model has the routers that are to be trained.
+
+    Raises:
+        OptionsError: it has none that are known, or none with a bias.
+    """
+    if not (routers.router_z_loss_coef or routers.balance_bias_rate):
+        return
+    found = router_facts(settings.pretrain)
+    if routers.balance_bias_rate and not found.by_sigmoid:
+        raise no_router_bias(routers.balance_bias_rate)
 
 
 def attention_line(

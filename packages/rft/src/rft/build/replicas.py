@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft.build.engines import EngineChoice, choose_engine
+from rft.build.engines import EngineChoice, choose_engine, refuse_own_decoder
 from rft.parallel.policy_weights import full_sizes
 from rft.process.machine import Machine, usable_cores
 from rft.settings import RlSettings
@@ -70,6 +70,7 @@ def make_replicas(
         ServiceError: none of them started, or one does not hold the weights that it was sent.
     """
     choice = choose_engine(settings.engine, machine.device)
+    refuse_own_decoder(choice, policy)
     agreed = CollectiveWeightProvider(weights, rank=machine.ranks.rank) if in_blocks else None
     merged: WeightProvider = partial(_merged, policy, agreed or weights)
     provider = merged if choice.shares_weights else to_checkpoint_names(policy.model, merged)

@@ -20,7 +20,7 @@ from rft_core.keyed_random import derive_key
 from rft_dist.settings import AdamSettings, CheckpointSettings
 from rft_engine.settings import SamplingSettings
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_models.settings import ModelSettings
+from rft_models.settings import ModelSettings, RouterSettings
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.keyed_batches import KeyedBatches
 from rft_trainer.batches.prompt_ledger import Ledger
@@ -35,7 +35,7 @@ from rft_trainer.runs.checkpointing import Saver, Stateful, StatefulTensors
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.settings.evaluation import parse_ks
 from rft_trainer.update.fault_trace import FaultTracer
-from rft_trainer.update.moe_aux_loss import MoeAuxLoss
+from rft_trainer.update.moe_aux_loss import MoeAuxLoss, RouterWeights
 from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.pretraining_loss import PretrainingLikelihood, PretrainingTerm
 
@@ -43,9 +43,14 @@ from rft_trainer.update.pretraining_loss import PretrainingLikelihood, Pretraini
 def learning_rate_schedule(settings: AdamSettings, peak: float, num_updates: int) -> Callable[[int], float]:
     """Learning rate of each optimizer step, counted from 0."""
     warmup = round(settings.lr_warmup_ratio * num_updates)
+    if settings.lr_warmup_steps is not None:
+        # a loop without an end (0 updates) has a constant rate alone, whose warm-up nothing shortens
+        warmup = min(settings.lr_warmup_steps, num_updates or settings.lr_warmup_steps)
     if settings.lr_schedule == "constant":
         return partial(learning_rate.constant, peak=peak, warmup_steps=warmup)
     shape = learning_rate.warmup_cosine if settings.lr_schedule == "cosine" else learning_rate.warmup_linear
+    if settings.lr_schedule == "wsd":
+        shape = partial(learning_rate.warmup_stable_decay, decay_steps=round(settings.lr_decay_ratio * num_updates))
     return partial(shape, num_steps=num_updates, warmup_steps=warmup, peak=peak, floor_ratio=settings.min_lr_ratio)
 
 
@@ -104,11 +109,20 @@ def make_saver(
     return saver
 
 
-def balanced_forward(settings: ModelSettings, policy: CausalPolicy, machine: Machine) -> MoeAuxLoss | None:
-    """The routers' loss beside the objective, where it has a weight."""
-    if not settings.aux_loss_coef:
-        return None
-    return MoeAuxLoss(policy, coefficient=settings.aux_loss_coef, collectives=machine.collectives)
+def balanced_forward(
+    settings: ModelSettings, policy: CausalPolicy, machine: Machine, routers: RouterSettings | None = None
+) -> MoeAuxLoss | None:
+    """Return what routers add to the objective, where it has a weight.
+
+    With `routers` (of a stage that has these settings) a mixture of experts is watched without any weight too, where
+    each rank has rows of its own.
+    """
+    chosen = routers or RouterSettings()
+    weights = RouterWeights(settings.aux_loss_coef, chosen.router_z_loss_coef, chosen.balance_bias_rate)
+    if weights == RouterWeights():
+        is_watched = routers is not None and policy.backbone.split is None and policy.has_known_routers
+        return MoeAuxLoss(policy, weights, collectives=machine.collectives) if is_watched else None
+    return MoeAuxLoss(policy, weights, collectives=machine.collectives)
 
 
 def pretraining_term(

@@ -53,6 +53,12 @@ SFT = CommandSettings(
     rules="rft.config.rules.sft:problems",
     notes="rft.config.rules.sft:idle_settings",
 )
+PRETRAIN = CommandSettings(
+    name="pretrain",
+    settings="rft.settings:PretrainSettings",
+    rules="rft.config.rules.pretrain:problems",
+    notes="rft.config.rules.pretrain:idle_settings",
+)
 DPO = CommandSettings(
     name="dpo",
     settings="rft.settings:DpoSettings",
@@ -83,8 +89,9 @@ CONFORMANCE = CommandSettings(
     rules="rft.config.rules.compared_engines:problems",
 )
 BUILD = CommandSettings(name="build", settings="rft.settings:BuildModelSettings")
+PERPLEXITY = CommandSettings(name="perplexity", settings="rft.settings:PerplexitySettings")
 TOKENIZER = CommandSettings(name="tokenizer", settings="rft.settings:TrainTokenizerSettings")
-OWN = (SFT, DPO, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD, TOKENIZER)
+OWN = (SFT, PRETRAIN, DPO, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD, TOKENIZER, PERPLEXITY)
 
 _PROGRAMS: list[Callable[[], Mapping[str, ConfiguredCommand]]] = []
 

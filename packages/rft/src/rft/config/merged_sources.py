@@ -59,9 +59,9 @@ class MergedSources:
     def add_file(self, source: SettingsFile) -> None:
         """Take the settings of a file over those that are there."""
         file = yaml_file.read(source.path, self.schema, kind="recipe" if source.is_recipe else "file")
-        name = file.header.get("name", "")  # of the recipe that a run's config.yaml was made from
+        name = file.header.get("name", source.name)  # a run's config.yaml names the recipe that it was made from
         # runs are named after it, so it must not lead into another directory
-        self.recipe_name = name if name and Path(name).name == name else source.name
+        self.recipe_name = name if Path(name).name == name else source.name
         self.sources.append(source.path)
         self.problems += file.problems
         made_for = file.header.get("command", self.command)

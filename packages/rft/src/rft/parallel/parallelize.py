@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -13,6 +14,7 @@ from rft.checkpoints.writer import ResumePoint
 from rft.parallel.shardable import ParallelizableModel
 from rft.process.machine import Machine
 from rft_dist.settings import AdamSettings, StrategySettings
+from rft_dist.strategies.autocast import compute_type
 from rft_dist.strategies.protocols import DataRanks, ModelWeights, StrategyContext, narrow_dtype
 from rft_dist.strategies.registry import choose_strategy
 from rft_models.files.divisibility import refuse_uneven_model
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from rft_dist.strategies.optimizer import StrategyOptimizer
 
 ModelT = TypeVar("ModelT")
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +81,13 @@ def parallelize(
         restored: a checkpoint of any strategy and number of ranks, which the optimizer continues from.
         component: the optimizer's name in the checkpoint.
     """
-    chosen = choose_strategy(strategy)
-    context = StrategyContext(
-        settings=strategy, collectives=machine.collectives, device=torch.device(machine.device), adam=adam
-    )
-    compute_dtype = narrow_dtype(strategy) or model.dtype
+    chosen, device = choose_strategy(strategy), torch.device(machine.device)
+    strategy, autocast = _by_capability(strategy, device, machine, told=adam is not None)
+    context = StrategyContext(settings=strategy, collectives=machine.collectives, device=device, adam=adam)
+    compute_dtype = autocast or narrow_dtype(strategy) or model.dtype
     distributed = chosen.parallelize(model, context)
+    if autocast is not None:
+        model.compute_in(autocast)
     optimizer = distributed.optimizer
     # after distribution: each rank reads its own part of the saved state
     if optimizer is not None and restored is not None:
@@ -99,6 +103,20 @@ def parallelize(
         module=model.module,
         averages=optimizer.swap_in_ema if optimizer is not None and strategy.enable_ema else None,
     )
+
+
+def _by_capability(
+    strategy: StrategySettings, device: torch.device, machine: Machine, *, told: bool
+) -> tuple[StrategySettings, torch.dtype | None]:
+    """Return the settings with the type that autocast computes in, and that type; None = there is no autocast."""
+    if not strategy.amp:
+        return strategy, None
+    found = compute_type(strategy, device, machine.collectives)
+    if told and machine.is_first:
+        _LOG.info("amp: %s (%s)", found.name, found.reason)
+    if found.dtype is None:
+        return replace(strategy, amp=False, amp_dtype="auto"), None
+    return replace(strategy, amp_dtype="fp16" if found.dtype == torch.float16 else "bf16"), found.dtype
 
 
 def trainable_policy(

@@ -35,6 +35,10 @@ class ParallelizableModel(ShardableModel, Protocol[ModelT_co]):
         """Type of the weights."""
         ...
 
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Compute the products of layers and head in this type (autocast)."""
+        ...
+
 
 class ShardablePolicy:
     """A policy as strategies take it; also one that is not trained."""
@@ -53,9 +57,18 @@ class ShardablePolicy:
         return self.inner.layers
 
     @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The decoder's layers."""
+        return self.inner.layers
+
+    @property
     def dtype(self) -> torch.dtype:
         """Type of the weights."""
         return self.inner.dtype
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Compute the products of layers and head in this type."""
+        self.inner.backbone.autocast = dtype
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield all parameters, those of adapters among them."""
@@ -119,12 +132,21 @@ class ShardableCritic:
     @property
     def layers(self) -> Sequence[nn.Module]:
         """The decoder's layers, and the head by itself: it is float32, whatever the others are."""
-        return [*self._critic.model.get_decoder().layers, self._critic.head]
+        return [*self.blocks, self._critic.head]
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The decoder's layers without the head."""
+        return list(self._critic.model.get_decoder().layers)
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the decoder's weights."""
         return self._critic.dtype
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Raise: a critic computes in its own type (`ParallelStrategy.critic`)."""
+        raise AssertionError("a critic computes in the type of its weights")
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield all parameters, by their names in saved files."""
@@ -177,12 +199,21 @@ class ShardableRewardModel:
     @property
     def layers(self) -> Sequence[nn.Module]:
         """The decoder's layers, and the head by itself: it is float32, whatever the others are."""
-        return [*self._model.layers, self._model.head]
+        return [*self.blocks, self._model.head]
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The decoder's layers without the head."""
+        return self._model.layers
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the decoder's weights."""
         return self._model.dtype
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Compute the products of the layers in this type; heads are float32."""
+        self._model.backbone.autocast = dtype
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield all parameters, by their names in saved files."""

@@ -14,7 +14,7 @@ from rft.hub.sources import located_sources
 from rft.settings import TrainTokenizerSettings
 from rft.tiny_models.new_model import refuse_existing, vocabulary_of
 from rft_core.errors import DataError, OptionsError
-from rft_models.tokenization.new_tokenizer import (
+from rft_models.tokenization.byte_level import (
     CHAT_TEMPLATE,
     SMALLEST_VOCABULARY,
     bpe_tokenizer,

@@ -184,7 +184,8 @@ def separator_of(text: str) -> str:
     return "\\".join(parts)
 
 
-def _check(data: PretrainDataSettings, window: int) -> None:
+def require_texts(data: PretrainDataSettings) -> None:
+    """Raise `OptionsError` where no texts are named."""
     if not data.prompt_data:
         raise OptionsError(
             code="data.no_texts_named",
@@ -193,6 +194,10 @@ def _check(data: PretrainDataSettings, window: int) -> None:
             why="training needs texts: .txt files, files of rows with a column of texts, or a data set of the Hub",
             do="--prompt_data input.txt",
         )
+
+
+def _check(data: PretrainDataSettings, window: int) -> None:
+    require_texts(data)
     if data.eval_data and data.held_out_share:
         raise OptionsError(
             code="data.two_held_out",

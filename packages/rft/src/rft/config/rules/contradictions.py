@@ -123,9 +123,12 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "min_improvement": ("patience", bool),
     **{name: (row.setting, acts) for row in STRATEGIES for name, acts in row.options.items()},
     "ema_decay": ("enable_ema", bool),
+    "amp_dtype": ("amp", bool),
     "async_deterministic": ("max_staleness", bool),
     "max_logprob_gap": ("max_staleness", lambda versions: versions == 0),
     "min_lr_ratio": ("lr_schedule", lambda schedule: schedule != "constant"),
+    "lr_decay_ratio": ("lr_schedule", lambda schedule: schedule == "wsd"),
+    "lr_warmup_ratio": ("lr_warmup_steps", lambda steps: steps is None),
 }
 """Settings that act only when another one is on."""
 

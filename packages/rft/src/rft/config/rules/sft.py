@@ -29,9 +29,10 @@ def _vocabulary_terms(values: Values, make_problem: MakeProblem) -> Iterator[Pro
         if values[name] and values["tp_size"] > 1:
             why = f"{name} needs the whole output matrix, and with tp_size {values['tp_size']} no rank has it"
             yield make_problem("sft.vocabulary_terms_tp", [name, "tp_size"], why, "--tp_size 1")
-        if values[name] and values["aux_loss_coef"]:
-            why = f"{name} has a forward of its own, without the loss of the routers"
-            yield make_problem("sft.vocabulary_terms_moe", [name, "aux_loss_coef"], why, "--aux_loss_coef 0")
+        for of_routers in ("aux_loss_coef", "router_z_loss_coef", "balance_bias_rate"):
+            if values[name] and values[of_routers]:
+                why = f"{name} has a forward of its own, without the routers"
+                yield make_problem("sft.vocabulary_terms_moe", [name, of_routers], why, f"--{of_routers} 0")
 
 
 def _noise(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:

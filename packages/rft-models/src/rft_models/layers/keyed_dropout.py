@@ -1,4 +1,4 @@
-"""Dropout of adapters whose masks follow from the samples, so that no split of a batch and no resume changes them.
+"""Dropout whose masks follow from the samples, so that no split of a batch and no resume changes them.
 
 The mask of an entry is a function of the seed, the layer, the number of the optimizer step, the tokens of the sample,
 the place in it and the column. It acts in training mode where gradients are taken, and nowhere else: log-probabilities
