@@ -288,7 +288,7 @@ class BuildModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerOutputSettings:
-    """Where the new tokenizer goes."""
+    """The place of the new tokenizer."""
 
     save_path: str
     """Directory of the new tokenizer; it must not be there yet."""

@@ -12,7 +12,7 @@ from typing import Any, cast
 from rft_core.errors import DataError
 from rft_models.files.config_values import MOST_TOKENS, check_token_id, wrong_value
 from rft_models.own_decoder.registration import register_for
-from rft_models.tokenization.new_tokenizer import byte_symbols, characters_of
+from rft_models.tokenization.byte_level import byte_symbols, characters_of
 from rft_models.tokenization.time_limit import call_within
 
 _CLASSES_OF_THE_FILE = ("TokenizersBackend", "PreTrainedTokenizerFast")

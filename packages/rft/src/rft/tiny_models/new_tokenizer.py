@@ -14,7 +14,7 @@ from rft.hub.sources import located_sources
 from rft.settings import TrainTokenizerSettings
 from rft.tiny_models.new_model import refuse_existing, vocabulary_of
 from rft_core.errors import DataError, OptionsError
-from rft_models.tokenization.new_tokenizer import (
+from rft_models.tokenization.byte_level import (
     CHAT_TEMPLATE,
     SMALLEST_VOCABULARY,
     bpe_tokenizer,
@@ -69,7 +69,7 @@ def _check(settings: TrainTokenizerSettings) -> None:
     kind, data = settings.tokenizer.tokenizer_type, settings.data
     if kind != "bytes" and not data.prompt_data:
         raise OptionsError(
-            code="tokenizer.no_prompt_data",
+            code="tokenizer.no_texts_named",
             what="prompt_data is empty",
             where="--prompt_data",
             why="a tokenizer is learned from texts: .txt files, files of rows, or a data set of the Hub",

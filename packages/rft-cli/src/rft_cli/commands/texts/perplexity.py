@@ -13,7 +13,7 @@ from rft_core.terminal_text import visible
 
 def run(argv: list[str]) -> int:
     """Resolve, predict every token, print the figures as a person reads them and as one JSON line."""
-    from rft.stages.pretraining.perplexity import measure_perplexity  # here, so that pages do not wait for torch
+    from rft.pretraining.perplexity import measure_perplexity  # here, so that pages do not wait for torch
 
     settings: PerplexitySettings = resolve("perplexity", with_run(argv, "perplexity")).settings
     data = settings.data

@@ -42,7 +42,7 @@ def character_tokenizer(texts: Iterable[str], chat_template: str = CHAT_TEMPLATE
         found.update(normalize("NFC", text))
     if not found:
         raise OptionsError(
-            code="build.empty_alphabet",
+            code="tokenizer.no_characters",
             what="the texts have no character",
             where="--prompt_data",
             why="a tokenizer of characters has one token for each character of the texts",

@@ -1,4 +1,4 @@
-"""Directories that are made from settings, once: each is named after the hash of what it is made of."""
+"""The cache of the user: files and directories that are made from objects and settings, each named after a hash."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rft.library.given_rows import cache_directory
 from rft_core.durable_files import storage_errors
+
+
+def cache_directory() -> Path:
+    """Return the directory of files that are made from objects: `RFT_CACHE`, else `~/.cache/rft`."""
+    chosen = os.environ.get("RFT_CACHE", "")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "rft"
 
 
 def written_once(room: str, content: object, write: Callable[[Path], object]) -> Path:

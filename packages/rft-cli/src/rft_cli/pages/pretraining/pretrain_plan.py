@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rft.decoder_sizes import model_sizes
+from rft.pretraining.stage import PretrainData
 from rft.resolved import Resolved
 from rft.settings import PretrainSettings
-from rft.stages.pretraining.stage import PretrainData
 from rft_cli.pages.run_plan import cut_line, notes_on, saving_line
 from rft_cli.pages.run_plan_layout import strategy_line
 

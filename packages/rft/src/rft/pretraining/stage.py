@@ -10,10 +10,10 @@ from rft.build.lora import counting
 from rft.front_end import SILENT, FrontEnd
 from rft.identity.contents import rows_content, run_contents
 from rft.identity.record import Content
+from rft.pretraining.new_decoder import with_decoder
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun
 from rft.settings import PretrainSettings
-from rft.stages.pretraining.new_decoder import with_decoder
 from rft.stages.sft import supervised_loss_of
 from rft.stages.supervised.parts import RowOrder, policy_state
 from rft.stages.supervised.row_training import ReadRun, train_on_rows

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rft.stages.pretraining.written_once import written_once
+from rft.process.cache import written_once
 
 
 @pytest.fixture(autouse=True)

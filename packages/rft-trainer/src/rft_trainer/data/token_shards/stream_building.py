@@ -21,7 +21,7 @@ import numpy as np
 
 from rft_core.durable_files import replace_record, storage_errors
 from rft_core.errors import DataError
-from rft_trainer.data.token_shards.encode import TextTokenizer, build_token_shard
+from rft_trainer.data.token_shards.encode import TokenEncoder, build_token_shard
 from rft_trainer.data.token_shards.text_plan import BYTES_OF_SHARD, Cut, TextShardPlan, TextStream
 from rft_trainer.data.token_shards.token_file import VERSION, TokenShardFacts, shard_path, sound_shard, token_type
 
@@ -60,7 +60,7 @@ class BuiltStream:
         return hashlib.sha256("".join(facts.sha256 for facts in self.shards).encode()).hexdigest()
 
 
-def in_this_process(tokenizer: TextTokenizer, *, stopped: Callable[[], bool] = lambda: False) -> BuildTokens:
+def in_this_process(tokenizer: TokenEncoder, *, stopped: Callable[[], bool] = lambda: False) -> BuildTokens:
     """Return what builds one shard after the other here.
 
     `stopped` is asked after every block of text: whether the process was asked to stop.
@@ -76,7 +76,7 @@ def in_this_process(tokenizer: TextTokenizer, *, stopped: Callable[[], bool] = l
 def build_stream(
     root: Path,
     stream: TextStream,
-    tokenizer: TextTokenizer,
+    tokenizer: TokenEncoder,
     build: BuildTokens,
     *,
     bytes_of_shard: int = BYTES_OF_SHARD,
@@ -113,7 +113,7 @@ def build_stream(
     return BuiltStream(directory, tuple(shards))
 
 
-def stream_record(stream: TextStream, tokenizer: TextTokenizer) -> dict[str, Any]:
+def stream_record(stream: TextStream, tokenizer: TokenEncoder) -> dict[str, Any]:
     """Return what the tokens of a stream follow from: the files by place, size and time, and the tokenizer."""
     stats = [(str(file.resolve()), file.stat()) for file in stream.files]
     return {

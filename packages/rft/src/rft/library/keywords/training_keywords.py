@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rft.library.keywords.common import (
+from rft.library.keywords.shared_keywords import (
     AnswerKeywords,
     PolicyKeywords,
     RewardKeywords,

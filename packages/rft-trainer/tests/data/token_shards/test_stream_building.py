@@ -12,7 +12,7 @@ import pytest
 from token_shards_doubles import END, Characters
 
 from rft_core.errors import DataError
-from rft_trainer.data.token_shards.build import BuiltStream, build_stream, in_this_process
+from rft_trainer.data.token_shards.stream_building import BuiltStream, build_stream, in_this_process
 from rft_trainer.data.token_shards.text_plan import TextStream
 from rft_trainer.data.token_shards.token_file import open_token_shard, shard_path
 from rft_trainer.data.token_shards.windows import TokenStream

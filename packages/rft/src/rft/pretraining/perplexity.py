@@ -1,4 +1,4 @@
-"""How well a model predicts texts."""
+"""Loss, perplexity and bits a byte of a model on texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rft_trainer.settings.pretraining import PerplexityDataSettings, PretrainDat
 
 @dataclass(frozen=True, slots=True)
 class TextMeasure:
-    """How well a model predicts some texts."""
+    """Figures of a model on some texts."""
 
     loss: float
     """Mean negative log-likelihood of a token, in nats."""

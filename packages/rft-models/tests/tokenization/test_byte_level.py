@@ -13,7 +13,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
 from rft_core.errors import DataError, OptionsError
-from rft_models.tokenization.new_tokenizer import (
+from rft_models.tokenization.byte_level import (
     CHAT_TEMPLATE,
     bpe_tokenizer,
     byte_symbols,

@@ -11,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rft.hub.run_settings import local_directory
+from rft.pretraining.trained_tokenizer import KINDS, tokenizer_directory
+from rft.process.cache import written_once
 from rft.resolved import Resolved
 from rft.settings import PretrainSettings
-from rft.stages.pretraining.new_tokenizer import KINDS, tokenizer_directory
-from rft.stages.pretraining.written_once import written_once
 from rft_models.new_decoders.build import build_new_decoder
 from rft_trainer.data.token_shards.open import require_texts
 
