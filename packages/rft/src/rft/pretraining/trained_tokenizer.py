@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from rft.process.cache import written_once
 from rft.settings import PretrainSettings, TokenizerOutputSettings, TrainTokenizerSettings
@@ -14,7 +15,7 @@ from rft_models.settings import TokenizerSettings
 from rft_trainer.data.token_shards.text_files import text_files
 from rft_trainer.settings.pretraining import PretrainDataSettings, TokenizerDataSettings
 
-KINDS = {"char": "characters", "byte": "bytes", "bpe": "bpe"}
+KINDS: Mapping[str, Literal["bpe", "characters", "bytes"]] = {"char": "characters", "byte": "bytes", "bpe": "bpe"}
 """Values of `--tokenizer` that are trained, with the type of `rft-train tokenizer` that each is."""
 
 
