@@ -95,7 +95,16 @@ def test_a_run_goes_on_on_another_number_of_ranks(server: ForkServer, text: Path
 
 def test_what_it_writes_is_trained_further(server: ForkServer, text: Path, reference: Path, runs: Path) -> None:
     model = final_checkpoint(reference) / "model"
-    flags = ("--data_store_path", str(text.parent / "tokens"), "--max_steps", "1", "--save_path", str(runs / "on"))
+    flags = (
+        "--data_store_path",
+        str(text.parent / "tokens"),
+        "--text_separator",
+        "|",
+        "--max_steps",
+        "1",
+        "--save_path",
+        str(runs / "on"),
+    )
     server.must_finish("pretrain", "--pretrain", str(model), "--prompt_data", str(text), *flags)
     server.must_finish("resume", str(runs / "on"), "--max_steps", "2")
     before = read_rows(reference / "metrics.jsonl")[0]["sft/loss"]
