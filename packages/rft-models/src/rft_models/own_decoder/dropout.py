@@ -1,6 +1,6 @@
 """Dropout of the family's blocks: torch's in transformers' hands, off in a policy, keyed in a run that trains with it.
 
-A policy's masks are a function of (seed, optimizer step, sample, layer), as `layers.keyed_dropout` has them, so a
+A policy's masks are a function of (seed, optimizer step, sample, layer), as `keyed_masks.keyed_dropout` has them, so a
 resumed run and other micro-batches have the same ones. Until they have a seed there is no dropout: reinforcement
 learning compares log-probabilities of one policy, which masks would change.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from rft_core.keyed_random import derive_key
-from rft_models.layers.keyed_dropout import KeyedDropout, RowKeys
+from rft_models.keyed_masks.keyed_dropout import KeyedDropout, RowKeys
 
 
 class BlockDropout(nn.Dropout):

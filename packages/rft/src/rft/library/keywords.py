@@ -352,6 +352,8 @@ class RlKeywords(PolicyKeywords, RewardKeywords, AnswerKeywords, total=False):
 class SftKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     """Settings of `rft-train sft`."""
 
+    router_z_loss_coef: float
+    balance_bias_rate: float
     output_key: str
     eval_output_key: str
     train_on_turns: Literal["all", "last"]
@@ -359,8 +361,6 @@ class SftKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     target_loss: float
     label_smoothing: float
     z_loss_coef: float
-    router_z_loss_coef: float
-    balance_bias_rate: float
     neftune_noise_alpha: float
 
 
