@@ -52,7 +52,6 @@ def _qwen3_moe(sizes: DecoderSizes, common: dict[str, Any]) -> Any:
 
     return Qwen3MoeConfig(
         **common,
-        head_dim=sizes.head_dim,
         moe_intermediate_size=sizes.ffn_hidden_size,
         num_experts=sizes.num_experts,
         num_experts_per_tok=sizes.top_k,

@@ -73,7 +73,7 @@ class RftDecoderModel(Qwen3Model):
 
     config_class = RftDecoderConfig
     _no_split_modules: ClassVar[list[str]] = ["RftDecoderLayer"]
-    _can_record_outputs = Qwen3Model._can_record_outputs | {"hidden_states": RftDecoderLayer}
+    _can_record_outputs: ClassVar[dict[str, Any]] = {**(Qwen3Model._can_record_outputs or {}), "hidden_states": RftDecoderLayer}
 
     def __init__(self, config: RftDecoderConfig) -> None:
         super().__init__(config)
