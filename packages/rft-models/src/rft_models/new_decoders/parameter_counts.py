@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rft_models.new_decoders.configurations import configuration
-from rft_models.new_decoders.sizes import DecoderSizes
+from rft_models.new_decoders.sizes import NewDecoderSizes
 from rft_models.own_decoder.registration import register_own_decoder
 
 _NO_TOKENS = SimpleNamespace(bos_token_id=None, eos_token_id=None, pad_token_id=None)
@@ -23,7 +23,7 @@ class ParameterCounts:
     active: int
     """Those that a token goes through: of a mixture, its chosen and shared experts alone."""
 
-    def describe(self, sizes: DecoderSizes) -> str:
+    def describe(self, sizes: NewDecoderSizes) -> str:
         """Return the counts in words."""
         total = f"{sizes.family}: {self.total:,} parameters"
         if not sizes.num_experts:
@@ -33,7 +33,7 @@ class ParameterCounts:
         return f"{total}, of which {self.active:,} act on a token ({chosen})"
 
 
-def parameter_counts(sizes: DecoderSizes) -> ParameterCounts:
+def parameter_counts(sizes: NewDecoderSizes) -> ParameterCounts:
     """Count the parameters of a decoder of these sizes."""
     from transformers import AutoModelForCausalLM
 
