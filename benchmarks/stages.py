@@ -164,7 +164,7 @@ def _by_thousand(seconds: list[float], tokens: list[float]) -> list[float]:
     ]
 
 
-def compare(stage: str, model: Path, rows: Rows, chosen: argparse.Namespace, folder: Path) -> dict[str, float]:
+def compare(stage: str, model: Path, rows: Rows, chosen: argparse.Namespace, folder: Path) -> dict[str, float | None]:
     """Pass the gate, then take turns; the medians of both sides, and their ratio."""
     from rft_trainer.data.mixture import Mixture
 
@@ -174,7 +174,7 @@ def compare(stage: str, model: Path, rows: Rows, chosen: argparse.Namespace, fol
         "trl": lambda path: trl(stage, model, [rows[i] for i in order], chosen.steps, path),
     }
     seconds: dict[str, list[float]] = {"ours": [], "trl": []}
-    apart = float("nan")
+    apart: float | None = None  # rows are packed otherwise: no gate
     for turn in range(chosen.rounds):
         losses = {}
         for name, run in sides.items():
@@ -223,7 +223,7 @@ def main(argv: list[str]) -> int:
     rows, _ = pairs(0, 4096)
     rows = [row for row in rows if len(row["input"]) + max(len(row["chosen"]), len(row["rejected"])) < PACKED]
     model, reward_model = models(folder, rows, chosen)
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for stage in chosen.stages:
         count = BATCH * chosen.steps * (6 if stage == "sft_packed" else 1)
         start = reward_model if stage == "rm" else model

@@ -17,7 +17,6 @@ from typing import Any, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from keyword_types import FILE as KEYWORDS_FILE
 from keyword_types import keyword_types
 from module_tables import module_table, room_list
 from names import CONCEPTS
@@ -44,7 +43,7 @@ FLAGS_FILE = Path(__file__).with_name("lightrft_flags.txt")
 def pages() -> dict[Path, str]:
     """Every generated page with the text that it should have."""
     found = {DOCS / "reference" / f"{command}.md": reference(command) for command in with_settings()}
-    found[KEYWORDS_FILE] = keyword_types()
+    found |= keyword_types()
     for path in sorted(DOCS.glob("*.md")):
         text = path.read_text()
         if "<!-- generated:" in text:

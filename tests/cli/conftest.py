@@ -19,7 +19,8 @@ import torch
 
 from rft_cli.diagnostics import bundle
 from rft_cli.main import main
-from rft_models.tiny_models.text import CHAT_TEMPLATE, build_character_tokenizer, build_decoder, draw_weights
+from rft_models.tiny_models.text import build_character_tokenizer, build_decoder, draw_weights
+from rft_models.tokenization.byte_level import CHAT_TEMPLATE
 
 torch.set_num_threads(1)
 
@@ -229,6 +230,10 @@ def bench(memory_root: Path) -> Bench:
     _write(splits / "test.jsonl", _rows(6, 30))
     _write(root / "pairs.jsonl", _pairs(8, 10))
     _write(root / "heldpairs.jsonl", _pairs(4, 70))
+    (root / "words.txt").write_text("the words of a text are the words of the text\n" * 9)
+    (root / "texts.txt").write_text("".join(f"{row['input']}{row['output']} " for row in _rows(12, 20)))
+    for name, count in (("texts", 12), ("heldtexts", 4)):
+        _write(root / f"{name}.jsonl", [{"text": f"{row['input']}{row['output']} " * 3} for row in _rows(count, 20)])
     asked, answered = {"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}
     tests = [{"call": "f", "args": [1], "expected": 2}]
     _write(root / "coded.jsonl", [{**row, "label": tests} for row in _rows(6, 10)])
@@ -291,12 +296,15 @@ def base_words(bench: Bench) -> dict[str, list[str]]:
     sft = ["--train_batch_size", "4", "--learning_rate", "1e-2"]
     rm = ["--prompt_data", bench.root / "pairs.jsonl", "--eval_data", bench.root / "heldpairs.jsonl"]
     rm += ["--train_batch_size", "4", "--learning_rate", "1e-2", "--max_epochs", "3"]
+    texts = ["--prompt_data", bench.root / "texts.jsonl", "--eval_data", bench.root / "heldtexts.jsonl"]
+    texts += ["--data_store_path", bench.root / "tokens", "--max_len", "16", "--train_batch_size", "3"]
     compared = ["--pretrain", bench.model, "--prompt_data", bench.train, "--device", "cpu", "--engines", "native"]
     compared += ["--generate_max_len", "8", "--n_samples_per_prompt", "2"]
     words = {
         "rl": [*shared, *rl],
         "sft": [*shared, *sft],
         "dpo": [*shared, *sft, "--max_epochs", "3"],
+        "pretrain": [*shared, *texts, "--learning_rate", "1e-2"],
         "rm": [*shared, *rm],
         "conformance": compared,
     }

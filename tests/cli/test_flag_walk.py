@@ -36,6 +36,7 @@ SIGNALS = f"--reward {BENCH}/reward.py:few_signals"
 SPLITS = f"--prompt_data {BENCH}/splits --eval_data {BENCH}/splits"
 BOTH = f"--prompt_data {BENCH}/train.jsonl,{BENCH}/other.jsonl"
 LORA = "--lora_rank 4"
+STORE = f"--data_store_path {BENCH}/store"
 PTX = f"--pretrain_data {BENCH}/train.jsonl"
 DEMONSTRATIONS = f"{BENCH}/train.jsonl,{BENCH}/other.jsonl"
 WATCH = (  # one run for all five: each is seen by its own name
@@ -104,6 +105,9 @@ SHARED = IMAGES | {
     "num_workers": Row("--num_workers 2", "calls:threads"),
     "prefetch_factor": Row("--prefetch_factor 5", "calls:chunks ahead", "--num_workers 2"),
     "dataloader_pin_memory": Row("--dataloader_pin_memory", "calls:pinned"),
+    "data_store": Row("--data_store on", "plan", STORE),
+    "data_store_path": Row(f"--data_store_path {BENCH}/other_store", "plan", f"--data_store on {STORE}"),
+    "data_store_workers": Row("--data_store_workers 3", "calls:store workers", f"--data_store on {STORE}"),
     "input_key": Row("--input_key question", "example"),
     "input_template": Row("--input_template q{}", "example"),
     "apply_chat_template": Row("--apply_chat_template", "example"),
@@ -119,8 +123,11 @@ SHARED = IMAGES | {
     "max_epochs": Row("--max_epochs 1", "printed", "--max_steps 0"),
     "max_steps": Row("--max_steps 2", "metrics:step"),
     "lr_warmup_ratio": Row("--lr_warmup_ratio 0.9", "metrics:policy/learning_rate"),
+    "lr_warmup_steps": Row("--lr_warmup_steps 2", "metrics:policy/learning_rate"),
     "lr_schedule": Row("--lr_schedule linear", "metrics:policy/learning_rate"),
+    "lr_decay_ratio": Row("--lr_decay_ratio 0.9", "metrics:policy/learning_rate", "--lr_schedule wsd"),
     "min_lr_ratio": Row("--min_lr_ratio 0.5", "metrics:policy/learning_rate", "--lr_schedule linear"),
+    "optimizer": Row("--optimizer muon", "weights"),
     "adam_betas": Row("--adam_betas 0.5 0.6", "weights"),
     "adam_epsilon": Row("--adam_epsilon 0.01", "weights"),
     "l2": Row("--l2 0.5", "weights"),
@@ -162,6 +169,8 @@ SHARED = IMAGES | {
     "adam_offload": Row("--adam_offload", "plan"),
     "use_mp_opt": Row("--use_mp_opt", "weights"),
     "fp16": Row("--fp16", "metrics:policy/loss_scale"),
+    "amp": Row("--amp --amp_dtype bf16", "weights"),
+    "amp_dtype": Row("--amp_dtype fp16", "weights", "--amp"),
     "meta_init": Row("--meta_init", "plan", "--fsdp"),
     "enable_ema": Row("--enable_ema", "plan"),
     "ema_decay": Row("--ema_decay 0.5", "plan", "--enable_ema"),
@@ -189,6 +198,7 @@ RL = SHARED | {
     "eval_label_key": Row("--eval_label_key absent", "refused:data.missing_field"),
     "eval_n": Row("--eval_n 2", "evals", "--eval_temperature 1"),
     "eval_k": Row("--eval_k 2", "evals", "--eval_n 4 --eval_temperature 1"),
+    "eval_pick": Row("--eval_pick reward", "evals", "--eval_n 4 --eval_temperature 1"),
     "keep_best": Row("--keep_best", "evals"),
     "pretrain_data": Row(f"--pretrain_data {BENCH}/train.jsonl", "weights"),
     "pretrain_data_probs": Row("--pretrain_data_probs 0.9,0.1", "weights", f"--pretrain_data {DEMONSTRATIONS}"),
@@ -368,13 +378,6 @@ SFT = SHARED | {
     "balance_bias_rate": Row("--balance_bias_rate 0.01", "refused:router.no_bias", "--pretrain {experts}"),
     "neftune_noise_alpha": Row("--neftune_noise_alpha 5", "weights"),
     "weight_key": Row("--weight_key weight", "weights", f"--prompt_data {BENCH}/weighed.jsonl"),
-    "data_store": Row("--data_store on", "plan", f"--data_store_path {BENCH}/store"),
-    "data_store_path": Row(
-        f"--data_store_path {BENCH}/other_store", "plan", f"--data_store on --data_store_path {BENCH}/store"
-    ),
-    "data_store_workers": Row(
-        "--data_store_workers 3", "calls:store workers", f"--data_store on --data_store_path {BENCH}/store"
-    ),
     "train_on_turns": Row(
         "--train_on_turns last", "example", f"--prompt_data {BENCH}/talk.jsonl --eval_data= --apply_chat_template"
     ),
@@ -407,13 +410,6 @@ DPO = SHARED | {
     "loss_type": Row("--loss_type hinge", "weights"),
     "loss_weights": Row("--loss_weights sigmoid=1,bco_pair=1", "weights"),
     "reference_pretrain": Row("--reference_pretrain {second}", "weights"),
-    "data_store": Row("--data_store on", "plan", f"--data_store_path {BENCH}/store"),
-    "data_store_path": Row(
-        f"--data_store_path {BENCH}/other_store", "plan", f"--data_store on --data_store_path {BENCH}/store"
-    ),
-    "data_store_workers": Row(
-        "--data_store_workers 3", "calls:store workers", f"--data_store on --data_store_path {BENCH}/store"
-    ),
     "margin_key": Row("--margin_key label", "weights"),
     "beta": Row("--beta 0.7", "weights"),
     "label_smoothing": Row("--label_smoothing 0.2", "weights"),
@@ -492,13 +488,6 @@ RM = {name: row for name, row in SHARED.items() if name not in NOT_OF_PAIRS} | {
     "chosen_key": Row("--chosen_key question", "example"),
     "rejected_key": Row("--rejected_key question", "weights"),
     "outcome_key": Row("--outcome_key right", "weights"),
-    "data_store": Row("--data_store on", "plan", f"--data_store_path {BENCH}/store"),
-    "data_store_path": Row(
-        f"--data_store_path {BENCH}/other_store", "plan", f"--data_store on --data_store_path {BENCH}/store"
-    ),
-    "data_store_workers": Row(
-        "--data_store_workers 3", "calls:store workers", f"--data_store on --data_store_path {BENCH}/store"
-    ),
     "margin_key": Row("--margin_key margin", "weights"),
     "weight_key": Row("--weight_key weight", "weights"),
     "held_out_rows": Row("--held_out_rows 2", "evals", "--eval_data="),
@@ -531,12 +520,79 @@ RM = {name: row for name, row in SHARED.items() if name not in NOT_OF_PAIRS} | {
     "meta_init": Row("--meta_init", "refused:rm.meta_init", "--fsdp"),
 }
 
-TABLES = {"rl": RL, "sft": SFT, "dpo": DPO, "rm": RM, "conformance": CONFORMANCE}
+NEW = "--pretrain= --tokenizer char --hidden_size 16 --num_layers 1 --num_heads 2 --max_seq_len 32"
+TEXTS = f"--prompt_data {BENCH}/texts.jsonl,{BENCH}/heldtexts.jsonl"
+NOT_OF_TEXTS = [
+    *IMAGES,
+    "data_store",
+    "num_workers",
+    "prefetch_factor",
+    "input_key",
+    "input_template",
+    "apply_chat_template",
+    "system_prompt",
+    "eval_input_key",
+]
+PRETRAIN = {name: row for name, row in SHARED.items() if name not in NOT_OF_TEXTS} | {
+    "pretrain": Row("--pretrain {second}", "weights"),
+    "device": Row("--device cuda", "device"),
+    "tokenizer": Row("--tokenizer byte", "plan", NEW),
+    "tokenizer_size": Row("--tokenizer_size 260", "plan", f"{NEW} --tokenizer bpe --prompt_data {BENCH}/words.txt"),
+    "family": Row("--family llama", "plan", NEW),
+    "router_z_loss_coef": Row("--router_z_loss_coef 1.0", "weights", "--pretrain {experts}"),
+    "balance_bias_rate": Row("--balance_bias_rate 0.01", "refused:router.no_bias", "--pretrain {experts}"),
+    "hidden_size": Row("--hidden_size 32", "plan", NEW),
+    "num_layers": Row("--num_layers 2", "plan", NEW),
+    "num_heads": Row("--num_heads 4", "weights", NEW),
+    "num_kv_heads": Row("--num_kv_heads 1", "plan", NEW),
+    "ffn_hidden_size": Row("--ffn_hidden_size 8", "plan", NEW),
+    "max_seq_len": Row("--max_seq_len 8", "refused:pretrain.window", NEW),
+    "vocab_size": Row("--vocab_size 90", "plan", NEW),
+    "tie_embeddings": Row("--no-tie_embeddings", "plan", NEW),
+    "init_std": Row("--init_std 0.1", "weights", NEW),
+    "use_glu": Row("--no-use_glu", "plan", NEW),
+    "dropout": Row("--dropout 0.5", "weights", NEW),
+    "use_moe": Row("--use_moe", "plan", NEW),
+    "num_experts": Row("--num_experts 4", "plan", f"{NEW} --use_moe"),
+    "top_k": Row("--top_k 1", "weights", f"{NEW} --use_moe --ffn_hidden_size 16"),
+    "shared_experts": Row("--shared_experts 1", "plan", f"{NEW} --use_moe"),
+    "packing_samples": Row("--no-packing_samples", "plan"),
+    "lora_dropout": Row("--lora_dropout 0.5", "weights", LORA),
+    "prompt_data": Row(f"--prompt_data {BENCH}/heldtexts.jsonl", "plan"),
+    "prompt_data_probs": Row("--prompt_data_probs 0.9,0.1", "weights", TEXTS),
+    "prompt_split": Row(
+        "--prompt_split test",
+        "weights",
+        f"--prompt_data {BENCH}/splits --eval_data={BENCH}/train.jsonl --text_key input",
+    ),
+    "text_key": Row("--text_key words", "refused:data.no_text"),
+    "text_separator": Row("--text_separator +", "plan", f"--prompt_data {BENCH}/texts.txt"),
+    "mask_documents": Row("--no-mask_documents", "weights"),
+    "max_samples": Row("--max_samples 3", "plan"),
+    "eval_data": Row(f"--eval_data {BENCH}/texts.jsonl", "evals"),
+    "eval_split": Row(
+        "--eval_split train", "evals", f"--eval_data {BENCH}/splits --text_key input --prompt_data {BENCH}/train.jsonl"
+    ),
+    "held_out_share": Row("--held_out_share 0.2", "plan", "--eval_data="),
+    "data_store_path": Row(f"--data_store_path {BENCH}/other_tokens", "plan"),
+    "data_store_workers": Row("--data_store_workers 3", "calls:text workers", f"--data_store_path {BENCH}/more_tokens"),
+    "learning_rate": Row("--learning_rate 2e-2", "weights"),
+    "train_tokens": Row("--train_tokens 50", "metrics:step"),
+    "train_batch_tokens": Row("--train_batch_tokens 60", "refused:pretrain.two_batches"),
+    "max_len": Row("--max_len 11", "plan"),
+    "z_loss_coef": Row("--z_loss_coef 1", "weights"),
+    "max_tokens_per_micro_batch": Row("--max_tokens_per_micro_batch 24", "metrics:policy/micro_batches"),
+    "min_improvement": Row("--min_improvement 100", "metrics:step", "--max_steps 9 --eval_steps 1 --patience 2"),
+    "target_loss": Row("--target_loss 100", "metrics:step", "--max_steps 9 --eval_steps 1"),
+    "patience": Row("--patience 1", "metrics:step", "--max_steps 5 --eval_steps 1 --learning_rate 1"),
+}
+
+TABLES = {"rl": RL, "sft": SFT, "pretrain": PRETRAIN, "dpo": DPO, "rm": RM, "conformance": CONFORMANCE}
 
 
 def _case(command: str, name: str) -> Any:
-    """The case of a setting; for `dpo` and `rm` a row that `sft` has too is one of tier 3."""
-    again = command in ("dpo", "rm") and TABLES[command][name] == SFT.get(name)
+    """The case of a setting; for `pretrain`, `dpo` and `rm` a row that `sft` has too is one of tier 3."""
+    again = command in ("pretrain", "dpo", "rm") and TABLES[command][name] == SFT.get(name)
     return pytest.param(command, name, marks=[pytest.mark.night] if again else [])
 
 
@@ -591,6 +647,7 @@ class Spies:
             "head rows",
             "chunks ahead",
             "store workers",
+            "text workers",
             "pinned",
             "decoded rows",
             "micro-batches",
@@ -633,7 +690,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     from rft.checkpoints import writer
     from rft.parallel import step_guards
     from rft.process import launching, monitored
-    from rft.stages.supervised import row_store
+    from rft.tokenizing import pretraining_windows, row_store
     from rft_dist.checkpoints.async_writer import BackgroundSaves
     from rft_dist.launch.spawn import Ended
     from rft_engine.native.engine import NativeEngine
@@ -692,6 +749,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     watch(BackgroundSaves, "begin", lambda *_, **__: spies.counts.update(["saves beside"]))
     watch(prefetch, "ThreadPoolExecutor", lambda count, **_: spies.counts.update(threads=count))
     watch(prefetch.Prefetcher, "_fill", lambda self, pool: spies.keep("chunks ahead", self._max_pending))
+    watch(pretraining_windows, "BuildWorkers", lambda command, job, number, *_: spies.keep("text workers", number))
     watch(row_store, "BuildWorkers", lambda command, job, number, *_: spies.keep("store workers", number))
     install_trackers(spies.keep, patch)
 

@@ -95,6 +95,7 @@ z_loss_coef: 0.001
 neftune_noise_alpha: 1
 """
 """With all terms of the loss, which not every strategy takes."""
+SFT_WITH_MUON = f"{SFT}optimizer: muon\nlr_schedule: wsd\nlr_warmup_steps: 2\nlr_decay_ratio: 0.4\n"
 PTX = f"""{SEVERAL_UPDATES}
 ptx_coef: 0.5
 pretrain_data: FOLDER/train.jsonl
@@ -107,6 +108,7 @@ VARIANTS = {
     "ptx": ("rl", PTX),
     "sft": ("sft", SFT),
     "sft_terms": ("sft", SFT_WITH_TERMS),
+    "muon": ("sft", SFT_WITH_MUON),
     "dpo": ("dpo", DPO),
     "kto": ("dpo", KTO),
     "rm": ("rm", RM),

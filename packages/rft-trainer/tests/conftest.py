@@ -11,7 +11,7 @@ import torch
 
 from rft_trainer.records.scores import RewardItem
 
-for folder in ("async_rollouts", "workers"):
+for folder in ("async_rollouts", "data/token_shards", "workers"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 torch.set_num_threads(1)
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rft_algos.schedules.learning_rate import constant, warmup_cosine, warmup_linear
+from rft_algos.schedules.learning_rate import constant, warmup_cosine, warmup_linear, warmup_stable_decay
 
 SHAPE = {"num_steps": 10, "warmup_steps": 3, "peak": 2.0, "floor_ratio": 0.1}
 decaying = pytest.mark.parametrize("schedule", [warmup_cosine, warmup_linear])
@@ -68,3 +68,35 @@ def test_the_peak_is_met_to_the_last_digit(peak: float, warmup_steps: int):
 def test_a_run_that_ends_with_its_warm_up_is_over_at_the_floor(schedule):
     shape = {"num_steps": 3, "warmup_steps": 3, "peak": 2.0, "floor_ratio": 0.1}
     assert [schedule(step, **shape) for step in (2, 3, 4)] == pytest.approx([1.5, 0.2, 0.2])
+
+
+def wsd(step: int, *, num_steps: int = 20, warmup_steps: int = 3, decay_steps: int = 5) -> float:
+    return warmup_stable_decay(
+        step,
+        num_steps=num_steps,
+        warmup_steps=warmup_steps,
+        decay_steps=decay_steps,
+        peak=0.3,
+        floor_ratio=0.1,
+    )
+
+
+def test_a_stable_rate_rises_stays_and_falls_in_its_last_steps() -> None:
+    assert [wsd(step) for step in range(3)] == pytest.approx([0.075, 0.15, 0.225])
+    assert {wsd(step) for step in range(3, 16)} == {0.3}
+    # a fifth of the way from 0.3 to 0.03 a step, the floor one after the last
+    assert [wsd(step) for step in range(16, 22)] == pytest.approx([0.246, 0.192, 0.138, 0.084, 0.03, 0.03])
+
+
+def test_a_longer_run_has_the_same_stable_rates() -> None:
+    assert [wsd(step) for step in range(15)] == [wsd(step, num_steps=1000) for step in range(15)]
+
+
+@pytest.mark.parametrize("decay_steps", [17, 20, 90])
+def test_a_decay_of_the_rest_of_the_run_is_the_linear_schedule_and_leaves_the_warm_up(decay_steps: int) -> None:
+    line = [warmup_linear(step, num_steps=20, warmup_steps=3, peak=0.3, floor_ratio=0.1) for step in range(22)]
+    assert [wsd(step, decay_steps=decay_steps) for step in range(22)] == line
+
+
+def test_no_decay_is_the_peak_until_the_run_is_over() -> None:
+    assert [wsd(step, decay_steps=0, warmup_steps=0) for step in (0, 19, 20)] == pytest.approx([0.3, 0.3, 0.03])

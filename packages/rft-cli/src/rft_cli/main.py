@@ -14,7 +14,7 @@ from importlib.metadata import version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rft.config.commands import GROUP
+from rft.config.commands import GROUP, load
 from rft.process.detached import INTERRUPTED, open_standard_streams
 from rft_cli.diagnostics import debug_mode
 from rft_cli.records.command import Command
@@ -116,6 +116,10 @@ def _run(words: list[str]) -> int:
     command = commands().get(name)
     if command is None:
         raise _unknown(name)
+    for flag, other in command.switches:
+        if flag in argv:
+            argv.remove(flag)
+            name, command = other, commands()[other]
     if command.fault:
         raise _unusable(command)
     # before torch is imported, because some of these variables are read only then
@@ -130,7 +134,7 @@ def _run(words: list[str]) -> int:
         return _print_config(command, argv)
     if command.settings:
         # a process that starts ranks imports no torch itself
-        code = _started_as_ranks(name, argv, _refuse_early(command, argv))
+        code = _started_as_ranks(command, argv, _refuse_early(command, argv))
         if code is not None:
             return code
     from rft_cli.diagnostics import fault_injection, notices
@@ -148,14 +152,15 @@ def _refuse_early(command: Command, argv: list[str]) -> Resolved[Any]:
     return resolve(command.name, ["--pretrain", *argv] if _starts_with_run(command, argv) else argv)
 
 
-def _started_as_ranks(name: str, argv: list[str], resolved: Resolved[Any]) -> int | None:
+def _started_as_ranks(command: Command, argv: list[str], resolved: Resolved[Any]) -> int | None:
     """Return the exit code of the ranks that `--nproc` asks for; None where this process is the run or a rank."""
-    if not resolved.values.get("nproc"):
+    nodes = load(command.nodes)(argv) if command.nodes else None
+    if not resolved.values.get("nproc") and nodes is None:
         return None
     from rft.process.detached import run_has_begun
     from rft.process.launching import spawned
 
-    code = spawned(resolved, [sys.executable, "-m", "rft_cli.main", name, *argv])
+    code = spawned(resolved, [sys.executable, "-m", "rft_cli.main", command.name, *argv], nodes=nodes)
     if code is not None:
         run_has_begun()  # and has ended: a further signal must not change the exit code
     return code

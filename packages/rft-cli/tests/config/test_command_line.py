@@ -259,7 +259,7 @@ def test_values_are_read_as_people_write_them(argv: list[str], name: str, value:
         (["--top_p", "1.5"], "a number above 0 and at most 1", "--top_p 1"),
         (["--temperature", "nan"], "a number of at least 0", "--temperature 1"),
         (["--actor_learning_rate", "inf"], "a number above 0", "--actor_learning_rate 1e-06"),
-        (["--lr_schedule", "cosin"], "one of cosine, linear, constant", "--lr_schedule cosine"),
+        (["--lr_schedule", "cosin"], "one of cosine, linear, constant, wsd", "--lr_schedule cosine"),
         (["--loss_agg_mode", "token_mean"], "one of token-mean", "--loss_agg_mode token-mean"),
         (["--adam_betas", "0.9"], "two numbers of at least 0 and below 1", "--adam_betas 0.9 0.95"),
         (["--eps_clip_high", "-1"], "a number above 0, or none", "--eps_clip_high none"),

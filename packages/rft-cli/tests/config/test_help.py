@@ -71,7 +71,7 @@ def test_a_flag_is_followed_by_its_meaning_further_in(shown: Shown) -> None:
         ("seed", "--seed INT of at least 0"),
         ("pretrain", "--pretrain STR"),
         ("adam_betas", "--adam_betas FLOAT FLOAT of at least 0 and below 1"),
-        ("lr_schedule", "--lr_schedule {cosine,linear,constant}"),
+        ("lr_schedule", "--lr_schedule {cosine,linear,constant,wsd}"),
         ("use_wandb", "--use_wandb [STR]"),
         ("max_len", "--max_len INT|none of at least 2"),
     ],
@@ -99,7 +99,7 @@ def test_the_short_page_has_its_settings_in_the_order_of_the_record(shown: Shown
     assert algorithm == ["advantage_estimator", "policy_loss", "eps_clip", "loss_agg_mode", "init_kl_coef"]
     joined = " ".join(" ".join(body).split())
     assert "--seed INT Seed of every random choice: the same seed gives the same run (42)" in joined
-    assert "--lr_schedule How the learning rate falls after the warm-up {cosine, linear, constant} (cosine)" in joined
+    assert "after the warm-up (wsd: at the end alone) {cosine, linear, constant, wsd} (cosine)" in joined
     assert "--pretrain STR Model to start from: a Hugging Face directory on this machine, or ORG/NAME" in joined
     assert "gae, ppo Proximal policy optimisation with a critic" in joined
 

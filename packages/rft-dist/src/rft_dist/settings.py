@@ -16,22 +16,34 @@ Factors = tuple[tuple[str, float], ...]
 """(name or pattern of parameters, factor) of each entry of a setting such as `lr_factors`."""
 FACTOR_SETTINGS = ("lr_factors", "l2_factors")
 """The settings that have `Factors`."""
-Schedule = Literal["cosine", "linear", "constant"]
+Schedule = Literal["cosine", "linear", "constant", "wsd"]
+OptimizerKind = Literal["adamw", "muon"]
+AmpType = Literal["auto", "bf16", "fp16"]
 SequenceMode = Literal["auto", "ulysses", "ring"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdamSettings:
-    """The AdamW update and the shape of its learning rate."""
+    """The update of AdamW or Muon and the shape of its learning rate."""
+
+    optimizer: OptimizerKind = "adamw"
+    """What steps on the weights: adamw; or muon, orthogonalised momentum, on the matrices of the layers, and AdamW on
+    all else with the same rate."""
 
     lr_warmup_ratio: float = field(default=0.03, metadata={"minimum": 0.0, "maximum": 1.0})
     """Fraction of all steps in which the learning rate rises from 0 to its peak."""
 
+    lr_warmup_steps: int | None = field(default=None, metadata={"minimum": 0})
+    """Steps in which the learning rate rises, at most all of them; none = by `lr_warmup_ratio`."""
+
     lr_schedule: Schedule = "cosine"
-    """How the learning rate falls after the warm-up."""
+    """How the learning rate falls after the warm-up (wsd: at the end alone)."""
+
+    lr_decay_ratio: float = field(default=0.2, metadata={"minimum": 0.0, "maximum": 1.0})
+    """Fraction of all steps, the last ones, in which the learning rate falls in a line (with `lr_schedule` wsd)."""
 
     min_lr_ratio: float = field(default=0.1, metadata={"minimum": 0.0, "maximum": 1.0})
-    """Learning rate at the last step, as a fraction of the peak (cosine and linear)."""
+    """Learning rate at the last step, as a fraction of the peak (all but constant)."""
 
     adam_betas: tuple[float, float] = field(default=(0.9, 0.95), metadata={"minimum": 0.0, "below": 1.0})
     """Decay rates of Adam's two moments."""
@@ -151,6 +163,14 @@ class StrategySettings:
 
     fp16: bool = False
     """Compute in float16 with an adaptive loss scale and keep weights, gradient sums and moments in float32."""
+
+    amp: bool = False
+    """Compute the products of layers and head in fewer bits (autocast), and keep float32 weights, sums, norms and
+    gradients."""
+
+    amp_dtype: AmpType = "auto"
+    """What they are computed in (with `amp`); auto = bfloat16 where the device multiplies it, else float16 with an
+    adaptive loss scale on a GPU, float32 on a CPU."""
 
     meta_init: bool = False
     """Create the model without allocating memory and let each rank read its own shards from the files (with `fsdp`)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -186,6 +187,7 @@ class Model:
     def __init__(self) -> None:
         self.module = nn.Linear(2, 2, bias=False)
         self.sequence: list[Any] = []
+        self.blocks: list[nn.Module] = []
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -254,3 +256,28 @@ def test_ranks_that_share_sequences_are_one_to_those_who_divide_batches() -> Non
         return [model.sequence, data.rank, data.world_size]
 
     assert run_in_threads(4, work) == [[[(2, "ring")], rank // 2, 2] for rank in range(4)]
+
+
+def test_ranks_of_muon_stay_equal_and_take_the_step_of_one() -> None:
+    def work(ranks: Any, mine: list[int]) -> list[Any]:
+        model = Model()
+        model.module.weight.data = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
+        model.blocks = [model.module]
+        context = replace(context_of(ranks), adam=AdamSettings(optimizer="muon", l2=0.25))
+        optimizer = parallelize(model, context).optimizer
+        assert optimizer is not None
+        for seed in (0, 10):
+            for number in mine:
+                rows = torch.randn(3, 2, generator=torch.Generator().manual_seed(seed + number))
+                optimizer.backward(model.module(rows).square().sum())
+            optimizer.step(0.1)
+        assert sorted(optimizer.state_tensors()) == ["momentum/weight"]
+        return [model.module.weight.detach(), optimizer.state_tensors()["momentum/weight"]]
+
+    shares = [[0, 2], [1]]
+    first, second = run_in_threads(2, lambda ranks: work(ranks, shares[ranks.rank]))
+    one = work(SingleProcess(), [0, 1, 2])
+    for mine, other, alone in zip(first, second, one, strict=True):
+        assert torch.equal(mine, other)
+        # the order in which gradients are added up shows in the last bit, and Muon rounds to bfloat16
+        torch.testing.assert_close(mine, alone, rtol=0, atol=2e-3)

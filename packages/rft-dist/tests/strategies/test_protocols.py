@@ -35,6 +35,8 @@ def test_options_of_the_optimizer_are_the_settings_of_the_update_and_of_the_stra
     found = context.adamw_options(MODEL, master=True)
     given = {"ema_decay": 0.75, "master": True, "offload": True, "scaler": LossScaler()}
     assert found == OPTIONS | plain | given
+    assert context_of(ADAM, amp=True, amp_dtype="fp16").adamw_options(MODEL)["scaler"] == LossScaler()
+    assert context_of(ADAM, amp=True, amp_dtype="bf16").adamw_options(MODEL)["scaler"] is None
     assert context_of(ADAM).adamw_options(MODEL, first_rows={"m": 3})["first_rows"] == {"m": 3}
     with pytest.raises(AssertionError):
         context_of(None).adamw_options(MODEL)

@@ -84,6 +84,22 @@ class RouterSettings:
     loss (models with such a bias: dots1); 0 = it stays, usual is 0.001, in short runs 0.01."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PretrainModelSettings(ModelSettings):
+    """The model that a pre-training run begins with: a new one, or one that exists."""
+
+    pretrain: str = ""
+    """Model whose training goes on with texts: a Hugging Face directory on this machine, or ORG/NAME[@REVISION] of the
+    Hub; empty = a new decoder."""
+
+    tokenizer: str = "bpe"
+    """Tokenizer of a new decoder: a Hugging Face directory or a name of the Hub; or one that is trained on the training
+    text: char (a token a character of the text), byte (a token a byte) or bpe (merges of bytes)."""
+
+    tokenizer_size: int = field(default=4096, metadata={"minimum": 258})
+    """Tokens of a vocabulary that is trained (with `tokenizer` bpe): 256 bytes, two special tokens, and merges."""
+
+
 PoolingMethod = Literal["last", "attn"]
 StepReduction = Literal["min", "product", "mean", "last"]
 
@@ -215,6 +231,23 @@ class DecoderSettings:
 
     shared_experts: int = field(default=0, metadata={"minimum": 0})
     """Experts of each block that every token goes to (with `use_moe`, families qwen2_moe and dots1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSettings:
+    """A tokenizer that is made from texts."""
+
+    tokenizer_type: Literal["bpe", "characters", "bytes"] = "bpe"
+    """bpe = byte-level BPE, whose merges are learned from the texts; characters = one token for each character of the
+    texts; bytes = one for each byte of UTF-8."""
+
+    vocab_size: int | None = field(default=None, metadata={"minimum": 258})
+    """Tokens of a `bpe` tokenizer: 2 special ones, 256 bytes, and merges; none = 2048, or 258 (no merges) for texts of
+    fewer than 100,000 characters, whose whole words would become tokens."""
+
+    chat_template_file: str = ""
+    """File of a chat template (Jinja) for later training on conversations; empty = a line a message, `role: content`,
+    and the end token behind an assistant's."""
 
 
 AdapterKind = Literal["lora", "rslora", "dora"]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import KeyedOrder
-from rft_trainer.data.mixture import Mixture
+from rft_trainer.data import mixture as module
+from rft_trainer.data.mixture import Mixture, WeightedOrder
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=4)
 
@@ -56,7 +57,51 @@ def test_an_order_above_a_size_is_computed_by_place_and_below_it_is_the_one_in_m
     assert sorted(many.sequence(3, 1)) == list(range(41))
     assert [*many.sequence(3, 1)] != [*many.sequence(3, 2)]
     shares = Mixture([30, 11], [0.5, 0.5], most_in_memory=40)
-    assert shares.sequence(3, 1) == shares.order(3, 1).tolist()
+    assert isinstance(shares.sequence(1, 0), WeightedOrder)
+
+
+@given(SIZES, st.integers(0, 2**40), st.integers(0, 5), st.data())
+@settings(deadline=None, max_examples=12)
+def test_weighted_places_walk_through_each_source_and_keep_its_share(
+    sizes: list[int], seed: int, epoch: int, data: st.DataObject
+) -> None:
+    weights = data.draw(st.lists(st.integers(1, 9), min_size=len(sizes), max_size=len(sizes)))
+    order = WeightedOrder(sizes, [w / sum(weights) for w in weights], seed, epoch)
+    cut = data.draw(st.integers(0, len(order)))
+    visits = Counter(order[:cut])
+    assert sum(visits.values()) == cut
+    first = 0
+    for size in sizes:
+        counts = [visits[index] for index in range(first, first + size)]
+        assert max(counts) - min(counts) <= 1
+        first += size
+
+
+def test_weighted_places_are_exact_at_any_place_without_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BLOCK", 50)
+    sizes, shares = [100, 60, 40], [0.7, 0.2, 0.1]
+    order = WeightedOrder(sizes, shares, 3, 1)
+    whole = [*order]
+    assert whole[150:] == [*WeightedOrder(sizes, shares, 3, 1)[150:]]
+    for place in (50, 150, 200):
+        drawn = [
+            sum(low <= index < high for index in whole[:place]) for low, high in ((0, 100), (100, 160), (160, 200))
+        ]
+        assert drawn == order.draws_before(place)
+        assert all(abs(num - place * share) <= 2 for num, share in zip(drawn, shares, strict=True))
+    # in every block, not only over all of them
+    assert [sum(index < 100 for index in whole[block : block + 50]) for block in (0, 50, 100, 150)] == [34, 35, 35, 35]
+
+
+def test_a_weighted_order_of_a_thousand_million_places_takes_no_memory() -> None:
+    sizes = [10**9, 10**8]
+    order = WeightedOrder(sizes, [0.5, 0.5], 1, 0)
+    last = order[len(order) - 3 :]
+    assert len(order) == sum(sizes)
+    assert all(0 <= index < sum(sizes) for index in last)
+    # the small source is walked through five times and a half
+    assert order.draws_before(len(order)) == [sum(sizes) // 2, sum(sizes) // 2]
+    assert order[0] == WeightedOrder(sizes, [0.5, 0.5], 1, 0)[0] != WeightedOrder(sizes, [0.5, 0.5], 2, 0)[0]
 
 
 def test_epochs_and_seeds_differ() -> None:

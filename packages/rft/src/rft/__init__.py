@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rft.library.run import Run as Run
     from rft.library.training_calls import dpo as dpo
     from rft.library.training_calls import grpo as grpo
+    from rft.library.training_calls import pretrain as pretrain
     from rft.library.training_calls import reward_model as reward_model
     from rft.library.training_calls import rl as rl
     from rft.library.training_calls import sft as sft
@@ -57,6 +58,7 @@ __all__ = [
     "objective",
     "open_loop",
     "pair_values",
+    "pretrain",
     "reward_model",
     "rl",
     "sequence_sums",
@@ -84,6 +86,7 @@ _PLACES = {
     "objective": "rft.custom_loop.objectives",
     "open_loop": "rft.custom_loop.open_loop",
     "pair_values": "rft_trainer.batches.sequence_values",
+    "pretrain": "rft.library.training_calls",
     "reward_model": "rft.library.training_calls",
     "rl": "rft.library.training_calls",
     "sequence_sums": "rft_trainer.batches.sequence_values",

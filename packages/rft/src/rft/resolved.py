@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 S = TypeVar("S")
 
-OriginKind = Literal["default", "recipe", "file", "command line", "keyword argument"]
+OriginKind = Literal["default", "recipe", "file", "environment", "command line", "keyword argument", "derived"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +18,17 @@ class Origin:
 
     kind: OriginKind
     file: str = ""
+    """Path of a file, or name of a variable of the environment."""
     line: int = 0
     """Counted from 1; 0 where there is no file."""
     text: str = ""
-    """The value as it was written."""
+    """The value as it was written; of a derived one, what it follows from."""
 
     def __str__(self) -> str:
+        if self.kind == "derived":
+            return self.text
+        if self.kind == "environment":
+            return f"environment variable {self.file}"
         if not self.file:
             return self.kind
         # a recipe comes with the program, and is shown by its name alone

@@ -29,11 +29,14 @@ from rft_engine.settings import (
 from rft_models.settings import (
     AdapterSettings,
     BuildSettings,
+    DecoderSettings,
     Device,
     LoraSettings,
     ModelSettings,
+    PretrainModelSettings,
     RewardHeadSettings,
     RouterSettings,
+    TokenizerSettings,
     TrainedWeightsSettings,
     WeightsSettings,
 )
@@ -56,7 +59,13 @@ from rft_trainer.settings.preference_training import (
     PreferenceLossSettings,
     PreferenceTrainingSettings,
 )
-from rft_trainer.settings.pretraining import PretrainingSettings
+from rft_trainer.settings.pretraining import (
+    PerplexityDataSettings,
+    PretrainDataSettings,
+    PretrainingSettings,
+    PretrainTrainingSettings,
+    TokenizerDataSettings,
+)
 from rft_trainer.settings.reward_model import (
     AgreementSettings,
     PairDataSettings,
@@ -111,6 +120,25 @@ class SftSettings:
     data: SftDataSettings = field(default_factory=SftDataSettings)
     images: ControlledImageSettings = field(default_factory=ControlledImageSettings)
     training: SftTrainingSettings = field(default_factory=SftTrainingSettings)
+    optimizer: AdamSettings = field(default_factory=AdamSettings)
+    strategy: StrategySettings = field(default_factory=StrategySettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
+    watch: WatchSettings = field(default_factory=WatchSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainSettings:
+    """Train a language model on texts, from nothing or from a model that exists."""
+
+    model: PretrainModelSettings = field(default_factory=PretrainModelSettings)
+    routers: RouterSettings = field(default_factory=RouterSettings)
+    decoder: DecoderSettings = field(default_factory=DecoderSettings)
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
+    data: PretrainDataSettings = field(default_factory=PretrainDataSettings)
+    training: PretrainTrainingSettings = field(default_factory=PretrainTrainingSettings)
     optimizer: AdamSettings = field(default_factory=AdamSettings)
     strategy: StrategySettings = field(default_factory=StrategySettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
@@ -222,6 +250,14 @@ class EvalSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PerplexitySettings:
+    """Measure how well a model predicts texts: loss, perplexity and bits a byte."""
+
+    model: WeightsSettings
+    data: PerplexityDataSettings = field(default_factory=PerplexityDataSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerateSettings:
     """Answer prompts with a model."""
 
@@ -248,6 +284,23 @@ class BuildModelSettings:
     data: BuildDataSettings
     output: BuildOutputSettings
     model: BuildSettings = field(default_factory=BuildSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerOutputSettings:
+    """The place of the new tokenizer."""
+
+    save_path: str
+    """Directory of the new tokenizer; it must not be there yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTokenizerSettings:
+    """Make a tokenizer from texts: a Hugging Face directory without weights, for a model trained from nothing."""
+
+    output: TokenizerOutputSettings
+    data: TokenizerDataSettings = field(default_factory=TokenizerDataSettings)
+    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
 
 
 @dataclass(frozen=True, kw_only=True)

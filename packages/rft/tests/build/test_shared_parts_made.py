@@ -76,7 +76,8 @@ def test_held_out_prompts_are_answered_as_evaluations_are_where_there_are_any(ca
     engine, reward, machine = (calls.double(name) for name in ("engine", "reward", "machine"))
     tokenizer, conversations = calls.double("tokenizer", eos_ids=(3,)), calls.double("conversations")
     data = calls.double("data", held_out=prompts, metrics=calls.double("metrics"))
-    settings = calls.double("settings", evaluation=SimpleNamespace(eval_n=4, eval_k="2", eval_temperature=0.5))
+    asked = SimpleNamespace(eval_n=4, eval_k="2", eval_pick="helpful", eval_temperature=0.5)
+    settings = calls.double("settings", evaluation=asked)
     named = {"answer_reader": lambda name: f"answers of {name}", "function_names": lambda settings: ["math"]}
     calls.replace(shared_parts, **named)
     found = shared_parts.make_evaluator(engine, tokenizer, reward, machine, data, 20, settings, conversations)
@@ -84,7 +85,7 @@ def test_held_out_prompts_are_answered_as_evaluations_are_where_there_are_any(ca
     drawn = shared_parts.SamplingOptions(temperature=0.5, max_new_tokens=20, stop_token_ids=(3,))
     made = [
         f"Evaluator(engine, tokenizer, reward, machine.collectives, ['a'], answer_of='answers of math', "
-        f"conversations=conversations, ks=(2,), metrics=metrics, num_samples=4, sampling={drawn!r})"
+        f"conversations=conversations, ks=(2,), metrics=metrics, num_samples=4, pick='helpful', sampling={drawn!r})"
     ]
     assert calls.taken() == (made if prompts else [])
 
@@ -114,6 +115,21 @@ def test_a_schedule_has_the_numbers_of_its_settings(shape: Any, name: str, more:
     schedule: Any = shared_parts.learning_rate_schedule(settings, 2.0, 30)
     assert schedule.func is getattr(learning_rate, name)
     assert schedule.keywords == {"peak": 2.0, "warmup_steps": 3} | more
+
+
+@pytest.mark.parametrize(
+    ("given", "updates", "warmup"), [(4, 30, 4), (0, 30, 0), (40, 30, 30), (5, 0, 5), (None, 30, 9)]
+)
+def test_a_warm_up_is_counted_in_steps_where_they_are_given(given: int | None, updates: int, warmup: int) -> None:
+    settings = AdamSettings(lr_schedule="constant", lr_warmup_ratio=0.3, lr_warmup_steps=given)
+    schedule: Any = shared_parts.learning_rate_schedule(settings, 2.0, updates)
+    assert schedule.keywords["warmup_steps"] == warmup
+
+
+def test_a_stable_rate_falls_in_its_share_of_all_steps() -> None:
+    settings = AdamSettings(lr_schedule="wsd", lr_warmup_ratio=0.1, lr_decay_ratio=0.25, min_lr_ratio=0.5)
+    schedule = shared_parts.learning_rate_schedule(settings, 2.0, 40)
+    assert [schedule(step) for step in (4, 30, 35)] == [2.0, 2.0, 1.5]
 
 
 @pytest.mark.parametrize(("coefficient", "rows"), [(0.5, True), (0.0, True), (0.5, False)])

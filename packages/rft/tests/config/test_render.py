@@ -58,5 +58,5 @@ def test_settings_stand_in_groups_with_their_origins() -> None:
 def test_a_configuration_without_a_recipe_names_none() -> None:
     table = schema("sft")
     text = config_yaml("sft", {name: row.default for name, row in table.items()}, dict.fromkeys(table, DEFAULT))
-    assert yaml.safe_load(text)["recipe"] == {"command": "sft"}
+    assert yaml.safe_load(text)["recipe"] == {"command": "sft", "name": ""}
     assert text.endswith("\n")

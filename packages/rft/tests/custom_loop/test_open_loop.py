@@ -228,6 +228,10 @@ def test_a_schedule_without_an_end_is_refused(opened: Callable[..., CustomLoop])
     assert opened(lr_schedule="cosine", lr_warmup_ratio=0.5, max_steps=4).trainer.updates == 0
 
 
+def test_a_warm_up_counted_in_steps_needs_no_end(opened: Callable[..., CustomLoop]) -> None:
+    assert opened(lr_warmup_ratio=0.03, lr_warmup_steps=3).trainer.updates == 0
+
+
 def test_a_checkpoint_that_is_not_there_is_refused(opened: Callable[..., CustomLoop], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         opened(checkpoint=tmp_path)

@@ -9,7 +9,7 @@ from typing import get_type_hints
 import pytest
 
 from rft.identity import sorting
-from rft.settings import DpoSettings, RlSettings, RmSettings, SftSettings
+from rft.settings import DpoSettings, PretrainSettings, RlSettings, RmSettings, SftSettings
 
 LISTS = {name: getattr(sorting, name) for name in ("DECIDES", "CONTENT", "FREE", "OF_ONE_START")}
 
@@ -20,7 +20,8 @@ def names_of(owner: type) -> set[str]:
 
 
 def test_every_setting_of_a_training_is_sorted_and_no_other_name_is() -> None:
-    settings = {name for owner in (RlSettings, SftSettings, DpoSettings, RmSettings) for name in names_of(owner)}
+    owners = (RlSettings, SftSettings, PretrainSettings, DpoSettings, RmSettings)
+    settings = {name for owner in owners for name in names_of(owner)}
     listed = frozenset[str]().union(*LISTS.values())
     assert sorted(settings - listed) == [], "a new setting decides the result, or says why not: rft.identity.sorting"
     assert sorted(listed - settings) == []

@@ -31,7 +31,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What would be started; it ends well."""
     found: list[Any] = []
 
-    def note(command: Any, nproc: int, *, log_folder: Path) -> Ended:
+    def note(command: Any, nproc: int, *, log_folder: Path, nodes: Any = None) -> Ended:
         found.append((command, nproc, log_folder))
         return Ended(0, None, (0,) * nproc, ())
 
@@ -121,7 +121,7 @@ def test_a_failed_rank_is_told_with_the_end_of_its_own_log(
     levels = [record.levelno for record in caplog.records]
     assert levels == [logging.INFO, *[logging.WARNING] * warnings]
     text = "\n".join(record.getMessage() for record in caplog.records)
-    assert "starting 3 ranks; ranks 1 to 2" in text
+    assert "starting 3 ranks; all but the first" in text
     assert [f"the cause of {number}" in text for number in (1, 2)] == [shows_log and rank == n for n in (1, 2)]
 
 

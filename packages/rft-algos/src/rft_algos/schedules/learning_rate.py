@@ -69,6 +69,33 @@ def constant(step: int, *, peak: float, warmup_steps: int = 0) -> float:
     return _warmup(step, warmup_steps, peak) if step < warmup_steps else peak
 
 
+def warmup_stable_decay(
+    step: int, *, num_steps: int, warmup_steps: int, decay_steps: int, peak: float, floor_ratio: float
+) -> float:
+    """Linear warm-up, then the peak, then in the last `decay_steps` a straight line down to floor_ratio * peak (WSD).
+
+    Before the decay the rate does not depend on `num_steps`: a run that is made longer goes on at the peak.
+
+    Source: Hu et al. 2024, "MiniCPM" (arXiv 2404.06395), section 4.2, with the linear decay of Hägele et al. 2024,
+    "Scaling laws and compute-optimal training beyond fixed training durations" (arXiv 2405.18392), section 3.
+
+    Args:
+        step: optimizer step, from 0; at or after `num_steps` the rate is the floor.
+        num_steps: steps of the run.
+        warmup_steps: steps before the peak, 0 for none.
+        decay_steps: last steps, in which the rate falls; the warm-up comes before them in any case.
+        peak: largest rate.
+        floor_ratio: last rate over the peak, in [0, 1].
+
+    Returns:
+        The rate of this step, a float (no tensors).
+    """
+    decay_start = max(warmup_steps, num_steps - decay_steps)
+    if step < decay_start:
+        return constant(step, peak=peak, warmup_steps=warmup_steps)
+    return warmup_linear(step, num_steps=num_steps, warmup_steps=decay_start, peak=peak, floor_ratio=floor_ratio)
+
+
 def _warmup(step: int, warmup_steps: int, peak: float) -> float:
     return peak * (step + 1) / (warmup_steps + 1)
 

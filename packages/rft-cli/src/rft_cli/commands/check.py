@@ -13,7 +13,7 @@ from rft_cli.config.recipes import names, with_command
 from rft_cli.config.resolve import resolve
 from rft_cli.diagnostics.console import SafeConsole
 from rft_cli.records.command import Training
-from rft_cli.records.discovery import default_command, find_command, with_settings
+from rft_cli.records.discovery import default_command, find_command, prepared, with_settings
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_core.terminal_text import visible
@@ -84,6 +84,7 @@ def _check_training(training: Training, resolved: Resolved[Any], machine: Machin
     from rft_cli.pages import run_plan
 
     with without_weights(resolved) as (resolved, listed):
+        resolved = prepared(training, resolved)
         checked = load(training.check)(resolved.settings, machine.ranks.world_size)
         run_plan.show(training, resolved, checked.data, machine)
         trials = checked.check_reward()

@@ -96,11 +96,13 @@ def _run_stage(title: str, stage: RecipeStage, words: list[str]) -> None:
 
 
 def _is_finished(stage: RecipeStage, target: Path) -> bool:
-    """Return True for a training run whose summary says so; for a model or an output, when its file exists."""
+    """Return True for a run whose summary says so; for an output, a model or a tokenizer, when its file exists."""
     result = find_command(stage.command).stage_result
     if result == "run":
         return _json(target / "summary.json").get("outcome") == "finished"
-    return target.is_file() if result == "output" else (target / "config.json").is_file()
+    if result == "output":
+        return target.is_file()
+    return (target / ("config.json" if result == "model" else "tokenizer.json")).is_file()
 
 
 def _set_aside_unsaved(target: Path) -> bool:

@@ -47,6 +47,36 @@ SFT = Command(
     stage_result="run",
 )
 
+PRETRAIN = Command(
+    **asdict(commands.PRETRAIN),
+    summary="train a language model on texts, from nothing or from a model",
+    spellings="rft_cli.pretrainer.translation:spellings",
+    nodes="rft_cli.pretrainer.nodes:nodes",
+    help_tables="rft_cli.pretrainer.pages:field_table",
+    essential="""
+prompt_data eval_data held_out_share tokenizer tokenizer_size text_key
+hidden_size num_layers num_heads max_seq_len use_moe num_experts top_k family depth
+learning_rate max_epochs max_steps train_tokens train_batch_size train_batch_tokens micro_train_batch_size
+lr_schedule lr_warmup_ratio bf16 device gradient_checkpointing fsdp zero_stage eval_steps save_path save_steps
+load_checkpoint nproc seed run_name log_interval use_wandb use_tensorboard pretrain
+""",
+    training=Training(
+        purpose="go on with its pre-training, on texts",
+        train="rft.pretraining.stage:train",
+        check="rft.check:check_pretrain",
+        workload="rft.planning.workload:SFT",
+        prepare="rft.pretraining.new_decoder:with_decoder",
+        plan_lines="rft_cli.pages.pretraining.pretrain_plan:pretrain_lines",
+        models="rft_cli.pages.run_plan:trained_model_lines",
+        next_commands="rft_cli.pages.advice:after_pretrain",
+        measure=Measure(name="sft/loss", label="loss", less_is_better=True, digits=4),
+        held_out=Measure(name="loss", less_is_better=True),
+        line=(Measure(name="policy/gradient_norm", label="norm"),),
+        curves="sft/loss policy/gradient_norm",
+    ),
+    stage_result="run",
+)
+
 DPO = Command(
     **asdict(commands.DPO),
     summary="train a model on preferences between responses",
@@ -55,7 +85,7 @@ DPO = Command(
         purpose="train it on pairs of responses",
         train="rft.stages.dpo:train",
         check="rft.check:check_dpo",
-        workload="rft.planning.workload:SFT",
+        workload="rft.planning.workload:DPO",
         plan_lines="rft_cli.pages.run_plan:dpo_lines",
         models="rft_cli.pages.run_plan:trained_model_lines",
         next_commands="rft_cli.pages.advice:after_sft",
@@ -143,6 +173,7 @@ BUILT_IN = (
         trains=True,
     ),
     SFT,
+    PRETRAIN,
     DPO,
     RM,
     RL,
@@ -156,8 +187,15 @@ BUILT_IN = (
         **asdict(commands.EVAL),
         summary="score a model on held-out data",
         run="rft_cli.commands.eval:run",
+        switches=(("--perplexity", commands.PERPLEXITY.name),),
         takes_run=True,
         stage_result="output",
+    ),
+    Command(
+        **asdict(commands.PERPLEXITY),
+        summary="measure how well a model predicts texts",
+        run="rft_cli.commands.texts.perplexity:run",
+        takes_run=True,
     ),
     Command(
         **asdict(commands.SERVE_REWARD),
@@ -181,6 +219,12 @@ BUILT_IN = (
         summary="create a small model and its tokenizer from scratch",
         run="rft_cli.commands.build:run",
         stage_result="model",
+    ),
+    Command(
+        **asdict(commands.TOKENIZER),
+        summary="learn a tokenizer from texts",
+        run="rft_cli.commands.texts.tokenizer:run",
+        stage_result="tokenizer",
     ),
     Command(
         name="export",
@@ -223,7 +267,6 @@ _ALGORITHMS = ("grpo", "dapo", "dr_grpo", "gspo", "rloo", "ppo")
 """Names of `--advantage_estimator` that other programs have a command for."""
 
 REFUSED_COMMANDS: dict[str, Refusal] = {
-    "pretrain": Refusal(_NOT_YET, "rft-train sft"),
     "genrec": Refusal(_NOT_YET, "rft-train rl"),
     "doctor": Refusal(_NOT_YET, "rft-train check"),
     "report": Refusal(_NOT_YET, "rft-train runs show RUN"),
@@ -233,7 +276,6 @@ REFUSED_COMMANDS: dict[str, Refusal] = {
         for name in ("kto", "orpo", "ipo", "simpo", "cpo")
     },
     "cdpo": Refusal("it is dpo with smoothed labels", "rft-train dpo --label_smoothing 0.1"),
-    "tokenizer": Refusal("a tokenizer is made together with a new model", "rft-train build"),
     "dashboard": Refusal(_NOT_YET, "rft-train runs"),
     "compare": Refusal(_NOT_YET, "rft-train runs"),
     "distill": Refusal(_NOT_YET, "rft-train sft"),

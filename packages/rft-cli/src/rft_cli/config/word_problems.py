@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rft.config import option_problems
-from rft.config.errors import assignment_of, following, mistyped, shown_option
+from rft.config.errors import assignment_of, following, mistyped
 from rft.config.origins import GivenSetting
 from rft.config.other_names import assignment, named_elsewhere
 from rft.config.schema import Setting, schema
@@ -68,17 +68,6 @@ def _assigned(name: str, value: str, command: str) -> Problem:
     do = following(option, table, meant or mistyped(name, table))
     why = "every value follows its flag: --flag VALUE" + (f"; {name} is --{meant} here" if meant else "")
     return option_problems.stray_word(f"unexpected argument {name}={value}", why, do or f"rft-train {command} --help")
-
-
-def given_twice(first: GivenSetting, second: GivenSetting) -> Problem:
-    """Return the problem of two values for one setting, under its own name and with that of its group."""
-    return Problem(
-        code="option.given_twice",
-        what=f"{shown_option(first)} and {shown_option(second)} are one setting with two values",
-        where=option_problems.COMMAND_LINE,
-        why="the name of the group may stand before that of the setting, which is the same without it",
-        do=f"leave {second.written} out",
-    )
 
 
 def negated_with_value(option: GivenSetting) -> Problem:

@@ -38,6 +38,18 @@ def after_sft(directory: Path) -> list[tuple[str, str]]:
     ]
 
 
+def after_pretrain(directory: Path) -> list[tuple[str, str]]:
+    """Return commands worth trying after pre-training."""
+    from rft.run_lifecycle import final_model
+
+    model = final_model(directory)
+    return [
+        (f"rft-train generate --pretrain {model} --prompt 'your text'", "see how it continues a text"),
+        (f"rft-train sft --pretrain {model} --prompt_data train.jsonl", "go on with demonstrations"),
+        (f"rft-train runs show {directory}", "curves, settings and files of this run"),
+    ]
+
+
 def after_rm(directory: Path) -> list[tuple[str, str]]:
     """Return commands worth trying after the training of a reward model."""
     from rft.run_lifecycle import final_model

@@ -75,6 +75,10 @@ def _added_words(strategy: StrategySettings, *, bf16: bool) -> Iterator[str]:
         yield "computed in bfloat16, stepped on in float32"
     elif bf16:
         yield "bfloat16 throughout"
+    if strategy.amp:
+        narrow = {"bf16": "in bfloat16", "fp16": "in float16 under a loss scale"}
+        found = narrow.get(strategy.amp_dtype, "in bfloat16 or float16, by what the device can")
+        yield f"products computed {found}, all else in float32"
     if strategy.adam_offload and not strategy.fsdp_cpu_offload:
         yield "moments in host memory"
     if strategy.enable_ema:

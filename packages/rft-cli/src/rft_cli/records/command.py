@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-StageResult = Literal["run", "output", "model"]
+StageResult = Literal["run", "output", "model", "tokenizer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,8 @@ class Training:
     """The metric that is its column in the table of runs."""
     held_out: Measure
     """The number of its evaluations."""
+    prepare: str = ""
+    """`(resolved) -> resolved`: make what the settings describe and do not name, such as a new model, and name it."""
     line: tuple[Measure, ...] = ()
     """What the line of a step and the live panel show beside `measure`, where the step has it."""
     curves: str
@@ -77,6 +79,13 @@ class Command:
     """`(SourcedValues) -> problems`: contradictions between its settings, beside those that every command has."""
     notes: str = ""
     """`(SourcedValues, defaults) -> lines`: settings of its own that have no effect beside the others."""
+    derive: str = ""
+    """`(SourcedValues) -> rft.config.spellings.Derived`: settings that follow from others; empty = none do."""
+    spellings: str = ""
+    """`() -> rft.config.spellings.Spellings`: names of another program that it takes beside its own; empty = none."""
+    nodes: str = ""
+    """`(argv) -> rft_dist.launch.spawn.Nodes | None`: the machines that start ranks of one run, each with this command;
+    empty = ranks of several machines are started by a launcher."""
     essential: str = ""
     """Names of the settings that `--help` shows, divided by spaces: those which most runs choose; empty = all."""
     help_tables: str = ""
@@ -86,11 +95,13 @@ class Command:
     """Whether it is meant where a page or a recipe names no command; one command is."""
     trains: bool = False
     """Whether it starts runs of other commands, which go on without their terminal."""
+    switches: tuple[tuple[str, str], ...] = ()
+    """(flag, command): with the flag it is that other command, with the settings of that one."""
     takes_run: bool = False
     """Whether a run may stand in place of the model, as in `rft-train eval RUN`."""
     stage_result: StageResult | None = None
-    """By what a stage of a recipe is found to be finished: the summary of a run, an output file or a model; None where
-    no stage can run it."""
+    """By what a stage of a recipe is found to be finished: the summary of a run, an output file, a model or a
+    tokenizer; None where no stage can run it."""
     fault: str = ""
     """Why the record of another package cannot be used; empty for every command that works."""
 

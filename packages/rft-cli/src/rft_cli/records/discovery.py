@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 from rft.config.commands import PackageRecord, add_program, load, package_records
+from rft.resolved import Resolved
 from rft_cli.records.command import Command, Training
 
 BUILT_IN = "rft_cli.commands.table:BUILT_IN"
@@ -64,6 +66,11 @@ def training_of(name: str) -> Training:
     training = find_command(name).training
     assert training is not None, f"{name} trains nothing"
     return training
+
+
+def prepared(training: Training, resolved: Resolved[Any]) -> Resolved[Any]:
+    """Return the settings of a command after what it makes of them before data and weights are read."""
+    return load(training.prepare)(resolved) if training.prepare else resolved
 
 
 def run_command(command: Command, argv: Sequence[str]) -> int:

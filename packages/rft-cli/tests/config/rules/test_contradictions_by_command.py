@@ -198,6 +198,8 @@ OF_CRITIC = "--critic_pretrain c --critic_learning_rate 0.5 --value_clip 0.1 --v
         ("--async_deterministic", "async_deterministic", "--max_staleness 1"),
         ("--max_staleness 1 --max_logprob_gap 0.5", "max_logprob_gap", "--max_staleness 0"),
         ("--lr_schedule constant --min_lr_ratio 0.3", "min_lr_ratio", "--lr_schedule linear"),
+        ("--amp_dtype fp16", "amp_dtype", "--amp"),
+        ("--lr_decay_ratio 0.3", "lr_decay_ratio", "--lr_schedule wsd"),
         ("--ckpt_path a", "ckpt_path", "--load_checkpoint"),
         ("--ckpt_path a", "ckpt_path", "--ckpt_weights_only"),
         (f"{ALWAYS} --kl_estimator k2", "kl_estimator", "--init_kl_coef 0.1"),

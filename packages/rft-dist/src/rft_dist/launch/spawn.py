@@ -45,18 +45,36 @@ class Ended:
     """Where ranks from 1 on wrote."""
 
 
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Machines that start the ranks of one run together, each as many."""
+
+    num_nodes: int
+    node_rank: int
+    """Number of this machine, from 0."""
+    master_addr: str
+    """Host of machine 0, at which its first rank listens."""
+    master_port: int
+
+
 def spawn_ranks(
-    command: Sequence[str], nproc: int, *, log_folder: Path, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    nproc: int,
+    *,
+    log_folder: Path,
+    environment: Mapping[str, str] | None = None,
+    nodes: Nodes | None = None,
 ) -> Ended:
-    """Run `command` as `nproc` ranks that meet at a free port, and wait for all."""
+    """Run `command` as `nproc` ranks of this machine, and wait for them; without `nodes` they meet at a free port."""
     values = dict(os.environ if environment is None else environment)
     log_folder.mkdir(parents=True, exist_ok=True)
-    logs = tuple(log_folder / f"output_rank_{rank}.log" for rank in range(1, nproc))
+    first = nodes.node_rank * nproc if nodes else 0
+    logs = tuple(log_folder / f"output_rank_{first + local}.log" for local in range(1, nproc))
     with contextlib.ExitStack() as stack:
-        port = stack.enter_context(_held_port())
+        port = nodes.master_port if nodes else stack.enter_context(_held_port())
         processes = [
-            stack.enter_context(_started(command, values | rank_variables(rank, nproc, port), log))
-            for rank, log in enumerate((None, *logs))
+            stack.enter_context(_started(command, values | rank_variables(local, nproc, port, nodes), log))
+            for local, log in enumerate((None, *logs))
         ]
         with _forwarding(processes):
             failed = _wait(processes)
@@ -64,11 +82,14 @@ def spawn_ranks(
     return Ended(0 if failed is None else _as_exit_code(codes[failed]), failed, codes, logs)
 
 
-def rank_variables(rank: int, nproc: int, port: int) -> dict[str, str]:
-    """Return the environment variables of a rank on one machine."""
+def rank_variables(rank: int, nproc: int, port: int, nodes: Nodes | None = None) -> dict[str, str]:
+    """Return the environment variables of a rank, by its number on its machine."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": nproc, "LOCAL_WORLD_SIZE": nproc, SPAWNED: nproc}
+    if nodes is not None:
+        numbers |= {"RANK": nodes.node_rank * nproc + rank, "WORLD_SIZE": nodes.num_nodes * nproc}
+        numbers |= {"NODE_RANK": nodes.node_rank}
     return {name: str(value) for name, value in numbers.items()} | {
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": nodes.master_addr if nodes else "127.0.0.1",
         "MASTER_PORT": str(port),
     }
 

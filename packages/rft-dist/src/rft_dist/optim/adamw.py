@@ -19,6 +19,7 @@ from torch.nn import Parameter
 from rft_core.errors import CheckpointError, OptionsError
 from rft_dist.optim import ema, loss_scaler
 from rft_dist.optim.ema import MovingAverage
+from rft_dist.optim.muon import Muon
 from rft_dist.optim.parameter_groups import ParameterGroups, adamw, set_learning_rate
 
 _DOT_BLOCK = 65536  # float32 dot products of this length are exact to 6e-8; longer ones lose digits on CPU
@@ -39,7 +40,7 @@ class StepOutcome:
 
 
 class LocalAdamW:
-    """AdamW over the tensors that this rank holds: whole parameters, or its blocks of them.
+    """AdamW over the tensors that this rank holds: whole parameters, or its blocks of them; Muon on some of them.
 
     Example::
 
@@ -64,7 +65,8 @@ class LocalAdamW:
         Args:
             local: the tensors by name; they are changed in place.
             betas, epsilon, weight_decay: of AdamW.
-            groups: rates and decays by name; None = one rate, and a decay of what has two or more dimensions.
+            groups: rates and decays by name, and the whole matrices that Muon steps on; None = one rate, a decay of
+                what has two or more dimensions, and AdamW alone.
             master: keep a float32 copy of tensors of fewer bits, step on it and round it back: an update smaller than
                 the last bit of a weight is then not lost.
             offload: keep moments and copies in host memory and step there; gradients go to the host, weights back.
@@ -73,9 +75,12 @@ class LocalAdamW:
         """
         self.local = dict(local)
         self._stepped = {name: _stepped(tensor, master, offload) for name, tensor in self.local.items()}
-        self._optimizer = adamw(
-            self._stepped, groups or ParameterGroups(), betas=betas, epsilon=epsilon, weight_decay=weight_decay
-        )
+        groups = groups or ParameterGroups()
+        matrices = {name: each for name, each in self._stepped.items() if name in groups.matrices}
+        others = {name: each for name, each in self._stepped.items() if name not in matrices}
+        self._optimizer = adamw(others, groups, betas=betas, epsilon=epsilon, weight_decay=weight_decay)
+        self._muon = Muon(matrices, groups, weight_decay=weight_decay)
+        self._matrices = frozenset(matrices)
         self._average = MovingAverage(self._stepped, ema_decay) if ema_decay is not None else None
 
     def update(self, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
@@ -85,6 +90,7 @@ class LocalAdamW:
             parameter.grad = gradients[name].detach().to(parameter.device, parameter.dtype)
         set_learning_rate(self._optimizer.param_groups, learning_rate)
         self._optimizer.step()
+        self._muon.step(learning_rate)
         for name, parameter in self._stepped.items():
             # a converted gradient has no other owner: it is freed here and does not wait for the next step
             parameter.grad = None
@@ -113,12 +119,12 @@ class LocalAdamW:
     def state_tensors(self) -> dict[str, Tensor]:
         """ "exp_avg/<name>", "exp_avg_sq/<name>", "step/<name>"; "master/<name>" of a copy, "ema/<name>" of an average.
 
+        Of a matrix that Muon steps on, "momentum/<name>" in the place of the first three.
         The tensors are the live state, not copies of it; before the first step the moments are zeros.
         """
         tensors: dict[str, Tensor] = {}
         for name, parameter in self._stepped.items():
-            state = self._optimizer.state.get(parameter) or fresh_state(parameter)
-            tensors |= {f"{kind}/{name}": state[kind].detach() for kind in STATES}
+            tensors |= {f"{kind}/{name}": tensor.detach() for kind, tensor in self._state(name, parameter).items()}
             if parameter.dtype != self.local[name].dtype:
                 tensors[f"master/{name}"] = parameter.detach()
         return tensors | {f"{ema.KIND}/{name}": average for name, average in self._averages().items()}
@@ -143,10 +149,11 @@ class LocalAdamW:
         compare_states(expected, tensors)
         for name, parameter in self._stepped.items():
             # not load_state_dict, which knows parameters by their position and not by name
-            state = fresh_state(parameter)
-            for kind in STATES:
-                state[kind].copy_(tensors[f"{kind}/{name}"])
-            self._optimizer.state[parameter] = state
+            state = self._muon.state(name) if name in self._matrices else fresh_state(parameter)
+            for kind, tensor in state.items():
+                tensor.copy_(tensors[f"{kind}/{name}"])
+            if name not in self._matrices:
+                self._optimizer.state[parameter] = state
             if f"master/{name}" in tensors:
                 parameter.detach().copy_(tensors[f"master/{name}"])
         if self._average is not None and begins:
@@ -154,6 +161,13 @@ class LocalAdamW:
             self._average.restart(self._stepped)
         for name, average in self._averages().items():
             average.copy_(tensors.get(f"{ema.KIND}/{name}", average))
+
+    def _state(self, name: str, parameter: Parameter) -> dict[str, Tensor]:
+        """Return the live state of a parameter; before AdamW's first step, what it would be then."""
+        if name in self._matrices:
+            return self._muon.state(name)
+        state = self._optimizer.state.get(parameter) or fresh_state(parameter)
+        return {kind: state[kind] for kind in STATES}
 
     def _averages(self) -> dict[str, Tensor]:
         return {} if self._average is None else self._average.tensors()

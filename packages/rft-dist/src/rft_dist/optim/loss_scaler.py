@@ -115,9 +115,9 @@ def _exhausted(scale: float, skipped: int) -> NumericsError:
     return NumericsError(
         code="numerics.loss_scale",
         what=f"a gradient is not finite at a loss scale of {scale:g}; {skipped} steps were skipped before that",
-        where="--fp16",
+        where="the loss scale of float16",
         why="the scale cannot be made smaller: the loss or the activations themselves exceed the largest float16 "
         "(65504)",
         state="weights and moments are those of the last step that was applied",
-        do="train with --use_mp_opt in place of --fp16: bfloat16 has the range of float32",
+        do="train in bfloat16, which has the range of float32: --use_mp_opt, or --amp --amp_dtype bf16",
     )

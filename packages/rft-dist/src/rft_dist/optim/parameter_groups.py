@@ -41,6 +41,8 @@ class ParameterGroups:
     rates: Factors = ()
     decays: Factors = ()
     embeddings: frozenset[str] = frozenset()
+    matrices: frozenset[str] = frozenset()
+    """Those that Muon steps on in the place of AdamW."""
 
     def rate_factor(self, name: str) -> float:
         """r_p of a parameter."""

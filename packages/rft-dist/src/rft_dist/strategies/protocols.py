@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rft_dist.checkpoint_format.shards import Shard
 from rft_dist.collectives import Collectives
 from rft_dist.optim.loss_scaler import LossScaler
+from rft_dist.optim.muon import hidden_matrices
 from rft_dist.optim.parameter_groups import ParameterGroups, groups_of_model
 from rft_dist.settings import AdamSettings, SequenceMode, StrategySettings
 
@@ -65,6 +66,11 @@ class ShardableModel(Protocol):
     @property
     def layers(self) -> Sequence[nn.Module]:
         """Modules that are gathered one at a time, in the order of the forward; the rest is one group."""
+        ...
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The decoder's layers, without a head that `layers` may have beside them."""
         ...
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -166,7 +172,10 @@ class StrategyContext:
     def parameter_groups(self, model: ShardableModel) -> ParameterGroups:
         """Return the rates and decays of a model's parameters by name."""
         assert self.adam is not None, "these weights are not trained"
-        return groups_of_model(self.adam, model.module, model.named_parameters())
+        groups = groups_of_model(self.adam, model.module, model.named_parameters())
+        if self.adam.optimizer == "adamw":
+            return groups
+        return replace(groups, matrices=hidden_matrices(model.blocks, model.trainable_parameters()))
 
     def adamw_options(
         self, model: ShardableModel, *, master: bool = False, first_rows: Mapping[str, int] | None = None
@@ -185,7 +194,7 @@ class StrategyContext:
             "ema_decay": self.settings.ema_decay if self.settings.enable_ema else None,
             "master": master,
             "offload": self.settings.adam_offload,
-            "scaler": LossScaler() if self.settings.fp16 else None,
+            "scaler": LossScaler() if _is_float16(self.settings) else None,
             "first_rows": first_rows or {},
         }
 
@@ -198,6 +207,10 @@ class DistributedModel:
     weights: ModelWeights
     optimizer: StrategyOptimizer | None
     """None = the weights are not trained."""
+
+
+def _is_float16(settings: StrategySettings) -> bool:
+    return settings.fp16 or (settings.amp and settings.amp_dtype == "fp16")
 
 
 def narrow_dtype(settings: StrategySettings) -> torch.dtype | None:

@@ -111,7 +111,7 @@ def _full_copies(settings: StrategySettings) -> StrategySettings:
 
 def _own_type(settings: StrategySettings) -> StrategySettings:
     """Return the settings without a narrower type for the forward, and without averages."""
-    return replace(settings, use_mp_opt=False, fp16=False, enable_ema=False)
+    return replace(settings, use_mp_opt=False, fp16=False, amp=False, enable_ema=False)
 
 
 def _fsdp_reference(settings: StrategySettings) -> StrategySettings:
@@ -163,6 +163,26 @@ def _parts_in_blocks(name: str, why: str) -> StrategyRefusal:
     )
 
 
+def _amp_on_parts(name: str, on: Callable[[Values], Any], do: str) -> StrategyRefusal:
+    return StrategyRefusal(
+        "strategy.amp",
+        ("amp", name),
+        lambda values: values["amp"] and on(values),
+        "autocast rounds the factors of torch's own products, and here the weights are held in another way",
+        do,
+    )
+
+
+def _muon_on_parts(name: str, on: Callable[[Values], Any]) -> StrategyRefusal:
+    return StrategyRefusal(
+        "strategy.muon",
+        ("optimizer", name),
+        lambda values: values.get("optimizer") == "muon" and on(values),
+        "muon orthogonalises whole matrices, and a rank holds parts of them",
+        f"--optimizer adamw, or --optimizer muon without {name}",
+    )
+
+
 TENSOR_PARALLEL_FSDP = ParallelStrategy(
     name="tensor_parallel_fsdp",
     module="rft_dist.strategies.tensor_parallel_fsdp",
@@ -193,6 +213,7 @@ FSDP = ParallelStrategy(
     collective_forward=True,
     reference=_fsdp_reference,
     critic=_fsdp_critic,
+    refusals=(_muon_on_parts("fsdp", lambda values: values["fsdp"] and values["tp_size"] == 1),),
 )
 ZERO = ParallelStrategy(
     name="zero",
@@ -233,6 +254,12 @@ ZERO = ParallelStrategy(
             "DeepSpeed scales losses itself, and not on every device; FSDP2 shards as much with RFT's scaler",
             "--fsdp --fp16 (and leave zero_stage out)",
         ),
+        _amp_on_parts(
+            "zero_stage",
+            lambda values: values["zero_stage"] and not values["fsdp"],
+            "--use_mp_opt --zero_stage {zero_stage}, or --amp --fsdp",
+        ),
+        _muon_on_parts("zero_stage", lambda values: values["zero_stage"] and not values["fsdp"]),
     ),
 )
 TENSOR_PARALLEL = ParallelStrategy(
@@ -260,6 +287,10 @@ TENSOR_PARALLEL = ParallelStrategy(
         *_router_refusals(
             "strategy.tp_router", "tp_size", "tensor parallel does not cut mixtures of experts", "--fsdp --tp_size 1"
         ),
+        _amp_on_parts(
+            "tp_size", lambda values: values["tp_size"] > 1, "--use_mp_opt --tp_size {tp_size}, or --amp --fsdp"
+        ),
+        _muon_on_parts("tp_size", lambda values: values["tp_size"] > 1),
     ),
 )
 DATA_PARALLEL = ParallelStrategy(

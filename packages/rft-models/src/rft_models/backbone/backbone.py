@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,6 +58,8 @@ class Backbone:
         """The ranks that share a row, see `sequence_parallel`; None: each has rows of its own."""
         self.by_ring = False
         """True where their attention is a ring."""
+        self.autocast: torch.dtype | None = None
+        """Type of the layers' products and of the final states; None: that of the weights."""
         self.noise: EmbeddingNoise | None = None
         """Noise on the embeddings while gradients are taken; None: without."""
         self._drops_out = _drops_out(decoder)
@@ -160,16 +163,28 @@ class Backbone:
         return argument in self._accepts
 
     def _packed_states(self, row: RowInputs, layout: RowLayout, routed: list[Tensor] | None) -> Tensor:
-        output = self.decoder(
-            **row.arguments((1, row.token_ids_K.shape[0]), self._embed),
-            attention_mask=no_mask(row.token_ids_K.device),
-            use_cache=False,
-            packed_layout=layout,
-            **_router_argument(routed),
-        )
+        with self._products(row.token_ids_K.device):
+            output = self.decoder(
+                **row.arguments((1, row.token_ids_K.shape[0]), self._embed),
+                attention_mask=no_mask(row.token_ids_K.device),
+                use_cache=False,
+                packed_layout=layout,
+                **_router_argument(routed),
+            )
         if routed is not None:
             routed += [logits.flatten(0, -2) for logits in output.router_logits]
-        return output.last_hidden_state[0]
+        return self._rounded(output.last_hidden_state[0])
+
+    def _products(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Return the context in which products of layers are computed in the type of `autocast`."""
+        if self.autocast is None:
+            return nullcontext()
+        # each weight is used once in a forward, so that copies that stay would cost memory and spare nothing
+        return torch.autocast(device.type, self.autocast, cache_enabled=False)
+
+    def _rounded(self, states: Tensor) -> Tensor:
+        """Return the final states in the type in which the head multiplies them."""
+        return states if self.autocast is None else states.to(self.autocast)
 
     def _embed(self, token_ids_K: Tensor) -> Tensor:
         return self.decoder.get_input_embeddings()(token_ids_K)
@@ -192,8 +207,9 @@ class Backbone:
             inputs = padded.arguments(shape, self._embed) | _router_argument(routed)
             if not self.accepts("position_ids"):
                 del inputs["position_ids"]
-            output = self.decoder(attention_mask=inside, use_cache=False, **inputs)
-            outputs.append(output.last_hidden_state.flatten(0, 1))
+            with self._products(device):
+                output = self.decoder(attention_mask=inside, use_cache=False, **inputs)
+            outputs.append(self._rounded(output.last_hidden_state.flatten(0, 1)))
             if routed is not None:
                 blocks_logits.append([logits.flatten(0, -2) for logits in output.router_logits])
         if routed is not None:

@@ -53,7 +53,7 @@ class OutputHead:
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """[R, V] float32 (float64 for float64 weights)."""
         assert self.shard is None, "no rank has all logits"
-        logits_RV = linear(self._scaled(hidden_RD), self.weight, self.bias)
+        logits_RV = linear(self._scaled(hidden_RD), *self._as(hidden_RD))
         logits_RV = logits_RV if logits_RV.dtype is torch.float64 else logits_RV.float()
         return logits_RV if self.softcap is None else self.softcap * torch.tanh(logits_RV / self.softcap)
 
@@ -68,11 +68,12 @@ class OutputHead:
         chunk_size: int | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the log-probability of each target and the entropy, see `linear_logprobs`."""
+        weight, bias = self._as(hidden_RD)
         return linear_logprobs(
             self._scaled(hidden_RD),
-            self.weight,
+            weight,
             targets_R,
-            bias=self.bias,
+            bias=bias,
             temperature=temperature,
             softcap=self.softcap,
             chunk_size=chunk_size,
@@ -103,15 +104,15 @@ class OutputHead:
                 do="--label_smoothing 0",
             )
         logprobs_R, _ = self.logprobs(hidden_RD, targets_R, temperature=1.0, with_entropy=False, chunk_size=chunk_size)
-        scaled_RD, bias = self._scaled(hidden_RD).to(logprobs_R.dtype), self.bias
-        logits_R = (scaled_RD * self.weight.index_select(0, targets_R).to(logprobs_R.dtype)).sum(1)
+        scaled_RD, (weight, bias) = self._scaled(hidden_RD).to(logprobs_R.dtype), self._as(hidden_RD)
+        logits_R = (scaled_RD * weight.index_select(0, targets_R).to(logprobs_R.dtype)).sum(1)
         logits_R = logits_R if bias is None else logits_R + bias.index_select(0, targets_R)
         if self.softcap is not None:
             logits_R = self.softcap * torch.tanh(logits_R / self.softcap)
         log_normaliser_R = logits_R - logprobs_R
         if not with_mean:
             return logprobs_R, log_normaliser_R, None
-        mean_D = self.weight.mean(0, dtype=logprobs_R.dtype)
+        mean_D = weight.mean(0, dtype=logprobs_R.dtype)
         mean_R = scaled_RD @ mean_D - log_normaliser_R
         return logprobs_R, log_normaliser_R, mean_R if bias is None else mean_R + bias.mean(dtype=logprobs_R.dtype)
 
@@ -126,11 +127,12 @@ class OutputHead:
         chunk_size: int | None = None,
     ) -> HeadOutputs:
         """Compute log-probabilities with entropies and, on request, the most probable entries, see `linear_outputs`."""
+        weight, bias = self._as(hidden_RD)
         return linear_outputs(
             self._scaled(hidden_RD),
-            self.weight,
+            weight,
             targets_R,
-            bias=self.bias,
+            bias=bias,
             temperature=temperature,
             softcap=self.softcap,
             chunk_size=chunk_size,
@@ -150,17 +152,25 @@ class OutputHead:
         chunk_size: int | None = None,
     ) -> LossOutputs:
         """Sum an objective of each row's own log-probability and entropy, see `linear_loss`."""
+        weight, bias = self._as(hidden_RD)
         return linear_loss(
             self._scaled(hidden_RD),
-            self.weight,
+            weight,
             targets_R,
             per_token_objective,
-            bias=self.bias,
+            bias=bias,
             temperature=temperature,
             softcap=self.softcap,
             chunk_size=chunk_size,
             shard=self.shard,
         )
+
+    def _as(self, hidden_RD: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return weight and bias in the type of the states, which autocast makes narrower than the weights."""
+        weight, bias = self.weight, self.bias
+        if hidden_RD.dtype in (torch.bfloat16, torch.float16) and weight.dtype != hidden_RD.dtype:
+            return weight.to(hidden_RD.dtype), None if bias is None else bias.to(hidden_RD.dtype)
+        return weight, bias
 
     def _scaled(self, hidden_RD: Tensor) -> Tensor:
         return hidden_RD if self.scale == 1.0 else hidden_RD * self.scale

@@ -16,16 +16,7 @@ import torch
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key, keyed_normal
 from rft_models.files.directories import no_progress_bars
-
-PAD_TOKEN = "<pad>"
-EOS_TOKEN = "<eos>"
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}"
-    "{% if message['role'] == 'assistant' %}{{ '<eos>' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
-)
-"""One line a message, `role: content`; an assistant's turn ends with the end token."""
+from rft_models.tokenization.byte_level import EOS_TOKEN, PAD_TOKEN, bpe_tokenizer
 
 DIGITS_AND_OPERATORS = string.digits + "+-*=() \n"
 """Characters of integer arithmetic."""
@@ -152,39 +143,7 @@ def build_bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     Raises:
         OptionsError: `vocab_size` below 258 (two special tokens and 256 bytes).
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-    from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
-
-    bytes_alphabet = pre_tokenizers.ByteLevel.alphabet()
-    smallest = 2 + len(bytes_alphabet)
-    if vocab_size < smallest:
-        raise OptionsError(
-            code="build.small_vocabulary",
-            what=f"vocab_size = {vocab_size}; needed are at least 2 special tokens + 256 bytes = {smallest}",
-            where="vocab_size",
-            why="a byte-level vocabulary holds every byte",
-            do=f"vocab_size {smallest}",
-        )
-    backend = Tokenizer(models.BPE())
-    backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[PAD_TOKEN, EOS_TOKEN],
-        initial_alphabet=sorted(bytes_alphabet),
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=PAD_TOKEN, eos_token=EOS_TOKEN)
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
+    return bpe_tokenizer(texts, vocab_size)
 
 
 def _check_sizes(hidden: int, heads: int, kv_heads: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, cast
 from rft_core.errors import DataError
 from rft_models.files.config_values import MOST_TOKENS, check_token_id, wrong_value
 from rft_models.own_decoder.registration import register_for
+from rft_models.tokenization.byte_level import byte_symbols, characters_of
 from rft_models.tokenization.time_limit import call_within
 
 _CLASSES_OF_THE_FILE = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -28,6 +30,8 @@ _TEMPLATE_ERRORS = (
     TypeError,
     ValueError,
 )
+_TEXTS_OF_CALL = 64
+"""Texts that are encoded at a time: the results of more of them do not stay in the caches of a core."""
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """Opens a passage of the assistant in a chat template."""
 
@@ -57,6 +61,13 @@ class HfTokenizer:
         if self.hf_tokenizer.pad_token_id is not None:
             return int(self.hf_tokenizer.pad_token_id)
         return self.eos_ids[0] if self.eos_ids else 0
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that the tokens of a text or a chat follow from."""
+        hf = self.hf_tokenizer
+        record = [hf.backend_tokenizer.to_str(), hf.chat_template, list(self.eos_ids)]
+        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
     @property
     def has_chat_template(self) -> bool:
@@ -92,8 +103,12 @@ class HfTokenizer:
         if self._closed_alphabet is not None:
             for text in texts[1:]:
                 self._refuse_unknown_characters(text, self._closed_alphabet)
-        rest = backend.encode_batch_fast(list(texts[1:]), add_special_tokens=add_special_tokens)
-        return [first, *(encoding.ids for encoding in rest)]
+        found = [first]
+        for start in range(1, len(texts), _TEXTS_OF_CALL):
+            some = list(texts[start : start + _TEXTS_OF_CALL])
+            encodings = backend.encode_batch_fast(some, add_special_tokens=add_special_tokens)
+            found += [encoding.ids for encoding in encodings]
+        return found
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Decode `ids` to text, spaces as they are."""
@@ -210,6 +225,10 @@ class HfTokenizer:
         for token in self.hf_tokenizer.all_special_tokens:
             text = text.replace(token, "")
         unknown = sorted(set(text) - alphabet)
+        normalizer = self.hf_tokenizer.backend_tokenizer.normalizer
+        if unknown and normalizer is not None:
+            # an e and its accent become one character, for example
+            unknown = sorted(set(normalizer.normalize_str(text)) - alphabet)
         if unknown:
             raise DataError(
                 code="text.unknown_character",
@@ -311,14 +330,19 @@ def _json_or_empty(path: Path) -> dict[str, Any]:
 
 
 def _closed_alphabet(tokenizer: Any) -> frozenset[str] | None:
-    """Return the characters of a one-token-a-character tokenizer without an unknown token, else None."""
+    """Return the characters of a tokenizer that has a token for each of them and for no other, else None."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or tokenizer.unk_token is not None:
         return None
     model = json.loads(backend.to_str())["model"]
-    if model.get("type") != "WordLevel":
+    if model.get("type") == "WordLevel":
+        return frozenset(token for token in model["vocab"] if len(token) == 1)
+    # every text can be written in bytes where all of them have tokens
+    symbols = byte_symbols().values()
+    if model.get("type") != "BPE" or model.get("byte_fallback") or all(symbol in model["vocab"] for symbol in symbols):
         return None
-    return frozenset(token for token in model["vocab"] if len(token) == 1)
+    decoder = json.loads(backend.to_str())["decoder"] or {}
+    return characters_of(model["vocab"]) if decoder.get("type") == "ByteLevel" else None
 
 
 def _named(error: Exception) -> str:

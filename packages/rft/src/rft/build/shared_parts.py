@@ -43,9 +43,14 @@ from rft_trainer.update.pretraining_loss import PretrainingLikelihood, Pretraini
 def learning_rate_schedule(settings: AdamSettings, peak: float, num_updates: int) -> Callable[[int], float]:
     """Learning rate of each optimizer step, counted from 0."""
     warmup = round(settings.lr_warmup_ratio * num_updates)
+    if settings.lr_warmup_steps is not None:
+        # a loop without an end (0 updates) has a constant rate alone, whose warm-up nothing shortens
+        warmup = min(settings.lr_warmup_steps, num_updates or settings.lr_warmup_steps)
     if settings.lr_schedule == "constant":
         return partial(learning_rate.constant, peak=peak, warmup_steps=warmup)
     shape = learning_rate.warmup_cosine if settings.lr_schedule == "cosine" else learning_rate.warmup_linear
+    if settings.lr_schedule == "wsd":
+        shape = partial(learning_rate.warmup_stable_decay, decay_steps=round(settings.lr_decay_ratio * num_updates))
     return partial(shape, num_steps=num_updates, warmup_steps=warmup, peak=peak, floor_ratio=settings.min_lr_ratio)
 
 
@@ -177,6 +182,7 @@ def make_evaluator(
         num_samples=asked.eval_n,
         ks=parse_ks(asked.eval_k, asked.eval_n),
         answer_of=answer_reader(*function_names(settings)),
+        pick=asked.eval_pick,
     )
 
 

@@ -36,6 +36,11 @@ class ConfiguredCommand(Protocol):
         """`(SourcedValues, defaults) -> lines`: settings of its own that have no effect beside the others."""
         ...
 
+    @property
+    def derive(self) -> str:
+        """`(SourcedValues) -> rft.config.spellings.Derived`: settings that follow from others; empty = none do."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSettings:
@@ -45,6 +50,7 @@ class CommandSettings:
     settings: str
     rules: str = ""
     notes: str = ""
+    derive: str = ""
 
 
 SFT = CommandSettings(
@@ -52,6 +58,13 @@ SFT = CommandSettings(
     settings="rft.settings:SftSettings",
     rules="rft.config.rules.sft:problems",
     notes="rft.config.rules.sft:idle_settings",
+)
+PRETRAIN = CommandSettings(
+    name="pretrain",
+    settings="rft.settings:PretrainSettings",
+    rules="rft.config.rules.pretrain:problems",
+    notes="rft.config.rules.pretrain:idle_settings",
+    derive="rft.config.rules.pretrain_depth:from_depth",
 )
 DPO = CommandSettings(
     name="dpo",
@@ -83,7 +96,9 @@ CONFORMANCE = CommandSettings(
     rules="rft.config.rules.compared_engines:problems",
 )
 BUILD = CommandSettings(name="build", settings="rft.settings:BuildModelSettings")
-OWN = (SFT, DPO, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD)
+PERPLEXITY = CommandSettings(name="perplexity", settings="rft.settings:PerplexitySettings")
+TOKENIZER = CommandSettings(name="tokenizer", settings="rft.settings:TrainTokenizerSettings")
+OWN = (SFT, PRETRAIN, DPO, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD, TOKENIZER, PERPLEXITY)
 
 _PROGRAMS: list[Callable[[], Mapping[str, ConfiguredCommand]]] = []
 

@@ -57,12 +57,15 @@ def _summary(problems: Sequence[Problem]) -> Problem:
     )
 
 
-def unknown_option(command: str, option: GivenSetting) -> Problem:
-    """Return the problem of a name that no command has, or only another command."""
-    table = schema(command)
+def unknown_option(command: str, option: GivenSetting, names: Mapping[str, Setting] | None = None) -> Problem:
+    """Return the problem of a name that no command has, or only another command.
+
+    `names` are those that the command takes, where they are more than its settings.
+    """
+    table = names or schema(command)
     elsewhere = commands_with(option.name)
     meant = next((name for name in named_elsewhere(option.name) if name in table), "")
-    options = [meant] if meant else nearest_names(option.name.rpartition(".")[2], table)
+    options = [meant] if meant else _nearest(option.name, table)
     listed = ", ".join(_like(option, name) for name in options)
     if elsewhere:
         why = f"it is a setting of {' and '.join(f'rft-train {name}' for name in elsewhere)}"
@@ -74,6 +77,18 @@ def unknown_option(command: str, option: GivenSetting) -> Problem:
         why = f"nearest: {near}" if near else f"no setting of rft-train {command} has a name like it"
     do = following(option, table, meant or mistyped(option.name, table))
     return option_problems.unknown_option(option.written, why, do or f"rft-train {command} --help", str(option.origin))
+
+
+def _nearest(name: str, table: Mapping[str, Setting]) -> list[str]:
+    """Settings with a name like it; where it begins with that of a group, also like the rest of it."""
+    group, _, rest = name.replace(".", "_").partition("_")
+    whole = nearest_names(name.replace(".", "_"), table)
+    if group not in {setting.group for setting in table.values()}:
+        return whole or nearest_names(name.rpartition(".")[2], table)
+    # a right group first, then the right name in another
+    inside = {key: row for key, row in table.items() if row.group == group}
+    parts = [nearest_names(rest, inside, count=1, cutoff=_SLIP), nearest_names(rest, table, count=2), whole]
+    return list(dict.fromkeys(near for part in parts for near in part))[:3]
 
 
 def mistyped(name: str, table: Mapping[str, Setting]) -> str:
@@ -158,6 +173,17 @@ def key_as_project(option: GivenSetting) -> Problem:
     )
 
 
+def given_twice(first: GivenSetting, second: GivenSetting) -> Problem:
+    """Return the problem of two values for one setting, under two of its names."""
+    return Problem(
+        code="option.given_twice",
+        what=f"{shown_option(first)} and {shown_option(second)} are one setting with two values",
+        where=str(second.origin),
+        why="the name of the group may stand before that of the setting, which is the same without it",
+        do=f"leave {second.written} out",
+    )
+
+
 def missing_setting(command: str, setting: Setting) -> Problem:
     """Return the problem of a setting without a default that no source gives."""
     return Problem(
@@ -188,6 +214,8 @@ def _like(option: GivenSetting, name: str) -> str:
 def assignment_of(option: GivenSetting, name: str, value: str) -> str:
     if option.origin.kind == "command line":
         return f"--{name} {value}" if value else f"--{name}"
+    if option.origin.kind == "environment":
+        return f"export {option.origin.file}={value}"
     return f"{name}={as_python(value)}" if option.origin.kind == "keyword argument" else f"{name}: {value}"
 
 

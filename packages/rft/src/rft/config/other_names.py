@@ -34,6 +34,7 @@ actor_learning_rate actor_lr learning_rate lr: actor_learning_rate learning_rate
 critic_lr: critic_learning_rate
 lr_scheduler lr_scheduler_type scheduler: lr_schedule
 warmup_ratio: lr_warmup_ratio
+num_warmup_steps: lr_warmup_steps
 max_completion_length max_response_length response_length: generate_max_len
 cutoff_len max_length max_model_len max_seq_len max_seq_length: max_len
 max_prompt_length prompt_length: prompt_max_len

@@ -34,7 +34,7 @@ REFUSED_FLAGS: dict[str, Refusal] = {
     **_rows("the attention kernel is chosen by what can run", "--flash_attn (or leave it out)", "attn_implementation"),
     **_rows("the output head has a fused path of its own", "--fused_linear_logprob", "use_liger_kernel"),
     **_rows("adapters are trained where they have a rank", "--lora_rank N", "use_peft", "use_lora", "peft"),
-    **_rows("AdamW is the optimizer", _OUT, "optim", "optimizer"),
+    **_rows("it has another name here", "--optimizer adamw, or --optimizer muon", "optim"),
     **_rows("it has another name here", "--shard_size N", "initial_model_shard_size"),
     **_rows("the vision tower is laid out over ranks as the rest of the model is", _OUT, "no_shard_vit"),
     **_rows("gradients are summed in float32 in any case", _OUT, "grad_accum_dtype"),
@@ -157,7 +157,7 @@ REFUSED_FLAGS: dict[str, Refusal] = {
     **_rows(
         "the length of a response has one name in all commands", "--generate_max_len N", "max_tokens", "max_new_tokens"
     ),
-    **_rows("warm-up is a share of all optimizer steps", "--lr_warmup_ratio 0.05", "warmup_steps", "lr_warmup_steps"),
+    **_rows("it has another name here", "--lr_warmup_steps N", "warmup_steps"),
     **_rows("no code of a model directory is run", "--model_code FILE.py", "trust_remote_code"),
     **_rows("with held-out rows it is done, without them not", _OUT, "val_before_train", "eval_on_start"),
     **_rows("a file of settings has one name", "--config FILE", "config_name", "config_path", "config_file"),

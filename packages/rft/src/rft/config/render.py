@@ -18,7 +18,7 @@ def config_yaml(command: str, values: Mapping[str, Any], origins: Mapping[str, O
         f"# rft-train {command}: every setting, with where its value came from",
         "recipe:",
         f"  command: {command}",
-        *([f"  name: {scalar(recipe_name)}"] if recipe_name else []),
+        f"  name: {scalar(recipe_name)}",  # empty where no recipe was given: the file does not become one
     ]
     group = ""
     for name, setting in schema(command).items():

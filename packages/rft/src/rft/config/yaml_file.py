@@ -18,6 +18,7 @@ from rft.config.origins import GivenSetting
 from rft.config.schema import Setting
 from rft.resolved import Origin, OriginKind
 from rft_core.errors import Problem
+from rft_core.nearest_names import nearest_names
 
 HEADER = "recipe"
 STAGES = "stages"
@@ -156,8 +157,11 @@ class _Reader:
         elif isinstance(value, yaml.SequenceNode) and all(_is_plain_scalar(item) for item in value.value):
             return tuple(item.value for item in value.value)
         else:
-            first = _first_key(value)
-            self._refuse("nested", f"{name} holds other settings", value, _FORM, f"{first}: VALUE")
+            groups = {setting.group for setting in self.schema.values()}
+            near = nearest_names(name, groups) if isinstance(value, yaml.MappingNode) else []
+            why = f"no group has this name; nearest: {', '.join(near)}" if near else _FORM
+            do = f"{near[0]}: in the place of {name}:" if near else f"{_first_key(value)}: VALUE"
+            self._refuse("nested", f"{name} holds other settings", value, why, do)
         return None
 
     def _refuse(self, code: str, what: str, node: yaml.Node, why: str, do: str) -> None:

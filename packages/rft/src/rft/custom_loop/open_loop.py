@@ -318,7 +318,8 @@ def _only_loop() -> Generator[None]:
 def _require_schedule(settings: LoopSettings) -> None:
     """Refuse a learning rate that falls towards an end which nobody has named."""
     chosen = settings.optimizer
-    if settings.batch.max_steps or (chosen.lr_schedule == "constant" and not chosen.lr_warmup_ratio):
+    counted = chosen.lr_warmup_steps is not None or not chosen.lr_warmup_ratio
+    if settings.batch.max_steps or (chosen.lr_schedule == "constant" and counted):
         return
     warmup = "" if chosen.lr_schedule == "constant" else ', lr_schedule="constant"'
     raise OptionsError(

@@ -17,7 +17,15 @@ from rft.config.schema import build
 from rft.library.keyword_settings import resolved
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
-from rft_dist.settings import CheckpointSettings, OptimizerSettings, Schedule, SequenceMode, StrategySettings
+from rft_dist.settings import (
+    AmpType,
+    CheckpointSettings,
+    OptimizerKind,
+    OptimizerSettings,
+    Schedule,
+    SequenceMode,
+    StrategySettings,
+)
 from rft_engine.settings import EngineSettings, SamplingSettings
 from rft_models.settings import AdapterKind, AdapterSettings, CheckpointingMode, Device, ModelSettings
 from rft_trainer.settings.batches import BatchSettings
@@ -68,8 +76,11 @@ class LoopKeywords(TypedDict, total=False):
     engine_enforce_eager: bool
     enable_engine_sleep: bool
     actor_learning_rate: float
+    optimizer: OptimizerKind
     lr_warmup_ratio: float
+    lr_warmup_steps: int | None
     lr_schedule: Schedule
+    lr_decay_ratio: float
     min_lr_ratio: float
     adam_betas: tuple[float, float]
     adam_epsilon: float
@@ -89,6 +100,8 @@ class LoopKeywords(TypedDict, total=False):
     adam_offload: bool
     use_mp_opt: bool
     fp16: bool
+    amp: bool
+    amp_dtype: AmpType
     meta_init: bool
     enable_ema: bool
     ema_decay: float

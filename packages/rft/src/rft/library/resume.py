@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rft.config import yaml_file
-from rft.config.commands import DPO, RL, RM, SFT
+from rft.config.commands import DPO, PRETRAIN, RL, RM, SFT
 from rft.config.origins import KEYWORD, GivenSetting
 from rft.identity.continuation import FINISHED, twice_as_long
 from rft.identity.storage import CONFIG, read_record, restore_config
@@ -82,13 +82,13 @@ def _command_of(path: Path) -> str:
         OptionsError: config.yaml names none that trains from Python.
     """
     command = yaml_file.read(path / CONFIG, {}).header.get("command", "")
-    if command in (RL.name, SFT.name, DPO.name, RM.name):
+    if command in (names := (RL.name, SFT.name, PRETRAIN.name, DPO.name, RM.name)):
         return command
     raise OptionsError(
         code="library.resume_command",
         what=f"{path / CONFIG} names the command {command!r}",
         where="Run.resume",
-        why=f"runs of {RL.name}, {SFT.name}, {DPO.name} and {RM.name} are continued from Python",
+        why=f"runs of {', '.join(names[:-1])} and {names[-1]} are continued from Python",
         state="nothing was started",
         do=f"rft-train resume {path}",
     )

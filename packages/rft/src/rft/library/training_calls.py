@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rft.config.commands import DPO, RL, RM, SFT, load
+from rft.config.commands import DPO, PRETRAIN, RL, RM, SFT, load
 from rft.config.origins import KEYWORD, GivenSetting
 from rft.front_end import FrontEnd
 from rft.library.callbacks import Callback, CallbackSink
@@ -42,7 +42,13 @@ from rft_trainer.settings.run import RunSettings
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from rft.library.keywords import DpoKeywords, RlKeywords, RmKeywords, SftKeywords
+    from rft.library.keywords.training_keywords import (
+        DpoKeywords,
+        PretrainKeywords,
+        RlKeywords,
+        RmKeywords,
+        SftKeywords,
+    )
 
 Config: TypeAlias = str | Path | Sequence[str | Path]
 """Files of settings, or directories of runs."""
@@ -153,6 +159,39 @@ def sft(
     return _trained(prepared, [*givens(SFT.name, settings), *own], config, callbacks, panel)
 
 
+def pretrain(
+    data: Rows,
+    *,
+    model: Model = "",
+    eval_data: Rows | None = None,
+    config: Config = (),
+    callbacks: Sequence[Callback] = (),
+    panel: bool | None = None,
+    **settings: Unpack[PretrainKeywords],
+) -> Run:
+    """Train a language model on texts, as `rft-train pretrain` does, and return the run.
+
+    Args:
+        data: texts: a path, a name on the Hub, or rows with a column `text`.
+        model: whose training goes on; "" is a new decoder of the sizes in `settings`.
+        eval_data: held-out texts.
+        config: as for `rl`.
+        callbacks: as for `rl`.
+        panel: as for `rl`.
+        **settings: those of docs/reference/pretrain.md.
+
+    Raises:
+        SettingsError, RftError: as `rl`.
+    """
+    own = [GivenSetting("prompt_data", "prompt_data", (rows_file(data, "data"),), KEYWORD)]
+    if model:
+        own.append(GivenSetting("pretrain", "pretrain", (model_place(model, None),), KEYWORD))
+    if eval_data is not None:
+        own.append(GivenSetting("eval_data", "eval_data", (rows_file(eval_data, "eval_data"),), KEYWORD))
+    prepared = resolved(PRETRAIN.name, settings, config, own)
+    return _trained(prepared, [*givens(PRETRAIN.name, settings), *own], config, callbacks, panel)
+
+
 def dpo(
     model: Model,
     data: Rows,
@@ -252,7 +291,8 @@ def train(
             )
         else:
             # by name, since a stage brings torch
-            stage_train = load(f"rft.stages.{prepared.command}:train")
+            place = "rft.pretraining.stage" if prepared.command == PRETRAIN.name else f"rft.stages.{prepared.command}"
+            stage_train = load(f"{place}:train")
             trained = stage_train(prepared, command, in_place=in_place, front=front, signals=signals)
     except SavedAfterSignal:
         # a callback ends a run as it likes; whoever interrupts the program wants no line after this one to run

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -13,6 +14,7 @@ from rft.checkpoints.writer import ResumePoint
 from rft.parallel.shardable import ParallelizableModel
 from rft.process.machine import Machine
 from rft_dist.settings import AdamSettings, StrategySettings
+from rft_dist.strategies.autocast import compute_type
 from rft_dist.strategies.protocols import DataRanks, ModelWeights, StrategyContext, narrow_dtype
 from rft_dist.strategies.registry import choose_strategy
 from rft_models.files.divisibility import refuse_uneven_model
@@ -21,11 +23,13 @@ from rft_models.policy.load_for_training import load_for_training
 from rft_models.settings import AdapterSettings, ModelSettings
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.evaluation.ema_evaluator import SwapInEma
+from rft_trainer.metrics.compute_meter import ComputeMeter, device_peak
 
 if TYPE_CHECKING:
     from rft_dist.strategies.optimizer import StrategyOptimizer
 
 ModelT = TypeVar("ModelT")
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,8 @@ class ParallelModel(Generic[ModelT]):
     """What the forward computes in: an engine should too."""
     module: nn.Module
     """The module that has every parameter."""
+    meter: ComputeMeter | None
+    """Counts the arithmetic of what it is trained on; None = it is not trained."""
     averages: SwapInEma | None
     """Puts the moving averages in the place of the weights for a while; None = there are none."""
 
@@ -78,12 +84,15 @@ def parallelize(
         restored: a checkpoint of any strategy and number of ranks, which the optimizer continues from.
         component: the optimizer's name in the checkpoint.
     """
-    chosen = choose_strategy(strategy)
-    context = StrategyContext(
-        settings=strategy, collectives=machine.collectives, device=torch.device(machine.device), adam=adam
-    )
-    compute_dtype = narrow_dtype(strategy) or model.dtype
+    chosen, device = choose_strategy(strategy), torch.device(machine.device)
+    strategy, autocast = _by_capability(strategy, device, machine, told=adam is not None)
+    context = StrategyContext(settings=strategy, collectives=machine.collectives, device=device, adam=adam)
+    compute_dtype = autocast or narrow_dtype(strategy) or model.dtype
+    # before distribution, which leaves a rank parts of the matrices
+    meter = None if adam is None else _meter(model, machine, device)
     distributed = chosen.parallelize(model, context)
+    if autocast is not None:
+        model.compute_in(autocast)
     optimizer = distributed.optimizer
     # after distribution: each rank reads its own part of the saved state
     if optimizer is not None and restored is not None:
@@ -97,8 +106,28 @@ def parallelize(
         shards_weights=chosen.shards_weights(strategy),
         compute_dtype=compute_dtype,
         module=model.module,
+        meter=meter,
         averages=optimizer.swap_in_ema if optimizer is not None and strategy.enable_ema else None,
     )
+
+
+def _meter(model: ParallelizableModel[ModelT], machine: Machine, device: torch.device) -> ComputeMeter:
+    flops = model.training_flops()
+    return ComputeMeter(flops.of, num_devices=machine.collectives.world_size, peak=device_peak(device))
+
+
+def _by_capability(
+    strategy: StrategySettings, device: torch.device, machine: Machine, *, told: bool
+) -> tuple[StrategySettings, torch.dtype | None]:
+    """Return the settings with the type that autocast computes in, and that type; None = there is no autocast."""
+    if not strategy.amp:
+        return strategy, None
+    found = compute_type(strategy, device, machine.collectives)
+    if told and machine.is_first:
+        _LOG.info("amp: %s (%s)", found.name, found.reason)
+    if found.dtype is None:
+        return replace(strategy, amp=False, amp_dtype="auto"), None
+    return replace(strategy, amp_dtype="fp16" if found.dtype == torch.float16 else "bf16"), found.dtype
 
 
 def trainable_policy(

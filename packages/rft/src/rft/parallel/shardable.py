@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rft_core.packed_tokens import PackedTokens
 from rft_dist.settings import SequenceMode
 from rft_dist.strategies.protocols import ComputeWrapper, ReadBlock, ShardableModel, TensorPlan
+from rft_models.backbone.training_flops import TrainingFlops, training_flops
 
 if TYPE_CHECKING:
     from rft_dist.strategies.process_groups import TensorGroup
@@ -35,6 +36,14 @@ class ParallelizableModel(ShardableModel, Protocol[ModelT_co]):
         """Type of the weights."""
         ...
 
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Compute the products of layers and head in this type (autocast)."""
+        ...
+
+    def training_flops(self) -> TrainingFlops:
+        """Return the operations of training on a sequence, asked while its matrices are whole."""
+        ...
+
 
 class ShardablePolicy:
     """A policy as strategies take it; also one that is not trained."""
@@ -53,9 +62,23 @@ class ShardablePolicy:
         return self.inner.layers
 
     @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The decoder's layers."""
+        return self.inner.layers
+
+    @property
     def dtype(self) -> torch.dtype:
         """Type of the weights."""
         return self.inner.dtype
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Compute the products of layers and head in this type."""
+        self.inner.backbone.autocast = dtype
+
+    def training_flops(self) -> TrainingFlops:
+        """Count the decoder's layers and the output matrix."""
+        config = self.inner.model.config.get_text_config(decoder=True)
+        return training_flops(self.blocks, self.inner.head.weight, config)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield all parameters, those of adapters among them."""
@@ -119,12 +142,25 @@ class ShardableCritic:
     @property
     def layers(self) -> Sequence[nn.Module]:
         """The decoder's layers, and the head by itself: it is float32, whatever the others are."""
-        return [*self._critic.model.get_decoder().layers, self._critic.head]
+        return [*self.blocks, self._critic.head]
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The decoder's layers without the head."""
+        return list(self._critic.model.get_decoder().layers)
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the decoder's weights."""
         return self._critic.dtype
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Raise: a critic computes in its own type (`ParallelStrategy.critic`)."""
+        raise AssertionError("a critic computes in the type of its weights")
+
+    def training_flops(self) -> TrainingFlops:
+        """Count the decoder's layers; the head is one row."""
+        return training_flops(self.blocks, None, self._critic.model.config.get_text_config(decoder=True))
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield all parameters, by their names in saved files."""
@@ -177,12 +213,25 @@ class ShardableRewardModel:
     @property
     def layers(self) -> Sequence[nn.Module]:
         """The decoder's layers, and the head by itself: it is float32, whatever the others are."""
-        return [*self._model.layers, self._model.head]
+        return [*self.blocks, self._model.head]
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The decoder's layers without the head."""
+        return self._model.layers
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the decoder's weights."""
         return self._model.dtype
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Compute the products of the layers in this type; heads are float32."""
+        self._model.backbone.autocast = dtype
+
+    def training_flops(self) -> TrainingFlops:
+        """Count the decoder's layers; a head is a row."""
+        return training_flops(self.blocks, None, self._model.model.config.get_text_config(decoder=True))
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield all parameters, by their names in saved files."""

@@ -16,7 +16,7 @@ from rft.reward_kinds import given_directories
 from rft.reward_names import named_models, split_names
 from rft_core.errors import OptionsError
 from rft_dist.launch.environment import SPAWNED, ranks_from_environment
-from rft_dist.launch.spawn import last_lines, spawn_ranks
+from rft_dist.launch.spawn import Nodes, last_lines, spawn_ranks
 from rft_dist.planning.parallel_dims import BatchShare, ParallelDims, RequestedDims, SourcedNumber, resolve_grid
 from rft_dist.preflight.run_preflight import RequestedRun
 from rft_dist.strategies.registry import choose_strategy, strategy_settings
@@ -27,28 +27,39 @@ _DATA = ("prompt_data", "eval_data")
 _MODELS = ("pretrain", "critic_pretrain", "reference_pretrain", "teacher_pretrain")
 
 
-def spawned(resolved: Resolved[Any], program: Sequence[str], *, run: Path | None = None) -> int | None:
+def spawned(
+    resolved: Resolved[Any], program: Sequence[str], *, run: Path | None = None, nodes: Nodes | None = None
+) -> int | None:
     """Run `program` as `--nproc` ranks and give their exit code; None where this process is to go on.
 
-    `run` is the directory of the run where the settings do not name it.
+    `run` is the directory of the run where the settings do not name it; `nodes` are the machines that each start so
+    many ranks of it, where there are several.
 
     Raises:
         OptionsError: torchrun or srun started another number of ranks than the command line asks for.
     """
-    nproc = _asked(resolved)
+    nproc = max(_asked(resolved), 1 if nodes else 0)
     # a started rank reads the same --nproc, and must not start ranks in turn
-    if nproc < 2 or os.environ.get(SPAWNED):
+    if (nproc < 2 and nodes is None) or os.environ.get(SPAWNED):
         return None
-    if ranks_from_environment().world_size > 1:
+    if nodes is None and ranks_from_environment().world_size > 1:
         _compare_with_launcher(resolved, nproc)
         return None
     folder = _log_folder(resolved, run)
     refuse_file(folder.parent)
-    _LOG.info("starting %d ranks; ranks 1 to %d write to %s/output_rank_N.log", nproc, nproc - 1, folder)
-    ended = spawn_ranks(program, nproc, log_folder=folder)
+    if nodes is not None:
+        place = (nodes.node_rank, nodes.num_nodes, nodes.master_addr, nodes.master_port)
+        _LOG.info("machine %d of %d; the ranks of all machines meet at %s:%d", *place)
+    first = nodes.node_rank * nproc if nodes else 0
+    if nproc > 1:
+        _LOG.info("starting %d ranks; all but the first write to %s/output_rank_N.log", nproc, folder)
+    ended = spawn_ranks(program, nproc, log_folder=folder, nodes=nodes)
     if ended.rank is not None:
         _LOG.warning(
-            "\nrank %d ended with exit code %d; exit codes of all ranks: %s", ended.rank, ended.code, ended.codes
+            "\nrank %d ended with exit code %d; exit codes of all ranks: %s",
+            first + ended.rank,
+            ended.code,
+            ended.codes,
         )
         # rank 0 wrote to this terminal, so its last lines have been seen
         if ended.rank > 0:

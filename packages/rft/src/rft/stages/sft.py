@@ -33,12 +33,12 @@ from rft.parallel.policy_weights import fused_policy
 from rft.process.machine import Machine
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun
-from rft.settings import SftSettings
+from rft.settings import PretrainSettings, SftSettings
 from rft.stages.supervised.parts import RowOrder, policy_state
-from rft.stages.supervised.row_store import StoredRows, open_store, stored_sources, wants_store
 from rft.stages.supervised.row_training import ReadRun, train_on_rows
 from rft.tokenizing.demonstrations import WEIGHTLESS, StoredText
 from rft.tokenizing.kinds import StoredRowsText
+from rft.tokenizing.row_store import StoredRows, open_store, stored_sources, wants_store
 from rft_algos.algorithms.published import Sft
 from rft_core.keyed_random import derive_key
 from rft_models.layers.embedding_noise import EmbeddingNoise
@@ -205,10 +205,12 @@ def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, 
     rows = RowOrder(data.mixture, data.data_hash, len(data.samples), data.num_steps)
     state = policy_state(settings, started, tokenizer, rows)
     parallel = state.parallel
+    terms = Sft(label_smoothing=chosen.label_smoothing, z_loss_coef=chosen.z_loss_coef)
+    loss = supervised_loss_of(settings, parallel, machine, terms=terms)
     parallel.model.key_dropout(settings.run.seed)
     noisy = with_noise(parallel.model, state.learning_rates(), alpha=chosen.neftune_noise_alpha, seed=settings.run.seed)
     return SftLoop(
-        **state.loop_parts(_loss(settings, parallel, machine), counting(parallel.model, noisy)),
+        **state.loop_parts(loss, counting(parallel.model, noisy)),
         samples=data.samples,
         held_out=data.held_out,
         policy=parallel.model,
@@ -239,12 +241,12 @@ def with_noise(
     return rate
 
 
-def _loss(settings: SftSettings, parallel: ParallelModel[CausalPolicy], machine: Machine) -> MicroBatchLoss:
+def supervised_loss_of(
+    settings: SftSettings | PretrainSettings, parallel: ParallelModel[CausalPolicy], machine: Machine, *, terms: Sft
+) -> MicroBatchLoss:
     """Make the loss of a micro-batch: the fused or split likelihood, or the one with terms over the vocabulary."""
-    chosen = settings.training
-    if chosen.label_smoothing or chosen.z_loss_coef:
-        record = Sft(label_smoothing=chosen.label_smoothing, z_loss_coef=chosen.z_loss_coef)
-        return SupervisedLoss(parallel.model, record)
+    if terms.label_smoothing or terms.z_loss_coef:
+        return SupervisedLoss(parallel.model, terms)
     return PolicyLoss(
         parallel.model,
         TokenLikelihood(),

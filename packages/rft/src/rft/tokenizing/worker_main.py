@@ -10,13 +10,18 @@ from rft.tokenizing.kinds import StoredRowsText
 from rft.tokenizing.texts import tokenizer_digest
 from rft_core.child_process import ParentPipes
 from rft_core.errors import DataError
-from rft_models.tokenization.tokenizer import load_tokenizer
+from rft_models.tokenization.tokenizer import HfTokenizer, load_tokenizer
 from rft_trainer.data.store.build import Tokenize
 from rft_trainer.data.store.build_requests import serve_builds
 
 
 def make_tokenize(job: Mapping[str, Any]) -> Tokenize:
-    """Return what tokenises, with the parent's tokenizer.
+    """Return what tokenises, with the parent's tokenizer; raises as `loaded_tokenizer` does."""
+    return StoredRowsText.of(job["rows"]).tokenizer_of_rows(loaded_tokenizer(job))
+
+
+def loaded_tokenizer(job: Mapping[str, Any]) -> HfTokenizer:
+    """Return the parent's tokenizer.
 
     Raises:
         DataError: the files of the tokenizer are no longer those that the parent has loaded.
@@ -30,7 +35,7 @@ def make_tokenize(job: Mapping[str, Any]) -> Tokenize:
             why="all shards of a store are made by one tokenizer",
             do="start again while nothing writes to that directory",
         )
-    return StoredRowsText.of(job["rows"]).tokenizer_of_rows(tokenizer)
+    return tokenizer
 
 
 if __name__ == "__main__":

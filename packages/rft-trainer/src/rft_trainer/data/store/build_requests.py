@@ -25,13 +25,29 @@ def serve_builds(pipes: ParentPipes, make_tokenize: Callable[[Mapping[str, Any]]
         pipes: to the parent.
         make_tokenize: makes from the job of the first line what tokenises.
     """
-    first = json.loads(next(pipes.requests))
-    directory, sources = Path(first["directory"]), [[Path(file) for file in files] for files in first["sources"]]
-    try:
+
+    def prepare(first: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+        directory, sources = Path(first["directory"]), [[Path(file) for file in files] for files in first["sources"]]
         tokenize = make_tokenize(first["job"])
+        return lambda plan: asdict(build_shard(directory, sources, plan_of(plan), tokenize))
+
+    serve_requests(pipes, prepare)
+
+
+def serve_requests(
+    pipes: ParentPipes, prepare: Callable[[Mapping[str, Any]], Callable[[Mapping[str, Any]], Mapping[str, Any]]]
+) -> None:
+    """Answer each line with facts until the parent closes its pipe, or a shard cannot be built.
+
+    Args:
+        pipes: to the parent.
+        prepare: makes from the first line what builds: the JSON of a plan -> the JSON of the facts.
+    """
+    first = json.loads(next(pipes.requests))
+    try:
+        build = prepare(first)
         for line in pipes.requests:
-            facts = build_shard(directory, sources, plan_of(json.loads(line)), tokenize)
-            pipes.send(json.dumps({"facts": asdict(facts)}).encode())
+            pipes.send(json.dumps({"facts": build(json.loads(line))}).encode())
     except DataError as error:
         # by its public kind: a class of this package is not one that the parent finds by name
         pipes.send(json.dumps({"error": error_fields(DataError(**asdict(error.problem)))}).encode())

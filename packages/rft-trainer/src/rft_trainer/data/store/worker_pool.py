@@ -10,19 +10,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from rft_core.child_process import ChildProcess, error_of, wait_for_any
 from rft_core.errors import ServiceError
 from rft_trainer.data.store.build import BuildShards
-from rft_trainer.data.store.shard_plan import ShardPlan
-from rft_trainer.data.store.shards import ShardFacts, facts_of, shard_path
+from rft_trainer.data.store.shards import facts_of, shard_path
 
 _LOOK_SECONDS = 0.2
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 """A worker is one core's: threads of its own would take those of the others."""
 FEWEST_SHARDS = 8
 """Shards that are worth the start of a process, which takes about two seconds, where nobody asks for workers."""
+
+
+class NumberedPlan(Protocol):
+    """A shard that a worker is asked for: a frozen dataclass that becomes JSON."""
+
+    @property
+    def number(self) -> int: ...
+
+
+Plan = TypeVar("Plan", bound=NumberedPlan)
+Facts = TypeVar("Facts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +71,36 @@ def in_workers(
         stopped: asked several times a second: whether the process was asked to stop.
     """
 
-    def build(plans: Iterator[ShardPlan]) -> Iterator[ShardFacts]:
+    first = {"directory": str(directory), "sources": [[str(file) for file in one] for one in sources]}
+    return in_processes(first, workers, few, facts_of, lambda number: shard_path(directory, number), stopped=stopped)
+
+
+def in_processes(
+    first: Mapping[str, Any],
+    workers: BuildWorkers,
+    few: Callable[[Iterator[Plan]], Iterator[Facts]],
+    facts_of: Callable[[Mapping[str, Any]], Facts],
+    place: Callable[[int], Path],
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Callable[[Iterator[Plan]], Iterator[Facts]]:
+    """Return what builds shards of any kind in worker processes, and with `few` where there are hardly any.
+
+    Args:
+        first: JSON that every worker is told once, beside the job.
+        workers: what starts them.
+        few: builds in this process.
+        facts_of: reads the JSON that a worker answers with.
+        place: of the shard of a number, for people.
+        stopped: asked several times a second: whether the process was asked to stop.
+    """
+
+    def build(plans: Iterator[Plan]) -> Iterator[Facts]:
         planned = list(islice(plans, workers.fewest_shards))
         if workers.num_workers < 2 or len(planned) < workers.fewest_shards:
             return few(chain(planned, plans))
-        first = {"directory": str(directory), "sources": [[str(file) for file in one] for one in sources]}
-        return _Pool(workers, first | {"job": dict(workers.job)}, directory, stopped).build(chain(planned, plans))
+        first_line = {**first, "job": dict(workers.job)}
+        return _Pool[Plan, Facts](workers, first_line, facts_of, place, stopped).build(chain(planned, plans))
 
     return build
 
@@ -79,18 +113,24 @@ class _Worker:
     asked: deque[int] = field(default_factory=deque[int])
 
 
-class _Pool:
+class _Pool(Generic[Plan, Facts]):
     """Workers of one build; every one has a shard before it and one that waits."""
 
     def __init__(
-        self, workers: BuildWorkers, first: Mapping[str, Any], directory: Path, stopped: Callable[[], bool]
+        self,
+        workers: BuildWorkers,
+        first: Mapping[str, Any],
+        facts_of: Callable[[Mapping[str, Any]], Facts],
+        place: Callable[[int], Path],
+        stopped: Callable[[], bool],
     ) -> None:
-        self._settings, self._first, self._directory, self._stopped = workers, first, directory, stopped
+        self._settings, self._first, self._stopped = workers, first, stopped
+        self._facts_of, self._place = facts_of, place
         self._workers: list[_Worker] = []
-        self._done: dict[int, ShardFacts] = {}
+        self._done: dict[int, Facts] = {}
         self._failed: dict[int, Exception] = {}
 
-    def build(self, plans: Iterator[ShardPlan]) -> Iterator[ShardFacts]:
+    def build(self, plans: Iterator[Plan]) -> Iterator[Facts]:
         """Yield the facts of the shards in order; an error is that of the first shard that has one."""
         try:
             self._start()
@@ -117,7 +157,7 @@ class _Pool:
             self._workers.append(_Worker(process))
             process.send(json.dumps(self._first).encode())
 
-    def _ask(self, plans: Iterator[ShardPlan], waiting: deque[int]) -> None:
+    def _ask(self, plans: Iterator[Plan], waiting: deque[int]) -> None:
         if self._failed:
             return
         for _ in range(2):
@@ -125,7 +165,7 @@ class _Pool:
                 if len(worker.asked) < 2 and (plan := next(plans, None)) is not None:
                     worker.asked.append(plan.number)
                     waiting.append(plan.number)
-                    worker.process.send(json.dumps(asdict(plan)).encode())
+                    worker.process.send(json.dumps(asdict(cast(Any, plan))).encode())
 
     def _wait(self) -> None:
         busy = [worker for worker in self._workers if worker.asked]
@@ -139,13 +179,13 @@ class _Pool:
             reply = json.loads(worker.process.lines.popleft())
             number = worker.asked.popleft()
             if "facts" in reply:
-                self._done[number] = facts_of(reply["facts"])
+                self._done[number] = self._facts_of(reply["facts"])
                 continue
             self._failed[number] = error_of(reply["error"])
             self._give_up(worker, self._failed[number])
         if worker.process.has_ended and worker.asked:
             number = worker.asked[0]
-            self._give_up(worker, _ended(worker.process, shard_path(self._directory, number)))
+            self._give_up(worker, _ended(worker.process, self._place(number)))
 
     def _give_up(self, worker: _Worker, error: Exception) -> None:
         """Leave the shards of a worker that has ended unbuilt."""

@@ -31,6 +31,9 @@ def _beside_weights(values: Mapping[str, Any], make_problem: MakeProblem) -> Ite
         if values.get(name, "") not in ("", -1):
             why = "with adapters every weight of the model is frozen already"
             yield make_problem("adapters.frozen_too", ["lora_rank", name], why, f"leave {name} out")
+    if values["optimizer"] == "muon":
+        why = "muon orthogonalises matrices, and of an adapter's product A and B alone are matrices"
+        yield make_problem("adapters.muon", ["lora_rank", "optimizer"], why, "--optimizer adamw")
     if values["ckpt_partial"]:
         why = "a run that continues loads the weights under its adapters from a directory, and none has this mixture"
         yield make_problem("adapters.partial", ["lora_rank", "ckpt_partial"], why, "--ckpt_weights_only")

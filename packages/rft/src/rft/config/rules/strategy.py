@@ -35,6 +35,14 @@ def _averages(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[
 
 def _precision(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
     """Yield the contradictions of precision settings: one dtype is computed in."""
+    if values["amp"]:
+        for other in ("bf16", "fp16", "use_mp_opt"):
+            if values[other]:
+                why = "amp rounds the products of float32 weights, and here the weights are narrower already"
+                yield make_problem("strategy.amp_narrow", ["amp", other], why, f"--amp alone, or --{other} alone")
+    if values["amp"] and values.get("load_in_4bit"):
+        why = "weights in 4 bits have a type of their own for their products"
+        yield make_problem("strategy.amp_4bit", ["amp", "load_in_4bit"], why, "leave amp out")
     if not values["fp16"]:
         return
     for other in ("bf16", "use_mp_opt"):

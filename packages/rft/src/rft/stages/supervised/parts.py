@@ -16,7 +16,7 @@ from rft.parallel.policy_weights import checkpoint_parts
 from rft.parallel.shardable import ShardablePolicy
 from rft.parallel.step_guards import make_guards, make_weight_check
 from rft.run_lifecycle import RunStart
-from rft.settings import DpoSettings, RmSettings, SftSettings
+from rft.settings import DpoSettings, PretrainSettings, RmSettings, SftSettings
 from rft_dist.strategies.weights_snapshot import WeightsSnapshot
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -32,7 +32,7 @@ from rft_trainer.update.numeric_guard import NumericGuard
 from rft_trainer.update.optimizer_step import MicroBatchLoss, Updater
 from rft_trainer.update.weight_check import WeightCheck
 
-SupervisedSettings = SftSettings | DpoSettings | RmSettings
+SupervisedSettings = SftSettings | PretrainSettings | DpoSettings | RmSettings
 
 
 class LoopParts(TypedDict):
@@ -105,7 +105,7 @@ class RunState(Generic[ModelT]):
             ),
             collectives=machine.collectives,
             progress=self.progress,
-            timer=machine.phase_timer(self.progress),
+            timer=machine.phase_timer(self.progress, self.parallel.meter),
             early_stop=self.early_stop,
             max_steps=settings.training.max_steps,
             eval_every=max(settings.evaluation.eval_steps, 0),
@@ -132,6 +132,7 @@ class RunState(Generic[ModelT]):
             device=machine.device,
             pin_memory=self.settings.data.dataloader_pin_memory,
             collective_forward=parallel.collective_forward,
+            meter=parallel.meter,
         )
 
 
@@ -190,7 +191,7 @@ def run_state(
 
 
 def policy_state(
-    settings: SftSettings | DpoSettings, started: RunStart, tokenizer: HfTokenizer, rows: RowOrder
+    settings: SftSettings | PretrainSettings | DpoSettings, started: RunStart, tokenizer: HfTokenizer, rows: RowOrder
 ) -> RunState[CausalPolicy]:
     """Load the policy, with adapters where they are asked for, put it on the ranks, and make the state of its run."""
     machine, restored, chosen = started.machine, started.restored, settings.training

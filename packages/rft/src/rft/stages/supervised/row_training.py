@@ -44,6 +44,7 @@ def train_on_rows(
     in_place: Path | None = None,
     signals: StopSignals | None = None,
     front: FrontEnd = SILENT,
+    prepare: Callable[[Resolved[SettingsT]], Resolved[SettingsT]] = lambda resolved: resolved,
 ) -> TrainedRun:
     """Train from the settings to the end of the run; `in_place` continues the run in that directory.
 
@@ -54,10 +55,12 @@ def train_on_rows(
         in_place: the run to continue; None = a new one.
         signals: stop the run.
         front: shows the plan.
+        prepare: makes what the settings describe and do not name, such as a new model, and returns the settings that
+            name it.
     """
     # before anything is read: a setting that has changed underneath would be told as another fault
     at = with_commits(continuation(resolved, in_place))
-    local = with_local_models(at.resolved)
+    local = prepare(with_local_models(at.resolved))
     settings = local.settings
     request = requested_run(local, in_place)
     with (

@@ -1,4 +1,4 @@
-"""The store of a supervised run's training rows: when it is used, what its name follows from, and what it holds."""
+"""The store of a run's training rows: when it is used, what its name follows from, and what it holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.readers.formats import resolve_files
 from rft_trainer.data.readers.rows import Row
 from rft_trainer.data.sources import SourceSpec
-from rft_trainer.data.store.build import BuildShards, build_store, first_row, in_this_process
+from rft_trainer.data.store.build import BuildShards, build_store, first_row, in_this_process, row_at
 from rft_trainer.data.store.samples import StoredSamples
 from rft_trainer.data.store.shard_plan import SUFFIXES
 from rft_trainer.data.store.shards import VERSION
@@ -45,6 +45,8 @@ class StoredRows:
 
     directory: Path
     specs: tuple[SourceSpec, ...]
+    files: Sequence[Sequence[Path]]
+    """Files of each source."""
     samples: StoredSamples
     sizes: tuple[int, ...]
     """Samples of each source."""
@@ -55,6 +57,12 @@ class StoredRows:
     counts: Counter[str]
     """Numbers of rows that are told to people, by the names of what tokenises them."""
     data_hash: str
+
+    def row(self, name: str) -> Row:
+        """Return the row of a sample, "<source>:<number>", as its file has it; all rows before it are read."""
+        source, _, number = name.rpartition(":")
+        index = [spec.name for spec in self.specs].index(source)
+        return row_at(self.files[index], int(number))
 
     def sizes_without(self, names: Iterable[str], samples_a_row: int = 1) -> tuple[int, ...]:
         """Return the rows of each source without those of these ids, each of which is "<source>:<number>"."""
@@ -67,14 +75,14 @@ class StoredRows:
         probabilities = known if len(known) == len(self.specs) else None
         return Mixture(self.sizes_without(without, samples_a_row), probabilities, most_in_memory=MOST_IN_MEMORY)
 
-    def lines(self, samples_a_row: int = 1, noun: str = "samples") -> list[str]:
+    def lines(self, samples_a_row: int = 1, noun: str = "samples", longest: str = "longest sample") -> list[str]:
         """Return the lines of the plan."""
         lines = [
             f"source {spec.name}: {size // samples_a_row:,} {noun} from {spec.place}"
             for spec, size in zip(self.specs, self.sizes, strict=True)
         ]
         kept = len(self.samples) // samples_a_row
-        lines.append(f"{kept:,} of {self.num_rows:,} rows fit (longest sample {self.longest} tokens)")
+        lines.append(f"{kept:,} of {self.num_rows:,} rows fit ({longest} {self.longest} tokens)")
         return [*lines, f"tokens are mapped from the data store {self.directory}"]
 
 
@@ -169,6 +177,7 @@ def open_store(
     return StoredRows(
         directory,
         specs,
+        files,
         samples,
         samples.sizes(len(specs)),
         num_rows=sum(facts.num_rows for facts in shards),

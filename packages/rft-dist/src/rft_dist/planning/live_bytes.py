@@ -73,7 +73,7 @@ class LiveBytes(TorchDispatchMode):
 
     def _take_in(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        if key in self._sizes or storage.device.type != self.device_type:
+        if key in self._sizes or not self.counts(storage):
             return
         # known before its bytes are counted: `_resized` counts the difference to what is known
         self._sizes[key] = 0
@@ -83,13 +83,20 @@ class LiveBytes(TorchDispatchMode):
     def _resized(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         if key in self._sizes:
-            self._count(storage.nbytes() - self._sizes[key])
+            change = storage.nbytes() - self._sizes[key]
             self._sizes[key] = storage.nbytes()
+            self._count(key, change)
 
     def _freed(self, key: int) -> None:
-        self._count(-self._sizes.pop(key, 0))
+        self._count(key, -self._sizes.pop(key, 0))
 
-    def _count(self, change: int) -> None:
+    def counts(self, storage: torch.UntypedStorage) -> bool:
+        """Return whether this memory counts."""
+        return storage.device.type == self.device_type
+
+    def _count(self, key: int, change: int) -> None:
+        """Add bytes of the storage that is known by `key`."""
+        del key
         self.now += change
         self.peak = max(self.peak, self.now)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from rft_dist.testing.live_bytes import LiveBytes
+from rft_dist.planning.live_bytes import LiveBytes
 
 MIB = 2**20
 

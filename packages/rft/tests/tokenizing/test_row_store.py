@@ -11,8 +11,8 @@ import pytest
 
 from rft.settings import SftSettings
 from rft.stages.sft import SftData, sft_data
-from rft.stages.supervised import row_store
-from rft.stages.supervised.row_store import StoredRows, wants_store
+from rft.tokenizing import row_store
+from rft.tokenizing.row_store import StoredRows, wants_store
 from rft_core.errors import DataError, OptionsError
 from rft_models.settings import ModelSettings
 from rft_models.tiny_models.text import build_bpe_tokenizer

@@ -1,0 +1,1 @@
+"""Pages about training a language model on texts."""

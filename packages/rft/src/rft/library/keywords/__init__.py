@@ -1,0 +1,1 @@
+"""Settings of the calls of `rft` as typed keyword arguments."""
