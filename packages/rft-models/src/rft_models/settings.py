@@ -73,7 +73,7 @@ class ModelSettings(TrainedWeightsSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class RouterSettings:
-    """How the routers of a mixture of experts are trained, beside `aux_loss_coef`."""
+    """The routers of a mixture of experts, beside `aux_loss_coef`."""
 
     router_z_loss_coef: float = field(default=0.0, metadata={"minimum": 0.0})
     """Weight of the squared normaliser of the routers' logits (mixture-of-experts models), which keeps them small; 0 =

@@ -15,7 +15,7 @@ from torch import Tensor
 from rft_core.errors import OptionsError
 from rft_core.packed_tokens import PackedTokens
 from rft_models.decode.fast_decoder import FastDecoder, decoder_for
-from rft_models.layers.keyed_dropout import KeyedDropout, RowKeys, mix
+from rft_models.keyed_masks.keyed_dropout import KeyedDropout, RowKeys, mix
 from rft_models.lora.adapters import AdapterRules, BaseModelView, preview
 from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.causal_policy import CausalPolicy

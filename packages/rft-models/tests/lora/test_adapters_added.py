@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key
+from rft_models.keyed_masks.keyed_dropout import KeyedDropout
 from rft_models.layers.fast_linear import FastLinear
-from rft_models.layers.keyed_dropout import KeyedDropout
 from rft_models.lora import adapters
 from rft_models.lora.adapters import AdapterRules, add_lora, preview
 

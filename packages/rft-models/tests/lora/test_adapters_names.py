@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rft_core.errors import DataError, PreflightError
-from rft_models.layers.keyed_dropout import RowKeys
+from rft_models.keyed_masks.keyed_dropout import RowKeys
 from rft_models.lora.adapters import AdapterRules, Adapters, BaseModelView, load_peft, rules_of_config
 
 

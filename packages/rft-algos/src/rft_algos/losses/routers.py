@@ -75,7 +75,7 @@ def load_entropy(loads_LE: Tensor) -> Tensor:
         [L] the measure of each layer.
     """
     shares_LE = loads_LE / loads_LE.sum(-1, keepdim=True)
-    return torch.special.entr(shares_LE).sum(-1) / torch.log(torch.tensor(float(loads_LE.shape[-1])))
+    return -torch.xlogy(shares_LE, shares_LE).sum(-1) / torch.log(torch.tensor(float(loads_LE.shape[-1])))
 
 
 def dead_experts(loads_LE: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from rft_models.backbone.causality_check import check_states
 from rft_models.backbone.image_check import check_image_states
 from rft_models.files.directories import no_progress_bars
 from rft_models.files.processor_files import keep_processor_files
-from rft_models.layers.keyed_dropout import RowKeys
+from rft_models.keyed_masks.keyed_dropout import RowKeys
 from rft_models.lora.adapters import Adapters
 from rft_models.own_decoder.dropout import key_dropout
 from rft_models.vision.tower import vision_tower_of

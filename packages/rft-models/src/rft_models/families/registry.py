@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rft_models.families.vision import VISION_FAMILIES
-from rft_models.own_decoder.names import CLASS_NAME, MODEL_TYPE
+from rft_models.own_decoder.architecture import CLASS_NAME, MODEL_TYPE
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rft_models.layers.keyed_words import GOLDEN, mix, shift_right
+from rft_models.keyed_masks.keyed_words import GOLDEN, mix, shift_right
 
 _BITS = 24
 

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from rft_core.errors import DataError, OptionsError, PreflightError, install_command
 from rft_core.keyed_random import derive_key
 from rft_core.packed_tokens import PackedTokens
+from rft_models.keyed_masks.keyed_dropout import KeyedDropout, RowKeys
 from rft_models.layers.fast_linear import use_fast_linears
-from rft_models.layers.keyed_dropout import KeyedDropout, RowKeys
 from rft_models.loading.transformers_loading import model_without_weights
 from rft_models.lora.fingerprint import fingerprint
 from rft_models.lora.initial_values import Files, initialize

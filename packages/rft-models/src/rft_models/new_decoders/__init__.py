@@ -1,1 +1,1 @@
-"""Decoders made from nothing: their sizes, their first weights, and the directory that training starts from."""
+"""Decoders made from nothing: sizes, first weights and directory. May import `files` and `tokenization`."""

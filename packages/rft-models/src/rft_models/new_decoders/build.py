@@ -9,7 +9,7 @@ import torch
 
 from rft_models.files.directories import no_progress_bars
 from rft_models.new_decoders.configurations import configuration
-from rft_models.new_decoders.sizes import DecoderSizes, decoder_sizes
+from rft_models.new_decoders.sizes import NewDecoderSizes, decoder_sizes
 from rft_models.new_decoders.weights import draw_decoder_weights
 from rft_models.own_decoder.registration import register_own_decoder
 from rft_models.settings import DecoderSettings
@@ -37,7 +37,7 @@ def build_new_decoder(
     return path
 
 
-def new_model(sizes: DecoderSizes, tokenizer: HfTokenizer, *, seed: int) -> Any:
+def new_model(sizes: NewDecoderSizes, tokenizer: HfTokenizer, *, seed: int) -> Any:
     """Return the transformers model of these sizes with its first weights, in float32."""
     from transformers import AutoModelForCausalLM
 

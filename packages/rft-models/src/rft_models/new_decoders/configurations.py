@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rft_models.new_decoders.sizes import DecoderSizes
+from rft_models.new_decoders.sizes import NewDecoderSizes
 
 
-def configuration(sizes: DecoderSizes, tokenizer: Any) -> Any:
+def configuration(sizes: NewDecoderSizes, tokenizer: Any) -> Any:
     """Return the configuration of a decoder of these sizes for a transformers tokenizer."""
     common = {
         "vocab_size": sizes.vocab_size,
@@ -27,19 +27,19 @@ def configuration(sizes: DecoderSizes, tokenizer: Any) -> Any:
     return _FAMILIES[sizes.family](sizes, common)
 
 
-def _qwen3(sizes: DecoderSizes, common: dict[str, Any]) -> Any:
+def _qwen3(sizes: NewDecoderSizes, common: dict[str, Any]) -> Any:
     from transformers import Qwen3Config
 
     return Qwen3Config(**common, head_dim=sizes.head_dim)
 
 
-def _llama(sizes: DecoderSizes, common: dict[str, Any]) -> Any:
+def _llama(sizes: NewDecoderSizes, common: dict[str, Any]) -> Any:
     from transformers import LlamaConfig
 
     return LlamaConfig(**common)
 
 
-def _mixtral(sizes: DecoderSizes, common: dict[str, Any]) -> Any:
+def _mixtral(sizes: NewDecoderSizes, common: dict[str, Any]) -> Any:
     from transformers import MixtralConfig
 
     return MixtralConfig(
@@ -47,12 +47,11 @@ def _mixtral(sizes: DecoderSizes, common: dict[str, Any]) -> Any:
     )
 
 
-def _qwen3_moe(sizes: DecoderSizes, common: dict[str, Any]) -> Any:
+def _qwen3_moe(sizes: NewDecoderSizes, common: dict[str, Any]) -> Any:
     from transformers import Qwen3MoeConfig
 
     return Qwen3MoeConfig(
         **common,
-        head_dim=sizes.head_dim,
         moe_intermediate_size=sizes.ffn_hidden_size,
         num_experts=sizes.num_experts,
         num_experts_per_tok=sizes.top_k,
@@ -61,7 +60,7 @@ def _qwen3_moe(sizes: DecoderSizes, common: dict[str, Any]) -> Any:
     )
 
 
-def _qwen2_moe(sizes: DecoderSizes, common: dict[str, Any]) -> Any:
+def _qwen2_moe(sizes: NewDecoderSizes, common: dict[str, Any]) -> Any:
     from transformers import Qwen2MoeConfig
 
     return Qwen2MoeConfig(
@@ -74,7 +73,7 @@ def _qwen2_moe(sizes: DecoderSizes, common: dict[str, Any]) -> Any:
     )
 
 
-def _dots1(sizes: DecoderSizes, common: dict[str, Any]) -> Any:
+def _dots1(sizes: NewDecoderSizes, common: dict[str, Any]) -> Any:
     from transformers import Dots1Config
 
     return Dots1Config(
@@ -88,7 +87,7 @@ def _dots1(sizes: DecoderSizes, common: dict[str, Any]) -> Any:
     )
 
 
-def _own(sizes: DecoderSizes, common: dict[str, Any]) -> Any:
+def _own(sizes: NewDecoderSizes, common: dict[str, Any]) -> Any:
     from rft_models.own_decoder.modeling import RftDecoderConfig
 
     return RftDecoderConfig(
@@ -100,7 +99,7 @@ def _own(sizes: DecoderSizes, common: dict[str, Any]) -> Any:
     )
 
 
-_FAMILIES: dict[str, Callable[[DecoderSizes, dict[str, Any]], Any]] = {
+_FAMILIES: dict[str, Callable[[NewDecoderSizes, dict[str, Any]], Any]] = {
     "qwen3": _qwen3,
     "llama": _llama,
     "mixtral": _mixtral,

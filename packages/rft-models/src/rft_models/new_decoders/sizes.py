@@ -22,7 +22,7 @@ _EXPERT_STEP = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderSizes:
+class NewDecoderSizes:
     """A decoder's sizes, every one of them a number.
 
     Example: `decoder_sizes(DecoderSettings(hidden_size=64, num_heads=4), vocab_size=300).ffn_hidden_size` is 192.
@@ -63,7 +63,7 @@ def family_of(chosen: DecoderSettings) -> str:
     return "qwen2_moe" if chosen.shared_experts else "qwen3_moe"
 
 
-def decoder_sizes(chosen: DecoderSettings, *, vocab_size: int) -> DecoderSizes:
+def decoder_sizes(chosen: DecoderSettings, *, vocab_size: int) -> NewDecoderSizes:
     """Return the sizes of a decoder for a tokenizer of `vocab_size` tokens.
 
     Raises:
@@ -73,7 +73,7 @@ def decoder_sizes(chosen: DecoderSettings, *, vocab_size: int) -> DecoderSizes:
         raise refusal.as_error(asdict(chosen) | {"tokenizer": f"{vocab_size} tokens"})
     num_experts = (chosen.num_experts or _DEFAULT_EXPERTS) if chosen.use_moe else 0
     top_k = (chosen.top_k or min(_DEFAULT_TOP_K, num_experts)) if chosen.use_moe else 0
-    return DecoderSizes(
+    return NewDecoderSizes(
         family=family_of(chosen),
         vocab_size=chosen.vocab_size or vocab_size,
         hidden_size=chosen.hidden_size,

@@ -1,1 +1,1 @@
-"""A decoder family of this project: Qwen3's attention, a feed-forward part without a gate or with one, and dropout."""
+"""A decoder family of ours: Qwen3's attention, with a gate or without, and dropout. May import `keyed_masks`."""

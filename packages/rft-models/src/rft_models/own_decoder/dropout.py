@@ -1,18 +1,19 @@
 """Dropout of the family's blocks: torch's in transformers' hands, off in a policy, keyed in a run that trains with it.
 
-A policy's masks are a function of (seed, optimizer step, sample, layer), as `layers.keyed_dropout` has them, so a
+A policy's masks are a function of (seed, optimizer step, sample, layer), as `keyed_masks.keyed_dropout` has them, so a
 resumed run and other micro-batches have the same ones. Until they have a seed there is no dropout: reinforcement
 learning compares log-probabilities of one policy, which masks would change.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
 from rft_core.keyed_random import derive_key
-from rft_models.layers.keyed_dropout import KeyedDropout, RowKeys
+from rft_models.keyed_masks.keyed_dropout import KeyedDropout, RowKeys
 
 
 class BlockDropout(nn.Dropout):
@@ -43,9 +44,8 @@ class BlockDropout(nn.Dropout):
 
 def turn_off_dropout(model: nn.Module) -> None:
     """Let no block of a model drop entries until `key_dropout`."""
-    for module in model.modules():
-        if isinstance(module, BlockDropout):
-            module.turn_off()
+    for _, block in _blocks(model):
+        block.turn_off()
 
 
 def key_dropout(model: nn.Module, decoder: nn.Module, *, seed: int) -> RowKeys | None:
@@ -59,9 +59,7 @@ def key_dropout(model: nn.Module, decoder: nn.Module, *, seed: int) -> RowKeys |
     Returns:
         The keys of the rows, whose `update` is the number of the optimizer step; None: the model has no dropout.
     """
-    blocks: list[tuple[str, BlockDropout]] = [
-        (name, module) for name, module in model.named_modules() if isinstance(module, BlockDropout) and module.rate
-    ]
+    blocks = [(name, block) for name, block in _blocks(model) if block.rate]
     if not blocks:
         return None
     rows = RowKeys()
@@ -70,3 +68,9 @@ def key_dropout(model: nn.Module, decoder: nn.Module, *, seed: int) -> RowKeys |
     for name, module in blocks:
         module.key(derive_key(seed, f"dropout:{name}"), rows)
     return rows
+
+
+def _blocks(model: nn.Module) -> Iterator[tuple[str, BlockDropout]]:
+    for name, module in model.named_modules():
+        if type(module) is BlockDropout:
+            yield name, module

@@ -18,8 +18,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
 from transformers.activations import ACT2FN
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
+from rft_models.own_decoder.architecture import MODEL_TYPE
 from rft_models.own_decoder.dropout import BlockDropout
-from rft_models.own_decoder.names import MODEL_TYPE
 
 
 @strict
@@ -73,7 +73,10 @@ class RftDecoderModel(Qwen3Model):
 
     config_class = RftDecoderConfig
     _no_split_modules: ClassVar[list[str]] = ["RftDecoderLayer"]
-    _can_record_outputs = Qwen3Model._can_record_outputs | {"hidden_states": RftDecoderLayer}
+    _can_record_outputs: ClassVar[dict[str, Any]] = {
+        **(Qwen3Model._can_record_outputs or {}),
+        "hidden_states": RftDecoderLayer,
+    }
 
     def __init__(self, config: RftDecoderConfig) -> None:
         super().__init__(config)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rft_models.own_decoder.names import MODEL_TYPE
+from rft_models.own_decoder.architecture import MODEL_TYPE
 
 
 def register_own_decoder() -> None:

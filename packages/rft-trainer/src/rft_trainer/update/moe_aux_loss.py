@@ -1,4 +1,4 @@
-"""What a mixture of experts adds to an optimizer step: its routers' losses, their balance, their loads as metrics.
+"""Routers of a mixture of experts in an optimizer step: their losses, their balance, and their loads as metrics.
 
 The frequencies of the load-balancing loss are those of the whole step, so they are counted over all micro-batches and
 ranks before the first backward pass: one forward more without gradient, except where the step is one micro-batch on one
@@ -25,7 +25,7 @@ from rft_trainer.records.rollouts import Counts, TokenBatch
 
 @dataclass(frozen=True, slots=True)
 class RouterWeights:
-    """What routers are trained with; where all are 0 they are only watched."""
+    """Weights of what routers are trained with; where all are 0 they are only watched."""
 
     balance: float = 0.0
     """Weight of the load-balancing loss."""

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -70,15 +70,6 @@ class MicroBatchLoss(Protocol):
 
     def whole_step(self, samples: Sequence[TrainingSample], counts: Counts, totals: MetricTotals) -> None:
         """Add the metrics that need all samples of the step; called on the first rank alone."""
-        ...
-
-
-@runtime_checkable
-class AfterStep(Protocol):
-    """A loss that has something to do once the weights have changed."""
-
-    def after_step(self, totals: MetricTotals) -> None:
-        """Do it; called on every rank behind a step that was applied. `totals` takes metrics of the whole step."""
         ...
 
 
@@ -295,8 +286,8 @@ class Updater:
         if outcome.applied:
             self._guard.applied(outcome.gradient_norm)
             for batch in self._batches:
-                if isinstance(batch.loss, AfterStep):
-                    batch.loss.after_step(batch.totals)
+                # of losses that have something to do once the weights have changed, such as that of routers
+                getattr(batch.loss, "after_step", _nothing)(batch.totals)
         # every rank knows all samples; added on each, they would be summed once a rank
         if self._collectives.rank == 0:
             for batch in self._batches:
@@ -446,6 +437,10 @@ class Updater:
             self._optimizer.backward(of.loss.filler(batch) * 0.0, last=number == turns)
         # read once, behind the last backward: a number here earlier would wait for the device at every micro-batch
         return inputs_finite and (not losses or bool(torch.stack(losses).isfinite().all()))
+
+
+def _nothing(_: MetricTotals) -> None:
+    """Do nothing behind a step."""
 
 
 def _longest(samples: Sequence[TrainingSample]) -> int:

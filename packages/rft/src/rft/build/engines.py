@@ -27,7 +27,7 @@ from rft_models.decode.hf_generate import HfGenerator
 from rft_models.decode.weight_copy import GenerationCopy, needs_copy
 from rft_models.files.checkpoint_names import to_checkpoint_names
 from rft_models.lora.files import config_text
-from rft_models.own_decoder.names import CLASS_NAME, MODEL_TYPE
+from rft_models.own_decoder.architecture import CLASS_NAME, MODEL_TYPE
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_trainer.evaluation.logprob_mismatch import scored_tokens
 from rft_trainer.protocols import Engine

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rft_models.layers.keyed_words import GOLDEN, mix, shift_right
+from rft_models.keyed_masks.keyed_words import GOLDEN, mix, shift_right
 
 _BITS = 24
 

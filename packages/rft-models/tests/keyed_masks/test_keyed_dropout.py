@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rft_models.layers.keyed_dropout import KeyedDropout, RowKeys, mix
+from rft_models.keyed_masks.keyed_dropout import KeyedDropout, RowKeys, mix
 
 WORD = 2**64
 GOLDEN = 0x9E3779B97F4A7C15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rft_models.layers.keyed_words import GOLDEN, mix, shift_right
+from rft_models.keyed_masks.keyed_words import GOLDEN, mix, shift_right
 
 
 def test_mix_is_the_finaliser_of_splitmix64() -> None:
