@@ -49,7 +49,7 @@ def remedy_of(statuses: Iterable[str], command: str, *, is_resumed: bool) -> str
         return (
             f"{command} with a question and a pattern whose score the judge's answers hold: --judge_template, "
             f"--judge_pattern, --judge_range, --judge_max_new_tokens{accepted}; or a judge that was trained on such "
-            "responses: --judge_pretrain"
+            "responses in its chat template, in which it is asked: --judge_pretrain"
         )
     accepted = " (where its file changed, --accept_changes reward)" if is_resumed else ""
     return f"repair the reward, then {command}{accepted}"
