@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from rft.checkpoints.writer import ResumePoint
+from rft.parallel.compiled import compile_layers
 from rft.parallel.shardable import ParallelizableModel
 from rft.process.machine import Machine
 from rft_dist.settings import AdamSettings, StrategySettings
@@ -93,6 +94,8 @@ def parallelize(
     distributed = chosen.parallelize(model, context)
     if autocast is not None:
         model.compute_in(autocast)
+    if adam is not None:
+        compile_layers(model.blocks, strategy, machine)
     optimizer = distributed.optimizer
     # after distribution: each rank reads its own part of the saved state
     if optimizer is not None and restored is not None:
