@@ -26,23 +26,18 @@ from rft_dist.settings import StrategySettings
 )
 def test_layers_are_compiled_as_the_settings_and_the_device_say(
     calls: Any,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     settings: dict[str, Any],
     device: str,
     on: bool,
     said: str,
 ) -> None:
-    import transformers
-
-    calls.put(module, "CompiledBlocks")
-    registered: list[str] = []
-    monkeypatch.setattr(transformers.AttentionInterface, "register", lambda name, function: registered.append(name))
+    calls.put(module, "CompiledBlocks keep_out_of_graphs")
     machine = calls.double("machine", device=device, is_first=True)
     with caplog.at_level(logging.INFO):
         found: Any = compile_layers([nn.Identity()], StrategySettings(**settings), machine)
     assert found == ("CompiledBlocks()" if on else None)
-    assert registered == (["rft_packed"] if on else [])
+    assert ("keep_out_of_graphs()" in calls.taken()) is on
     messages = [record.getMessage() for record in caplog.records if record.name == module.__name__]
     assert bool(messages) == bool(said)
     assert all(message.startswith(said) for message in messages)

@@ -97,7 +97,7 @@ class CompiledBlocks:
         shape = tuple(inputs.shape) if isinstance(inputs, Tensor) else ()
         if recompiled and self._shape is not None and shape != self._shape:
             self.recompilations.append((self._shape, shape))
-            _LOG.info(
+            _LOG.warning(
                 "compile: number %d after the first, inputs %s after %s", len(self.recompilations), shape, self._shape
             )
         self._shape = shape

@@ -11,7 +11,7 @@ from torch import nn
 from rft.process.machine import Machine
 from rft_dist.settings import StrategySettings
 from rft_dist.strategies.registry import choose_strategy
-from rft_models.attention.hf_interface import IMPLEMENTATION, attention_function
+from rft_models.attention.hf_interface import keep_out_of_graphs
 from rft_models.layers.compiled_blocks import CompiledBlocks, choose
 
 _LOG = logging.getLogger(__name__)
@@ -29,8 +29,5 @@ def compile_layers(blocks: Sequence[nn.Module], strategy: StrategySettings, mach
         _LOG.info("compile: %s (%s)", "on" if on else "off", reason)
     if not on:
         return None
-    from transformers import AttentionInterface
-
-    # its layout is another one in each micro-batch: traced, it would be compiled anew for each
-    AttentionInterface.register(IMPLEMENTATION, torch.compiler.disable(attention_function))
+    keep_out_of_graphs()
     return CompiledBlocks(blocks)

@@ -17,7 +17,6 @@ def strategy_problems(values: Mapping[str, Any], make_problem: MakeProblem) -> I
         yield make_problem(refusal.code, list(refusal.names), refusal.why, refusal.remedy(values))
     yield from _precision(values, make_problem)
     yield from _without_memory(values, make_problem)
-    yield from _compiled(values, make_problem)
     if values.get("max_norm_spike") and values["zero_stage"]:
         why = "DeepSpeed learns the norm inside of its step, when it is too late to refuse it"
         yield make_problem("strategy.norm_spike", ["max_norm_spike", "zero_stage"], why, "leave max_norm_spike out")
@@ -50,16 +49,6 @@ def _precision(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator
         if values[other]:
             why = "the forward computes in float16 or in bfloat16, not in both"
             yield make_problem("strategy.two_types", ["fp16", other], why, f"--{other} alone: it needs no loss scale")
-
-
-def _compiled(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
-    """Yield the contradictions of compiled layers, which exchange nothing inside."""
-    if values["compile"] != "on":
-        return
-    for name, others in (("fsdp", False), ("zero_stage", 0), ("tp_size", 1)):
-        if values[name] != others:
-            why = "the ranks exchange weights or states in each layer, and a compiled layer exchanges nothing"
-            yield make_problem("strategy.compile", ["compile", name], why, "leave compile out")
 
 
 def _without_memory(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
