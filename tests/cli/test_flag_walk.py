@@ -171,6 +171,7 @@ SHARED = IMAGES | {
     "fp16": Row("--fp16", "metrics:policy/loss_scale"),
     "amp": Row("--amp --amp_dtype bf16", "weights"),
     "amp_dtype": Row("--amp_dtype fp16", "weights", "--amp"),
+    "compile": Row("--compile on", "calls:compiled"),
     "meta_init": Row("--meta_init", "plan", "--fsdp"),
     "enable_ema": Row("--enable_ema", "plan"),
     "ema_decay": Row("--ema_decay 0.5", "plan", "--enable_ema"),
@@ -661,6 +662,7 @@ class Spies:
             "code limits",
             "norm spike",
             "weight checks",
+            "compiled",
         )
         return found | {key: self.values.get(key) for key in keys}
 
@@ -688,7 +690,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     """Watch the places where settings that leave no trace in files act."""
     from rft import run_lifecycle
     from rft.checkpoints import writer
-    from rft.parallel import step_guards
+    from rft.parallel import compiled, step_guards
     from rft.process import launching, monitored
     from rft.tokenizing import pretraining_windows, row_store
     from rft_dist.checkpoints.async_writer import BackgroundSaves
@@ -743,6 +745,8 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     watch(step_guards, "NumericGuard", lambda **made: spies.keep("rows set aside", made["max_rows"]))
     watch(step_guards, "NumericGuard", lambda **made: spies.keep("norm spike", made["spike_factor"]))
     watch(run_lifecycle, "going_back", lambda training, started, limit: spies.keep("rollbacks", limit))
+    # what it does is seen in packages/rft-models/tests/layers/test_compiled_blocks.py
+    patch.setattr(compiled, "CompiledBlocks", lambda blocks: spies.keep("compiled", len(blocks)))
     watch(step_guards, "WeightCheck", lambda **made: spies.keep("weight checks", made["every"]))
     watch(optimizer_step, "pack", lambda samples, *_, **options: spies.micro_batch(samples, options))
     watch(NativeEngine, "_take_cache", lambda self, rows, length: spies.keep("decoded rows", rows))

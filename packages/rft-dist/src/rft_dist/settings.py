@@ -18,6 +18,7 @@ FACTOR_SETTINGS = ("lr_factors", "l2_factors")
 """The settings that have `Factors`."""
 Schedule = Literal["cosine", "linear", "constant", "wsd"]
 OptimizerKind = Literal["adamw", "muon"]
+CompileMode = Literal["auto", "on", "off"]
 AmpType = Literal["auto", "bf16", "fp16"]
 SequenceMode = Literal["auto", "ulysses", "ring"]
 
@@ -171,6 +172,10 @@ class StrategySettings:
     amp_dtype: AmpType = "auto"
     """What they are computed in (with `amp`); auto = bfloat16 where the device multiplies it, else float16 with an
     adaptive loss scale on a GPU, float32 on a CPU."""
+
+    compile: CompileMode = "off"
+    """Compile the layers one by one, where gradients are taken; auto = on a GPU, unless ranks exchange in each layer.
+    Layers that do not compile, or compute something else then, stay as they are, and a warning says why."""
 
     meta_init: bool = False
     """Create the model without allocating memory and let each rank read its own shards from the files (with `fsdp`)."""

@@ -24,7 +24,7 @@ def distributed(calls: Any, *, trains: bool = True, restored: Any = None, **sett
         shards_weights=calls.double("shards", returns="sharded"),
     )
     calls.put(module, choose_strategy=chosen)
-    calls.put(module, "ComputeMeter device_peak")
+    calls.put(module, "ComputeMeter device_peak compile_layers")
     model = calls.double("model", dtype=torch.bfloat16)
     strategy, adam = StrategySettings(**settings), AdamSettings() if trains else None
     machine = calls.double("machine", device="meta")
@@ -43,6 +43,7 @@ def test_a_model_is_distributed_by_the_strategy_of_its_settings(calls: Any) -> N
         "model.training_flops()",
         "device_peak(device(type='meta'))",
         "ComputeMeter(model.training_flops().of, num_devices=machine.collectives.world_size, peak=device_peak())",
+        f"compile_layers(model.blocks, {strategy!r}, machine)",
         f"shards({strategy!r})",
     ]
     assert found.meter == "ComputeMeter()"
@@ -53,7 +54,7 @@ def test_a_model_is_distributed_by_the_strategy_of_its_settings(calls: Any) -> N
 
 def test_an_optimizer_continues_from_its_component(calls: Any) -> None:
     distributed(calls, restored=calls.double("restored"))
-    assert calls.taken()[4:6] == [
+    assert calls.taken()[5:7] == [
         "restored.checkpoint.component('critic_optimizer')",
         "optimizer.restore(restored.checkpoint.component())",
     ]

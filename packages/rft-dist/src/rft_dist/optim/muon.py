@@ -63,7 +63,7 @@ class Muon:
             matrix.add_(direction, alpha=-rate * 0.2 * math.sqrt(max(matrix.shape[-2:])))
 
     def state(self, name: str) -> dict[str, Tensor]:
-        """What is kept of a matrix, live."""
+        """Return the live state of a matrix."""
         return {KIND: self._momenta[name]}
 
 

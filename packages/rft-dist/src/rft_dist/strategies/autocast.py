@@ -23,7 +23,7 @@ _CPU_PRODUCTS = ("avx512_bf16", "amx_bf16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class ComputeType:
-    """What the forward of a run computes in."""
+    """Type in which the forward of a run computes, and why."""
 
     name: str
     """bf16, fp16 or off."""
@@ -63,7 +63,7 @@ def of_device(device: torch.device) -> ComputeType:
 
 def cpu_multiplies_bf16() -> bool:
     """Return whether this CPU has instructions for products of bfloat16."""
-    told = getattr(torch.cpu, "get_capabilities", None)  # from torch 2.12 on
-    if told is not None:
-        return any(told().get(name) for name in _CPU_PRODUCTS)
+    capabilities = getattr(torch.cpu, "get_capabilities", None)  # from torch 2.12 on
+    if capabilities is not None:
+        return any(capabilities().get(name) for name in _CPU_PRODUCTS)
     return bool(torch.cpu._is_avx512_bf16_supported())  # pyright: ignore[reportPrivateUsage]

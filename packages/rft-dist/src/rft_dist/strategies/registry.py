@@ -173,6 +173,16 @@ def _amp_on_parts(name: str, on: Callable[[Values], Any], do: str) -> StrategyRe
     )
 
 
+def _compile_on_parts(name: str, on: Callable[[Values], Any]) -> StrategyRefusal:
+    return StrategyRefusal(
+        "strategy.compile",
+        ("compile", name),
+        lambda values: values["compile"] == "on" and on(values),
+        "the ranks exchange weights or states in each layer, and a compiled layer exchanges nothing",
+        "leave compile out",
+    )
+
+
 def _muon_on_parts(name: str, on: Callable[[Values], Any]) -> StrategyRefusal:
     return StrategyRefusal(
         "strategy.muon",
@@ -213,7 +223,10 @@ FSDP = ParallelStrategy(
     collective_forward=True,
     reference=_fsdp_reference,
     critic=_fsdp_critic,
-    refusals=(_muon_on_parts("fsdp", lambda values: values["fsdp"] and values["tp_size"] == 1),),
+    refusals=(
+        _muon_on_parts("fsdp", lambda values: values["fsdp"] and values["tp_size"] == 1),
+        _compile_on_parts("fsdp", lambda values: values["fsdp"] and values["tp_size"] == 1),
+    ),
 )
 ZERO = ParallelStrategy(
     name="zero",
@@ -260,6 +273,7 @@ ZERO = ParallelStrategy(
             "--use_mp_opt --zero_stage {zero_stage}, or --amp --fsdp",
         ),
         _muon_on_parts("zero_stage", lambda values: values["zero_stage"] and not values["fsdp"]),
+        _compile_on_parts("zero_stage", lambda values: values["zero_stage"] and not values["fsdp"]),
     ),
 )
 TENSOR_PARALLEL = ParallelStrategy(
@@ -291,6 +305,7 @@ TENSOR_PARALLEL = ParallelStrategy(
             "tp_size", lambda values: values["tp_size"] > 1, "--use_mp_opt --tp_size {tp_size}, or --amp --fsdp"
         ),
         _muon_on_parts("tp_size", lambda values: values["tp_size"] > 1),
+        _compile_on_parts("tp_size", lambda values: values["tp_size"] > 1),
     ),
 )
 DATA_PARALLEL = ParallelStrategy(

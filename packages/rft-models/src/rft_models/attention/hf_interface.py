@@ -110,6 +110,13 @@ def register() -> None:
     AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
 
 
+def keep_out_of_graphs() -> None:
+    """Leave the packed attention out of compiled layers: its layout is another one in each micro-batch."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(IMPLEMENTATION, torch.compiler.disable(attention_function))  # pyright: ignore
+
+
 def no_mask(device: torch.device | str) -> Tensor:
     """Return the placeholder of the attention mask in a packed forward.
 

@@ -20,6 +20,7 @@ from rft_core.nearest_names import nearest_names
 from rft_dist.settings import (
     AmpType,
     CheckpointSettings,
+    CompileMode,
     OptimizerKind,
     OptimizerSettings,
     Schedule,
@@ -102,6 +103,7 @@ class LoopKeywords(TypedDict, total=False):
     fp16: bool
     amp: bool
     amp_dtype: AmpType
+    compile: CompileMode
     meta_init: bool
     enable_ema: bool
     ema_decay: float

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from rft.checkpoints.writer import ResumePoint
+from rft.parallel.compiled import compile_layers
 from rft.parallel.shardable import ParallelizableModel
 from rft.process.machine import Machine
 from rft_dist.settings import AdamSettings, StrategySettings
@@ -85,7 +86,7 @@ def parallelize(
         component: the optimizer's name in the checkpoint.
     """
     chosen, device = choose_strategy(strategy), torch.device(machine.device)
-    strategy, autocast = _by_capability(strategy, device, machine, told=adam is not None)
+    strategy, autocast = _by_capability(strategy, device, machine, show=adam is not None)
     context = StrategyContext(settings=strategy, collectives=machine.collectives, device=device, adam=adam)
     compute_dtype = autocast or narrow_dtype(strategy) or model.dtype
     # before distribution, which leaves a rank parts of the matrices
@@ -93,6 +94,8 @@ def parallelize(
     distributed = chosen.parallelize(model, context)
     if autocast is not None:
         model.compute_in(autocast)
+    if adam is not None:
+        compile_layers(model.blocks, strategy, machine)
     optimizer = distributed.optimizer
     # after distribution: each rank reads its own part of the saved state
     if optimizer is not None and restored is not None:
@@ -117,13 +120,13 @@ def _meter(model: ParallelizableModel[ModelT], machine: Machine, device: torch.d
 
 
 def _by_capability(
-    strategy: StrategySettings, device: torch.device, machine: Machine, *, told: bool
+    strategy: StrategySettings, device: torch.device, machine: Machine, *, show: bool
 ) -> tuple[StrategySettings, torch.dtype | None]:
     """Return the settings with the type that autocast computes in, and that type; None = there is no autocast."""
     if not strategy.amp:
         return strategy, None
     found = compute_type(strategy, device, machine.collectives)
-    if told and machine.is_first:
+    if show and machine.is_first:
         _LOG.info("amp: %s (%s)", found.name, found.reason)
     if found.dtype is None:
         return replace(strategy, amp=False, amp_dtype="auto"), None

@@ -63,7 +63,7 @@ class ShardablePolicy:
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """The decoder's layers."""
+        """The decoder's layers, in their order."""
         return self.inner.layers
 
     @property
