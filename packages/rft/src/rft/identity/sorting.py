@@ -50,7 +50,8 @@ CONTENT = _names("""
 """They name files or code: what these hold is compared, not where they lie."""
 
 FREE = _names("""
-    adam_offload async_save chunk_size data_store data_store_path data_store_workers dataloader_pin_memory debug device
+    adam_offload async_save chunk_size data_store data_store_max_gb data_store_path data_store_workers
+    dataloader_pin_memory debug device
     enable_engine_sleep engine_enforce_eager engine_max_rows engine_mem_util engine_replicas engine_tp_size
     environment_memory environment_variables environment_workers eval_k eval_metrics fingerprint_steps flash_attn fsdp
     fsdp_cpu_offload fused_linear_logprob gradient_checkpointing gradient_checkpointing_every

@@ -32,6 +32,7 @@ class TrainingKeywords(TypedDict, total=False):
     data_store: Literal["auto", "on", "off"]
     data_store_path: str
     data_store_workers: int
+    data_store_max_gb: int
     input_key: str
     eval_split: str
     max_eval_samples: int
