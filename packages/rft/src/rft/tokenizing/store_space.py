@@ -37,7 +37,7 @@ def within(root: Path, directory: Path, most_gigabytes: int, build: BuildShards)
 
 
 class _Space:
-    """What all stores take while one of them is built."""
+    """Disk space of all stores while one of them is built."""
 
     def __init__(self, root: Path, directory: Path, most_gigabytes: int) -> None:
         self._root, self._directory, self._most = root, directory, most_gigabytes
@@ -72,7 +72,7 @@ def _size(folder: Path) -> int:
 
 def _full(root: Path, directory: Path, taken: int, most_gigabytes: int) -> StorageError:
     others = sorted((store for store in _stores(root) if store != directory), key=_last_used)
-    told = [
+    named = [
         f"{store.name} {_size(store) / GIGABYTE:.1f} GB, last used {datetime.fromtimestamp(_last_used(store), UTC):%F}"
         for store in others[:_MOST_NAMED]
     ]
@@ -81,7 +81,7 @@ def _full(root: Path, directory: Path, taken: int, most_gigabytes: int) -> Stora
         what=f"the data stores in {root} take {taken / GIGABYTE:.1f} GB, and data_store_max_gb is {most_gigabytes}",
         where=str(directory),
         why="a store stays until it is removed"
-        + (f"; those that were used longest ago are {'; '.join(told)}" if told else ""),
+        + (f"; those that were used longest ago are {'; '.join(named)}" if named else ""),
         state=f"{directory} has the shards that are built; the next start goes on behind them",
         do=f"rm -r {shlex.quote(str(others[0]))}" if others else f"--data_store_max_gb {taken * 2 // GIGABYTE + 1}",
     )
