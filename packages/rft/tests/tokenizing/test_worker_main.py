@@ -154,12 +154,12 @@ def test_a_killed_parent_takes_its_workers_along_and_the_next_build_goes_on(
     parent = subprocess.Popen([sys.executable, "-c", PARENT, json.dumps(given)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     workers = [int(parent.stdout.readline()) for _ in range(2)]
-    wait_for(lambda: shard_path(directory, 5).is_dir() or parent.poll() is not None)
+    wait_for(lambda: all(shard_path(directory, n).is_dir() for n in range(4)))
     parent.kill()
     parent.communicate()
     wait_for(lambda: not any(map(runs, workers)))
     left = published_shards(directory)
-    assert 5 < len(left) < 300, "it was killed within the build"
+    assert 4 <= len(left) < 300, "it was killed within the build"
     kept = shard_path(directory, 0).stat().st_mtime_ns
 
     def again(place: Path) -> list[ShardFacts]:
@@ -178,8 +178,8 @@ def runs(process: int) -> bool:
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so, at most a minute."""
-    end = time.monotonic() + 60
+    """Wait until something is so, at most two minutes."""
+    end = time.monotonic() + 120
     while not is_so():
         assert time.monotonic() < end
         time.sleep(0.005)
