@@ -108,6 +108,7 @@ SHARED = IMAGES | {
     "data_store": Row("--data_store on", "plan", STORE),
     "data_store_path": Row(f"--data_store_path {BENCH}/other_store", "plan", f"--data_store on {STORE}"),
     "data_store_workers": Row("--data_store_workers 3", "calls:store workers", f"--data_store on {STORE}"),
+    "data_store_max_gb": Row("--data_store_max_gb 3", "calls:store gigabytes", f"--data_store on {STORE}"),
     "input_key": Row("--input_key question", "example"),
     "input_template": Row("--input_template q{}", "example"),
     "apply_chat_template": Row("--apply_chat_template", "example"),
@@ -649,6 +650,7 @@ class Spies:
             "chunks ahead",
             "store workers",
             "text workers",
+            "store gigabytes",
             "pinned",
             "decoded rows",
             "micro-batches",
@@ -754,6 +756,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     watch(prefetch, "ThreadPoolExecutor", lambda count, **_: spies.counts.update(threads=count))
     watch(prefetch.Prefetcher, "_fill", lambda self, pool: spies.keep("chunks ahead", self._max_pending))
     watch(pretraining_windows, "BuildWorkers", lambda command, job, number, *_: spies.keep("text workers", number))
+    watch(row_store, "within", lambda root, directory, most, *_: spies.keep("store gigabytes", most))
     watch(row_store, "BuildWorkers", lambda command, job, number, *_: spies.keep("store workers", number))
     install_trackers(spies.keep, patch)
 

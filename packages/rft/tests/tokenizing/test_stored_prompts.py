@@ -20,7 +20,7 @@ from rft_models.settings import ModelSettings
 from rft_models.tiny_models.text import build_bpe_tokenizer
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.store.build import in_this_process
-from rft_trainer.data.store.prompts import StoredPrompts
+from rft_trainer.data.store.prompt_records import StoredPrompts
 from rft_trainer.settings.batches import BatchSettings
 from rft_trainer.settings.data import DataSettings
 
@@ -130,10 +130,10 @@ def test_rows_that_all_lack_a_label_have_none_where_no_reward_compares(both: Rea
     on, _ = both(rewards, prompt_data="bare.jsonl", eval_data="")
     assert on.prompts[0].label is None
     write("bare.jsonl", [*rows, {"input": "7", "label": "7"}])
-    for choice in ("on", "off"):
+    for choice, code in (("on", "data.label_in_some_rows"), ("off", "data.missing_field")):
         with pytest.raises(DataError, match=r"label") as caught:
             rl_data(settings_of(choice, rewards, prompt_data="bare.jsonl", eval_data=""), tokenizer, 1)
-        assert caught.value.problem.code == "data.missing_field"
+        assert caught.value.problem.code == code
     with pytest.raises(DataError, match="no field 'label'"):
         rl_data(settings_of("on", {"reward": "exact"}, prompt_data="bare.jsonl", eval_data=""), tokenizer, 1)
 

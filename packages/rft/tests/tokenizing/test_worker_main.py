@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,26 @@ from rft_trainer.data.store.build import build_store, in_this_process
 from rft_trainer.data.store.shards import ShardFacts, published_shards, shard_path
 from rft_trainer.data.store.worker_pool import BuildWorkers, in_workers
 
+PARENT = """
+import json, sys
+from pathlib import Path
+from rft.tokenizing.worker_main import make_tokenize
+from rft_core.child_process import ChildProcess
+from rft_trainer.data.store import worker_pool
+from rft_trainer.data.store.build import build_store, in_this_process
+
+class Told(ChildProcess):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        print(self.pid, flush=True)
+
+worker_pool.ChildProcess = Told
+given = json.loads(sys.argv[1])
+directory, files, job = Path(given["directory"]), [[Path(given["file"])]], given["job"]
+workers = worker_pool.BuildWorkers(given["command"], job, 2, fewest_shards=2)
+here = in_this_process(directory, files, make_tokenize(job))
+build_store(directory, files, worker_pool.in_workers(directory, files, workers, here), rows_of_shard=20)
+"""
 COMMAND = [sys.executable, "-P", "-m", "rft.tokenizing.worker_main"]
 TEXT = StoredText(
     sources=["sums"],
@@ -121,6 +143,46 @@ def test_workers_end_when_the_process_is_asked_to_stop(tmp_path: Path, file: Pat
     with pytest.raises(KeyboardInterrupt):
         built(tmp_path / "store", file, job, 2, lambda: shard_path(tmp_path / "store", 2).is_dir())
     assert built(tmp_path / "store", file, job, 1) == built(tmp_path / "alone", file, job, 1)
+
+
+def test_a_killed_parent_takes_its_workers_along_and_the_next_build_goes_on(
+    tmp_path: Path, job: dict[str, Any]
+) -> None:
+    file, directory = tmp_path / "many.jsonl", tmp_path / "store"
+    file.write_text("".join(json.dumps({"input": f"{n}+{n}=", "output": str(2 * n)}) + "\n" for n in range(6000)))
+    given = {"directory": str(directory), "file": str(file), "job": job, "command": COMMAND}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, json.dumps(given)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    workers = [int(parent.stdout.readline()) for _ in range(2)]
+    wait_for(lambda: all(shard_path(directory, n).is_dir() for n in range(4)))
+    parent.kill()
+    parent.communicate()
+    wait_for(lambda: not any(map(runs, workers)))
+    left = published_shards(directory)
+    assert 4 <= len(left) < 300, "it was killed within the build"
+    kept = shard_path(directory, 0).stat().st_mtime_ns
+
+    def again(place: Path) -> list[ShardFacts]:
+        return build_store(place, [[file]], in_this_process(place, [[file]], make_tokenize(job)), rows_of_shard=20)
+
+    assert again(directory) == again(tmp_path / "alone")
+    assert shard_path(directory, 0).stat().st_mtime_ns == kept
+
+
+def runs(process: int) -> bool:
+    """Return whether a process runs; one that has ended and that nobody has asked about is still listed."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so, at most two minutes."""
+    end = time.monotonic() + 120
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 def test_another_tokenizer_in_the_place_of_the_parents_is_refused(job: dict[str, Any]) -> None:

@@ -130,6 +130,9 @@ class StoredRowsSettings(TrainRowsSettings):
     """Processes that tokenise rows for the data store; 0 = one a core, where there are enough rows for more than one.
     Their number changes no byte of it."""
 
+    data_store_max_gb: int = field(default=1000, metadata={"minimum": 1})
+    """Gigabytes that all stores of the directory may take; a build that needs more ends, and names what is there."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings(HeldOutColumnSettings, EvalDataSettings, StoredRowsSettings):

@@ -34,7 +34,6 @@ from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.batch_plan import BatchPlan, BatchSizes, plan_batches
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.rendering import RenderedPrompt
-from rft_trainer.data.store.prompts import StoredPrompts
 from rft_trainer.evaluation.task_metrics import TaskMetrics
 from rft_trainer.loops.rl import StepConfig
 from rft_trainer.records.rollouts import Prompt, TrainingSample
@@ -127,8 +126,8 @@ class RlData:
 
     def all_prompts(self) -> Sequence[Prompt]:
         """Return the training prompts and behind them the held-out ones; stored ones stay where they are."""
-        if isinstance(self.prompts, StoredPrompts):
-            return self.prompts.followed_by(self.held_out)
+        if self.stored:
+            return self.stored.prompts.followed_by(self.held_out)
         return [*self.prompts, *self.held_out]
 
 
@@ -166,8 +165,8 @@ class _TrainingPrompts:
 def _training_prompts(settings: RlSettings, tokenizer: HfTokenizer, images: ImageReading) -> _TrainingPrompts:
     """Read and render the rows to train on, or open their store."""
     data, limit, whole_rows = settings.data, settings.sampling.prompt_max_len, reads_columns(settings)
-    talks = "the tools of an environment are part of the prompts" if settings.conversation.environment else ""
-    if wants_store(data, tokenizer, images_key=settings.images.images_key, reason=talks):
+    reason = "the tools of an environment are part of the prompts" if settings.conversation.environment else ""
+    if wants_store(data, tokenizer, images_key=settings.images.images_key, reason=reason):
         stored = open_prompts(
             data, tokenizer, max_len=limit, whole_rows=whole_rows, needs_labels=needs_labels(settings)
         )

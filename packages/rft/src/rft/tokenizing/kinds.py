@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rft.tokenizing.demonstrations import Demonstrations, StoredText
 from rft.tokenizing.pairs import PairText, PreferenceTokens, RewardPairTokens
-from rft.tokenizing.prompts import PromptText, PromptTokens
+from rft.tokenizing.prompt_tokens import PromptText, PromptTokens
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.store.build import Tokenize
 

@@ -15,6 +15,7 @@ from typing import Any
 from rft.hub.download import ASIDE
 from rft.hub.sources import located_sources
 from rft.tokenizing.kinds import StoredRowsText
+from rft.tokenizing.store_space import within
 from rft.tokenizing.texts import tokenizer_digest
 from rft_core.errors import OptionsError
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -166,7 +167,8 @@ def open_store(
     root = Path(data.data_store_path or "~/.cache/rft/data").expanduser()
     directory = root / _name(rows, files, tokenizer)
     _LOG.info("training rows are tokenised into %s", directory, extra=ASIDE)
-    shards = build_store(directory, files, _builder(directory, files, rows, tokenizer, data.data_store_workers))
+    build = _builder(directory, files, rows, tokenizer, data.data_store_workers)
+    shards = build_store(directory, files, within(root, directory, data.data_store_max_gb, build))
     samples = StoredSamples(directory, shards, [spec.name for spec in specs])
     too_long = tuple(row for facts in shards for row in facts.too_long)
     counts: Counter[str] = Counter()

@@ -11,7 +11,7 @@ import numpy as np
 
 from rft.hub.download import ASIDE
 from rft.tokenizing.kinds import StoredRowsText
-from rft.tokenizing.prompts import PromptText, text_key
+from rft.tokenizing.prompt_tokens import PromptText, text_key
 from rft.tokenizing.row_store import StoredRows, first_rows_of_sources, open_store, stored_sources
 from rft.tokenizing.texts import all_too_long, held_out_note
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -19,7 +19,7 @@ from rft_trainer.data.columns import has_column
 from rft_trainer.data.readers.rows import Row
 from rft_trainer.data.row_forms import Keys, as_read
 from rft_trainer.data.sources import unused_columns
-from rft_trainer.data.store.prompts import StoredPrompts
+from rft_trainer.data.store.prompt_records import StoredPrompts
 from rft_trainer.settings.data import DataSettings
 
 _LOG = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True, slots=True)
 class PlacedRow:
-    """What rewards see of a stored prompt, and its place, which is looked up when it is told."""
+    """Stored prompt as rewards see it, with its place, which is looked up when it is asked for."""
 
     columns: Mapping[str, Any]
     source: str

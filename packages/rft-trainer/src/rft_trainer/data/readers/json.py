@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Container, Iterator
-from json.scanner import make_scanner
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -59,7 +58,7 @@ def _finite(digits: str) -> float:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite)
-_SCAN = make_scanner(_DECODER)
+_SCAN: Callable[[str, int], tuple[Any, int]] = vars(_DECODER)["scan_once"]
 """The decoder without the search for blanks around a value, which takes as long as a short row."""
 
 

@@ -25,6 +25,8 @@ from rft_trainer.data.store.shards import ShardFacts, published_shards, shard_fa
 from rft_trainer.data.store.token_columns import TokenColumns
 
 _COMPLETE = "complete"
+LOCK = "lock"
+"""File of every store; its time is that of the last start that opened it."""
 ROWS_OF_SHARD = 16384
 _ROWS_OF_BLOCK = 512
 
@@ -165,7 +167,7 @@ def row_at(files: Sequence[Path], number: int) -> Row:
 @contextmanager
 def _lock(directory: Path) -> Iterator[None]:
     """Let one process build at a time; the lock of one that was killed is free."""
-    with (directory / "lock").open("w") as file:
+    with (directory / LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

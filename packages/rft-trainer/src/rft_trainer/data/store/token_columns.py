@@ -42,7 +42,7 @@ class TokenColumns:
 
     @property
     def has_records(self) -> bool:
-        """Whether every sample has a record."""
+        """Return whether every sample has a record."""
         return len(self.num_record) > 0
 
     @property

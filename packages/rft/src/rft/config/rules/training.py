@@ -42,7 +42,11 @@ def idle_evaluation(given: SourcedValues) -> list[str]:
 
 def idle_store(given: SourcedValues) -> list[str]:
     """Return a note for each given setting of a data store that the run does not have."""
-    names = [name for name in ("data_store_path", "data_store_workers") if given.origins[name].kind != "default"]
+    names = [
+        name
+        for name in ("data_store_path", "data_store_workers", "data_store_max_gb")
+        if given.origins[name].kind != "default"
+    ]
     if given.values["data_store"] != "off":
         return []
     return [f"{name} = {given.values[name]} ({given.origins[name]}) has no effect: data_store is off" for name in names]

@@ -18,7 +18,7 @@ from rft_trainer.data.readers.rows import Row
 from rft_trainer.data.rendering import PromptRenderer
 from rft_trainer.data.row_forms import Keys, ReadRows, as_read
 from rft_trainer.data.store.build import Tokenized
-from rft_trainer.data.store.prompts import prompt_record
+from rft_trainer.data.store.prompt_records import prompt_record
 from rft_trainer.data.store.token_columns import columns_of
 
 
@@ -115,7 +115,7 @@ def _refuse_labels(rows: Sequence[Row], label_key: str, source: str) -> None:
     for row in rows:
         if has_column(row.fields, label_key):
             raise DataError(
-                code="data.missing_field",
+                code="data.label_in_some_rows",
                 what=f"the row has the field {label_key}, and the first row of {source} lacks it",
                 where=row.where(label_key),
                 why="the field that --label_key names is in every row of a source, or in none",
