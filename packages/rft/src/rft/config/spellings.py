@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rft.config.origins import GivenSetting
@@ -55,6 +55,14 @@ class Spellings:
     """Variables of the environment that give one, and its name."""
     translate: Callable[[GivenSetting, Any], Translated]
     """(setting as it was written, its value) -> what it means here."""
+
+    words: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """Values of the other program by the command's own setting, and the word that has their meaning."""
+
+    def in_own_words(self, option: GivenSetting) -> GivenSetting:
+        """Return a setting of the command with its own word for a value of the other program."""
+        words = self.words.get(option.name, {})
+        return replace(option, texts=tuple(words.get(text.lower(), text) for text in option.texts))
 
     @property
     def proposed(self) -> dict[str, Setting]:
