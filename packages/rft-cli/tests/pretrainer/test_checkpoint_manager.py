@@ -31,14 +31,14 @@ class Loop:
     def __init__(self, width: int = 4, *, is_wrapped: bool = False) -> None:
         torch.manual_seed(1)
         random.seed(1)
-        np.random.seed(1)  # noqa: NPY002 - a loop of a user
+        np.random.seed(1)
         self.model = nn.Sequential(nn.Linear(3, width), nn.Dropout(0.5), nn.Linear(width, 1))
         self.wrapped = Wrapped(self.model) if is_wrapped else self.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 10)
 
     def epoch(self) -> float:
-        drawn = torch.randn(5, 3) * random.random() + np.random.rand()  # noqa: NPY002 - as above
+        drawn = torch.randn(5, 3) * random.random() + np.random.rand()
         loss = self.model(drawn).square().mean()
         self.optimizer.zero_grad()
         loss.backward()

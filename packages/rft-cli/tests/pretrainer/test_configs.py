@@ -33,7 +33,11 @@ def test_the_world_is_machines_times_processes() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "remedy"),
-    [({"num_nodes": 0}, "num_nodes=1"), ({"node_rank": 2, "num_nodes": 2}, "node_rank=1"), ({"gpus_per_node": -1}, "1")],
+    [
+        ({"num_nodes": 0}, "num_nodes=1"),
+        ({"node_rank": 2, "num_nodes": 2}, "node_rank=1"),
+        ({"gpus_per_node": -1}, "1"),
+    ],
 )
 def test_numbers_that_do_not_fit_are_refused(changes: dict[str, int], remedy: str) -> None:
     with pytest.raises(OptionsError) as caught:

@@ -172,6 +172,7 @@ FIELDS: tuple[GuideField, ...] = (
         kind=bool,
         default="true",
         to="compile",
+        about="true is refused where the command has no --compile; false is what is done then",
         short=("compile",),
     ),
     GuideField(

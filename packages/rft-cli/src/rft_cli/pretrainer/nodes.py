@@ -33,7 +33,9 @@ def nodes(argv: Sequence[str]) -> Nodes | None:
     named = [name for name in ("num_nodes", "gpus_per_node", "node_rank") if f"distributed_{name}" in given]
     if (number or 1) == 1:
         if rank:
-            raise _refused(f"node_rank = {rank}", "the machines are numbered from 0, and there is one", "num_nodes", "2")
+            raise _refused(
+                f"node_rank = {rank}", "the machines are numbered from 0, and there is one", "num_nodes", "2"
+            )
         return Nodes(1, 0, host, port or _PORT) if named and host else None
     if rank is None:
         raise _refused(f"num_nodes = {number}", "each machine says which of them it is, from 0", "node_rank", "0")

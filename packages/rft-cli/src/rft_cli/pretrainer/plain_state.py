@@ -74,7 +74,7 @@ def random_state() -> dict[str, Any]:
 
     import numpy as np
 
-    kind, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002 - the state of the user's own loop
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
     state: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": (kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, gauss),
@@ -93,7 +93,7 @@ def restore_random(state: Mapping[str, Any]) -> None:
 
     random.setstate(state["python"])
     kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002 - as above
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.device_count() == len(state["cuda"]):
         torch.cuda.set_rng_state_all(state["cuda"])

@@ -123,7 +123,9 @@ def _validation(option: GivenSetting, wanted: bool) -> Translated:
         if wanted:
             note = f"{option.written}: the last {HELD_OUT_SHARE:g} of the text is held out (held_out_share)"
             return Derived({"held_out_share": HELD_OUT_SHARE}, option.origin, (note,))
-        notes = [f"{name} = {given.values[name]} ({given.origins[name]}) is not used: {option.written}" for name in named]
+        notes = [
+            f"{name} = {given.values[name]} ({given.origins[name]}) is not used: {option.written}" for name in named
+        ]
         return Derived({"held_out_share": 0.0, "eval_data": ""}, option.origin, tuple(notes))
 
     return Translated(later=later)

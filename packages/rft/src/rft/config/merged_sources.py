@@ -17,8 +17,8 @@ from rft.config.origins import DEFAULT, GivenSetting
 from rft.config.refused_flags import refusal_of
 from rft.config.render import config_yaml
 from rft.config.rules import contradictions
-from rft.config.schema import REQUIRED, Setting, build, schema
 from rft.config.rules.sourced_values import SourcedValues
+from rft.config.schema import REQUIRED, Setting, build, schema
 from rft.config.spellings import Derivation, Spellings
 from rft.config.trained_model import newest_model
 from rft.config.values import NotAllowed, convert

@@ -12,13 +12,15 @@ from rft.config.schema import Setting
 from rft.resolved import Origin
 from rft_core.errors import Problem
 
+_DERIVED = Origin("derived")
+
 
 @dataclass(frozen=True, slots=True)
 class Derived:
     """Settings that follow from others, with what is said of them."""
 
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    origin: Origin = Origin("derived")
+    origin: Origin = _DERIVED
     """That of the values: it says what they follow from."""
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()

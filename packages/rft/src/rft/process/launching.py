@@ -56,7 +56,10 @@ def spawned(
     ended = spawn_ranks(program, nproc, log_folder=folder, nodes=nodes)
     if ended.rank is not None:
         _LOG.warning(
-            "\nrank %d ended with exit code %d; exit codes of all ranks: %s", first + ended.rank, ended.code, ended.codes
+            "\nrank %d ended with exit code %d; exit codes of all ranks: %s",
+            first + ended.rank,
+            ended.code,
+            ended.codes,
         )
         # rank 0 wrote to this terminal, so its last lines have been seen
         if ended.rank > 0:

@@ -214,6 +214,7 @@ class PretrainKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     mask_documents: bool
     held_out_share: float
     target_loss: float
+    depth: int
     train_tokens: int
     train_batch_tokens: int
     z_loss_coef: float
