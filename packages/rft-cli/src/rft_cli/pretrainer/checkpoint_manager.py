@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -182,13 +182,16 @@ def _on_cpu(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.cpu()
     if isinstance(value, dict):
-        return {key: _on_cpu(part) for key, part in value.items()}
-    return type(value)(_on_cpu(part) for part in value) if isinstance(value, list | tuple) else value
+        return {key: _on_cpu(part) for key, part in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        parts = [_on_cpu(part) for part in cast("list[Any]", value)]
+        return tuple(parts) if isinstance(value, tuple) else parts
+    return value
 
 
 def _without(checkpoint: Checkpoint, name: str) -> CheckpointError:
     return CheckpointError(
-        code="checkpoint.component_missing",
+        code="pretrainer.no_state",
         what=f"checkpoint {checkpoint.path} has no state of a {name}",
         where=str(checkpoint.path),
         why="a resumed run continues exactly only with every part of its state",

@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from rft.config.errors import refused_setting
 from rft.config.origins import GivenSetting
 from rft.config.rules.sourced_values import SourcedValues
 from rft.config.schema import Setting, schema
 from rft.config.spellings import Derived, Spellings, Translated
 from rft.config.values import as_text
 from rft_cli.pretrainer.fields import COMMAND, ENVIRONMENT, FIELDS, GuideField
-from rft_core.errors import Problem
 
 HELD_OUT_SHARE = 0.1
 """Share of the text that `training.run_validation` holds out where nothing else says what is: nanoGPT's."""
@@ -70,10 +70,7 @@ def _renamed(option: GivenSetting, name: str, texts: tuple[str, ...]) -> GivenSe
 
 def _refused(option: GivenSetting, reason: str, do: str) -> Translated:
     shown = f"{option.written} {' '.join(option.texts)}".strip()
-    why = "a setting has an effect or is refused; none is ignored"
-    what = f"{shown} cannot be used: {reason}"
-    problem = Problem(code="option.refused", what=what, where=str(option.origin), why=why, do=do)
-    return Translated(problems=(problem,))
+    return Translated(problems=(refused_setting(option, shown, reason, do),))
 
 
 def _no_effect(option: GivenSetting, reason: str) -> Translated:

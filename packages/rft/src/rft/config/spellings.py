@@ -32,7 +32,7 @@ Derivation = Callable[[SourcedValues], Derived]
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """What a setting of another program means here."""
+    """The meaning of a setting of another program here."""
 
     options: tuple[GivenSetting, ...] = ()
     """Settings of the command."""
