@@ -28,7 +28,7 @@ _WRAPPERS = ("_orig_mod.", "module.")
 _WEIGHTS, _STATE = "weights", "training"
 
 
-class Stateful(Protocol):
+class RestorablePart(Protocol):
     """An optimizer, a scheduler or a scaler."""
 
     def state_dict(self) -> Mapping[str, Any]: ...
@@ -60,9 +60,9 @@ class CheckpointManager:
         self,
         epoch: int,
         model: nn.Module,
-        optimizer: Stateful,
-        scheduler: Stateful | None = None,
-        scaler: Stateful | None = None,
+        optimizer: RestorablePart,
+        scheduler: RestorablePart | None = None,
+        scaler: RestorablePart | None = None,
         loss: float = math.inf,
         extra_state: Mapping[str, Any] | None = None,
     ) -> Path | None:
@@ -97,9 +97,9 @@ class CheckpointManager:
     def load_checkpoint(
         self,
         model: nn.Module,
-        optimizer: Stateful,
-        scheduler: Stateful | None = None,
-        scaler: Stateful | None = None,
+        optimizer: RestorablePart,
+        scheduler: RestorablePart | None = None,
+        scaler: RestorablePart | None = None,
         device: torch.device | str = "cpu",
     ) -> tuple[int, float]:
         """Restore what `resume_from_checkpoint` names; returns the epoch to begin with, and the best loss so far.
