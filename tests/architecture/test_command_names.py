@@ -10,7 +10,9 @@ from architecture.source_tree import Module, Sources, Violation, planted, real_s
 from rft_cli.commands.table import BUILT_IN
 
 NAMES = [command.name for command in BUILT_IN if command.training]
-NAMED = re.compile(rf"(rft-train )?({'|'.join(NAMES)})$|.*rft-train ({'|'.join(NAMES)})\b", re.S)
+ALONE = [name for name in NAMES if name != "pretrain"]
+"""Names that are no setting's too: alone they name the command."""
+NAMED = re.compile(rf"({'|'.join(ALONE)})$|rft-train ({'|'.join(NAMES)})$|.*rft-train ({'|'.join(NAMES)})\b", re.S)
 
 ALLOWED = {
     # names of functions

@@ -25,7 +25,7 @@ OWNERS = {
 CEILINGS: dict[str, int] = {
     "rft.config.rules.strategy": 2,
     # the choices of a setting as a type, written from the code
-    "rft.library.keywords.common": 8,
+    "rft.library.keywords.shared_keywords": 8,
     "rft_dist.preflight.rank_facts": 1,
     "rft_models.loading.transformers_loading": 2,
 }

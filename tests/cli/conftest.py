@@ -20,7 +20,7 @@ import torch
 from rft_cli.diagnostics import bundle
 from rft_cli.main import main
 from rft_models.tiny_models.text import build_character_tokenizer, build_decoder, draw_weights
-from rft_models.tokenization.new_tokenizer import CHAT_TEMPLATE
+from rft_models.tokenization.byte_level import CHAT_TEMPLATE
 
 torch.set_num_threads(1)
 

@@ -83,7 +83,11 @@ def understood(verb: str, words: list[str]) -> None:
         verb, words = asked.command, asked.words
     if verb == "resume":
         verb, words = "rl", ["--pretrain", *words]
-    if verb in ("eval", "generate") and words and not words[0].startswith("-"):
+    for flag, other in commands()[verb].switches:
+        if flag in words:
+            words.remove(flag)
+            verb = other
+    if commands()[verb].takes_run and words and not words[0].startswith("-"):
         words = ["--pretrain", *words]
     words = [word for word in words if word not in ("--print_config", "--json_errors")]
     resolve(verb, words)

@@ -36,6 +36,7 @@ SIGNALS = f"--reward {BENCH}/reward.py:few_signals"
 SPLITS = f"--prompt_data {BENCH}/splits --eval_data {BENCH}/splits"
 BOTH = f"--prompt_data {BENCH}/train.jsonl,{BENCH}/other.jsonl"
 LORA = "--lora_rank 4"
+STORE = f"--data_store_path {BENCH}/store"
 PTX = f"--pretrain_data {BENCH}/train.jsonl"
 DEMONSTRATIONS = f"{BENCH}/train.jsonl,{BENCH}/other.jsonl"
 WATCH = (  # one run for all five: each is seen by its own name
@@ -104,6 +105,9 @@ SHARED = IMAGES | {
     "num_workers": Row("--num_workers 2", "calls:threads"),
     "prefetch_factor": Row("--prefetch_factor 5", "calls:chunks ahead", "--num_workers 2"),
     "dataloader_pin_memory": Row("--dataloader_pin_memory", "calls:pinned"),
+    "data_store": Row("--data_store on", "plan", STORE),
+    "data_store_path": Row(f"--data_store_path {BENCH}/other_store", "plan", f"--data_store on {STORE}"),
+    "data_store_workers": Row("--data_store_workers 3", "calls:store workers", f"--data_store on {STORE}"),
     "input_key": Row("--input_key question", "example"),
     "input_template": Row("--input_template q{}", "example"),
     "apply_chat_template": Row("--apply_chat_template", "example"),
@@ -194,6 +198,7 @@ RL = SHARED | {
     "eval_label_key": Row("--eval_label_key absent", "refused:data.missing_field"),
     "eval_n": Row("--eval_n 2", "evals", "--eval_temperature 1"),
     "eval_k": Row("--eval_k 2", "evals", "--eval_n 4 --eval_temperature 1"),
+    "eval_pick": Row("--eval_pick reward", "evals", "--eval_n 4 --eval_temperature 1"),
     "keep_best": Row("--keep_best", "evals"),
     "pretrain_data": Row(f"--pretrain_data {BENCH}/train.jsonl", "weights"),
     "pretrain_data_probs": Row("--pretrain_data_probs 0.9,0.1", "weights", f"--pretrain_data {DEMONSTRATIONS}"),
@@ -373,13 +378,6 @@ SFT = SHARED | {
     "balance_bias_rate": Row("--balance_bias_rate 0.01", "refused:router.no_bias", "--pretrain {experts}"),
     "neftune_noise_alpha": Row("--neftune_noise_alpha 5", "weights"),
     "weight_key": Row("--weight_key weight", "weights", f"--prompt_data {BENCH}/weighed.jsonl"),
-    "data_store": Row("--data_store on", "plan", f"--data_store_path {BENCH}/store"),
-    "data_store_path": Row(
-        f"--data_store_path {BENCH}/other_store", "plan", f"--data_store on --data_store_path {BENCH}/store"
-    ),
-    "data_store_workers": Row(
-        "--data_store_workers 3", "calls:store workers", f"--data_store on --data_store_path {BENCH}/store"
-    ),
     "train_on_turns": Row(
         "--train_on_turns last", "example", f"--prompt_data {BENCH}/talk.jsonl --eval_data= --apply_chat_template"
     ),
@@ -412,13 +410,6 @@ DPO = SHARED | {
     "loss_type": Row("--loss_type hinge", "weights"),
     "loss_weights": Row("--loss_weights sigmoid=1,bco_pair=1", "weights"),
     "reference_pretrain": Row("--reference_pretrain {second}", "weights"),
-    "data_store": Row("--data_store on", "plan", f"--data_store_path {BENCH}/store"),
-    "data_store_path": Row(
-        f"--data_store_path {BENCH}/other_store", "plan", f"--data_store on --data_store_path {BENCH}/store"
-    ),
-    "data_store_workers": Row(
-        "--data_store_workers 3", "calls:store workers", f"--data_store on --data_store_path {BENCH}/store"
-    ),
     "margin_key": Row("--margin_key label", "weights"),
     "beta": Row("--beta 0.7", "weights"),
     "label_smoothing": Row("--label_smoothing 0.2", "weights"),
@@ -497,13 +488,6 @@ RM = {name: row for name, row in SHARED.items() if name not in NOT_OF_PAIRS} | {
     "chosen_key": Row("--chosen_key question", "example"),
     "rejected_key": Row("--rejected_key question", "weights"),
     "outcome_key": Row("--outcome_key right", "weights"),
-    "data_store": Row("--data_store on", "plan", f"--data_store_path {BENCH}/store"),
-    "data_store_path": Row(
-        f"--data_store_path {BENCH}/other_store", "plan", f"--data_store on --data_store_path {BENCH}/store"
-    ),
-    "data_store_workers": Row(
-        "--data_store_workers 3", "calls:store workers", f"--data_store on --data_store_path {BENCH}/store"
-    ),
     "margin_key": Row("--margin_key margin", "weights"),
     "weight_key": Row("--weight_key weight", "weights"),
     "held_out_rows": Row("--held_out_rows 2", "evals", "--eval_data="),
@@ -540,6 +524,7 @@ NEW = "--pretrain= --tokenizer char --hidden_size 16 --num_layers 1 --num_heads 
 TEXTS = f"--prompt_data {BENCH}/texts.jsonl,{BENCH}/heldtexts.jsonl"
 NOT_OF_TEXTS = [
     *IMAGES,
+    "data_store",
     "num_workers",
     "prefetch_factor",
     "input_key",
@@ -705,8 +690,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     from rft.checkpoints import writer
     from rft.parallel import step_guards
     from rft.process import launching, monitored
-    from rft.stages.supervised import row_store
-    from rft.tokenizing import pretraining_windows
+    from rft.tokenizing import pretraining_windows, row_store
     from rft_dist.checkpoints.async_writer import BackgroundSaves
     from rft_dist.launch.spawn import Ended
     from rft_engine.native.engine import NativeEngine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from support.compare import differences, final_checkpoint, read_rows
 from support.references import KILLED, Restarts
+from support.rm_runs import rm_words, write_rows
 from support.runs import ForkServer
 from support.setup import TinyTask
 
@@ -29,16 +29,11 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for n in range(44):
         a, b = n % 7, n // 7
         rows.append({"input": f"{a}+{b}=", "chosen": f"{a + b:02d}", "rejected": f"{(a + b + 1) % 13:02d}"})
-    for name, chosen in (("train", rows[:34]), ("held", rows[34:])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
-    (folder / "rm.yaml").write_text("recipe: {command: rm}\ntrain_batch_size: 10\nmicro_train_batch_size: 4\n")
-    return folder
+    return write_rows(folder, rows, 34)
 
 
 def words(task: TinyTask, pairs: Path, run: Path, *more: str) -> list[str]:
-    given = ["rm", "--config", str(pairs / "rm.yaml"), "--pretrain", str(task.model)]
-    given += ["--prompt_data", str(pairs / "train.jsonl"), "--eval_data", str(pairs / "held.jsonl")]
-    return [*given, "--save_path", str(run), *FLAGS, *more]
+    return rm_words(task, pairs, run, *FLAGS, *more)
 
 
 @pytest.fixture(scope="module")

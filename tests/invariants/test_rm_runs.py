@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from support.compare import differences, final_checkpoint, read_rows, relative_distance
 from support.references import KILLED, SAVED_AFTER_SIGNAL, Restarts
+from support.rm_runs import rm_words, write_rows
 from support.runs import ForkServer
 from support.setup import TinyTask
 from torch import Tensor
@@ -43,24 +43,12 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 **{"short": None if n % 3 else "A", "margin": n % 2 / 10, "weight": 1 + n % 2},
             }
         )
-    for name, chosen in (("train", rows[:34]), ("held", rows[34:])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
-    (folder / "rm.yaml").write_text("recipe: {command: rm}\ntrain_batch_size: 10\nmicro_train_batch_size: 4\n")
-    return folder
+    return write_rows(folder, rows, 34)
 
 
 def words(task: TinyTask, pairs: Path, run: Path, *more: str) -> list[str]:
-    given = [
-        "rm",
-        "--config",
-        str(pairs / "rm.yaml"),
-        "--pretrain",
-        str(task.model),
-        "--prompt_data",
-        str(pairs / "train.jsonl"),
-    ]
-    given += ["--eval_data", str(pairs / "held.jsonl"), "--save_path", str(run), *FLAGS]
-    return [*given, *(more if "--heads_types" in more else (*more, "--outcome_key", "right"))]
+    outcomes = () if "--heads_types" in more else ("--outcome_key", "right")
+    return rm_words(task, pairs, run, *FLAGS, *more, *outcomes)
 
 
 @pytest.fixture(scope="module")

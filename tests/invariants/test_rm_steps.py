@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from support.compare import differences, final_checkpoint, read_rows
 from support.references import KILLED, Restarts
+from support.rm_runs import rm_words, write_rows
 from support.runs import ForkServer
 from support.setup import TinyTask
 
@@ -28,23 +28,11 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
         wrong = n % 4
         texts = [f"{(n + k) % 10}+{'2' if k == wrong else '1'}" for k in range(3)]
         rows.append({"prompt": f"{n % 10}+1", "completions": texts, "labels": [k < wrong for k in range(3)]})
-    for name, chosen in (("train", rows[:40]), ("held", rows[40:])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
-    (folder / "rm.yaml").write_text("recipe: {command: rm}\ntrain_batch_size: 10\nmicro_train_batch_size: 4\n")
-    return folder
+    return write_rows(folder, rows, 40)
 
 
 def words(task: TinyTask, steps: Path, run: Path, *more: str) -> list[str]:
-    given = [
-        "rm",
-        "--config",
-        str(steps / "rm.yaml"),
-        "--pretrain",
-        str(task.model),
-        "--prompt_data",
-        str(steps / "train.jsonl"),
-    ]
-    return [*given, "--eval_data", str(steps / "held.jsonl"), "--save_path", str(run), *FLAGS, *more]
+    return rm_words(task, steps, run, *FLAGS, *more)
 
 
 @pytest.fixture(scope="module")

@@ -83,7 +83,7 @@ def grpo(task: LoopTask, save: Path, **more: Any) -> list[dict[str, float]]:
     """Five steps of GRPO by hand, over the prompts in the order of the run; returns the metrics of each."""
     settings: RlSettings = resolve("rl", task.rl_words(save)[1:]).settings
     data = rl_data(settings, load_tokenizer(task.model), 1)
-    ledger = make_ledger(data.training.mixture, data.training.data_hash, len(data.prompts), 1, settings.run.seed)
+    ledger = make_ledger(data.mixture, data.data_hash, len(data.prompts), 1, settings.run.seed)
     told: list[dict[str, float]] = []
     options = SHARED | SAMPLING | {"actor_learning_rate": 0.01, "micro_train_batch_size": 2} | more
     with rft.open_loop(task.model, reference=True, micro_rollout_batch_size=3, **options) as loop:
@@ -107,7 +107,7 @@ def sft(task: LoopTask, save: Path, **more: Any) -> None:
     """Five steps on demonstrations by hand, in the order of the run."""
     settings: SftSettings = resolve("sft", task.sft_words(save)[1:]).settings
     data = sft_data(settings, load_tokenizer(task.model), 32)
-    ledger = make_ledger(data.mixture, data.training.data_hash, len(data.samples), 1, settings.run.seed)
+    ledger = make_ledger(data.mixture, data.data_hash, len(data.samples), 1, settings.run.seed)
     options = SHARED | {"actor_learning_rate": 0.01, "micro_train_batch_size": 2} | more
     with rft.open_loop(task.model, **options) as loop:
         for _ in range(NUM_STEPS):

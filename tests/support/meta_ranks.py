@@ -17,9 +17,9 @@ from rft.parallel.shardable import ShardablePolicy
 from rft.process.machine import Machine
 from rft_core.packed_tokens import PackedTokens
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
+from rft_dist.planning.live_bytes import LiveBytes
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_dist.strategies.dtensor_shards import local
-from rft_dist.testing.live_bytes import LiveBytes
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.settings import AdapterSettings, ModelSettings
 

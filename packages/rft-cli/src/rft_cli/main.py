@@ -116,6 +116,10 @@ def _run(words: list[str]) -> int:
     command = commands().get(name)
     if command is None:
         raise _unknown(name)
+    for flag, other in command.switches:
+        if flag in argv:
+            argv.remove(flag)
+            name, command = other, commands()[other]
     if command.fault:
         raise _unusable(command)
     # before torch is imported, because some of these variables are read only then

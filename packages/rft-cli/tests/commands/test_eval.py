@@ -98,6 +98,16 @@ def test_more_draws_than_samples_are_refused_with_what_allows_them(command: str,
     resolve(command, [*words, "--eval_k", eval_k, *problem.do.split()])
 
 
+@pytest.mark.parametrize("command", ["eval", "rl"])
+def test_a_pick_among_one_response_is_refused_with_what_allows_it(command: str) -> None:
+    words = ["--pretrain", "m", "--eval_data", "e", "--eval_temperature", "1", "--eval_pick", "helpful"]
+    with pytest.raises(SettingsError) as caught:
+        resolve(command, words)
+    (problem,) = caught.value.problems
+    assert problem.code == "eval.pick"
+    resolve(command, [*words, *problem.do.split()])
+
+
 def test_a_killed_evaluation_goes_on_where_it_was_and_its_file_is_that_of_one_that_was_not(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,39 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_step_is_traced_in_place_of_the_bound(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sft", "--pretrain", str(model), "--train_batch_size", "4", "--micro_train_batch_size", "2"]
+    traced, bound = (planned(*words, *more, capsys=capsys) for more in ((), ("--by_formula",)))
+    terms, at_most = ({term["name"]: term for term in told["memory"]} for told in (traced, bound))
+    assert terms["activations"]["formula"] == terms["logits"]["formula"] == "2 x 64 tokens, traced"
+    assert terms["activations"]["num_bytes"] < at_most["activations"]["num_bytes"]
+    assert 0.5 * bound["training_bytes"] < traced["training_bytes"] < bound["training_bytes"]
+    assert "traced on tensors without values, with all its layers" in traced["notes"][-1]
+    assert not any("traced" in note for note in bound["notes"])
+
+
+def test_a_plan_that_does_not_fit_names_the_flags_with_which_it_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # two layers of width 512, a batch of 128 x 512 and a vocabulary of 50,257 in float32
+    shape = {"vocab_size": 50257, "hidden_size": 512, "intermediate_size": 2048, "max_position_embeddings": 512}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8}
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | shape | heads))
+    words = ["sft", "--pretrain", str(tmp_path), "--train_batch_size", "128", "--micro_train_batch_size", "128"]
+    told = planned(*words, "--gpu_memory", "8", capsys=capsys)
+    assert told["training_bytes"] > 8 * 2**30
+    ladder = told["ladder"]
+    assert ladder["fits"]
+    assert ladder["training_bytes"] < 0.9 * 8 * 2**30
+    assert ladder["flags"].startswith("--fused_linear_logprob")
+    assert "train_batch_size 128 / 1 = 128 samples" in told["batches"][0]
+    again = planned(*words, *ladder["flags"].split(), "--gpu_memory", "8", capsys=capsys)
+    assert (again["ladder"], again["training_bytes"]) == (None, ladder["training_bytes"])
+    assert plan.run([*words, "--gpu_memory", "8"]) == 0
+    page = capsys.readouterr().out
+    assert f"write {ladder['flags']}" in page
+
+
 def planned(*words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     assert plan.run([*words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
@@ -65,7 +98,7 @@ def test_the_grid_the_shares_and_the_bytes_are_those_of_a_hand_calculation(
 ) -> None:
     words = ["rl", "--pretrain", str(model), "--world-size", "16", "--nodes=2", "--train_batch_size", "128"]
     words += ["--micro_train_batch_size", "4", "--rollout_batch_size", "32", "--n_samples_per_prompt", "4"]
-    words += ["--prompt_max_len", "20", "--generate_max_len", "30", "--init_kl_coef", "0.01"]
+    words += ["--prompt_max_len", "20", "--generate_max_len", "30", "--init_kl_coef", "0.01", "--by_formula"]
     told = planned(*words, capsys=capsys)
     assert (told["world_size"], told["nodes"], told["ranks_per_node"], told["dp_size"]) == (16, 2, 8, 16)
     assert told["batches"][0] == "train_batch_size 128 / 16 = 8 samples a rank = 2 micro-batches of 4"
@@ -83,8 +116,12 @@ def test_the_grid_the_shares_and_the_bytes_are_those_of_a_hand_calculation(
         "logits": 2 * 4 * 50 * 100 * 4,
         "keys and values": 8 * 50 * (2 * 2 * 8 * 4),
         "joined matrices": 4 * 2 * (16 * (16 + 2 * 8) + 2 * 16 * 40),
+        "checkpoint copy": 12 * PARAMETERS,
     }
-    assert told["training_bytes"] == sum(found.values()) - found["keys and values"]
+    # gradients are exchanged when activations and logits have gone
+    elsewhere = ("keys and values", "checkpoint copy", "gradient exchange")
+    assert told["training_bytes"] == sum(found.values()) - sum(found[name] for name in elsewhere)
+    assert told["host_bytes"] == found["checkpoint copy"]
     resting = ("parameters", "Adam moments", "reference model", "keys and values", "joined matrices")
     assert told["rollout_bytes"] == sum(found[name] for name in resting)
 
@@ -263,8 +300,8 @@ def test_the_page_names_what_is_left_of_a_gpu(model: Path, capsys: pytest.Captur
     assert "nothing was measured" in page
 
 
-def test_a_plan_needs_no_torch(model: Path) -> None:
-    code = f"from rft_cli.main import main\nmain(['plan', '--pretrain', {str(model)!r}])\n"
+def test_a_plan_by_formula_needs_no_torch(model: Path) -> None:
+    code = f"from rft_cli.main import main\nmain(['plan', '--pretrain', {str(model)!r}, '--by_formula'])\n"
     code += "import sys; assert 'torch' not in sys.modules; assert 'transformers' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -38,8 +38,14 @@ def test_words_are_sorted_into_the_plan_and_the_command(
         assert caught.value.problem.code == "plan.unknown_command"
         return
     asked = plan.sort_words(text.split())
-    assert (asked.command, asked.request) == (command, PlanRequest(numbers, sharding))
+    assert (asked.command, asked.request) == (command, PlanRequest(numbers, sharding, traced=True))
     assert (asked.as_json, asked.words) == (as_json, rest.split())
+
+
+@pytest.mark.parametrize("word", ["--by_formula", "--by-formula"])
+def test_a_plan_by_formula_traces_nothing(word: str) -> None:
+    asked = plan.sort_words(["sft", word, "--lr", "1"])
+    assert (asked.request, asked.words) == (PlanRequest({}, ""), ["--lr", "1"])
 
 
 @pytest.mark.parametrize(
@@ -101,7 +107,7 @@ def test_a_plan_is_printed_as_lines_or_as_one_object(
     assert capsys.readouterr().out == "one\ntwo\n"
     assert plan.run([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"a": 1}
-    assert asked == [(PlanRequest({"nodes": 2}, ""), 7, workload.SFT)] * 2
+    assert asked == [(PlanRequest({"nodes": 2}, "", traced=True), 7, workload.SFT)] * 2
 
 
 @pytest.mark.parametrize("words", [[], ["-h"], ["--help"], ["sft", "--help"]])

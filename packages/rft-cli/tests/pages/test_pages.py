@@ -68,6 +68,13 @@ def test_a_pipe_gets_one_plain_line_a_step() -> None:
     assert "8.0% (n=200) -> 81.0% (n=200)" in lines[5]
 
 
+def test_a_plain_line_tells_how_much_of_the_device_is_used() -> None:
+    record = {**RECORD, "time/model_tflops": 123.456, "time/share_data": 0.25}
+    assert " TFLOP/s=123 wait=25% " in " ".join(plain_line(record, SFT).split())
+    assert " MFU=41.3% wait=25% " in " ".join(plain_line({**record, "time/mfu": 0.4134}, SFT).split())
+    assert "TFLOP/s" not in plain_line(RECORD, SFT)
+
+
 def test_a_plain_line_holds_the_numbers_of_its_step() -> None:
     line = plain_line(RECORD, RL)
     for part in (

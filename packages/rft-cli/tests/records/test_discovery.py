@@ -116,6 +116,7 @@ def test_records_name_what_is_there() -> None:
         ("eval", False, True, "output"),
         ("generate", False, True, "output"),
         ("build", False, False, "model"),
+        ("tokenizer", False, False, "tokenizer"),
         ("conformance", False, False, None),
         ("runs", False, False, None),
         ("check", False, False, None),

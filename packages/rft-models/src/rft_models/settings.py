@@ -245,7 +245,7 @@ class TokenizerSettings:
     """Tokens of a `bpe` tokenizer: 2 special ones, 256 bytes, and merges; none = 2048, or 258 (no merges) for texts of
     fewer than 100,000 characters, whose whole words would become tokens."""
 
-    chat_template: str = ""
+    chat_template_file: str = ""
     """File of a chat template (Jinja) for later training on conversations; empty = a line a message, `role: content`,
     and the end token behind an assistant's."""
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.statistics import wilson_interval
-from rft_core.errors import NumericsError, OutageError
+from rft_core.errors import NumericsError, OptionsError, OutageError
 from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
 from rft_trainer.records.rollouts import Prompt, Rollout
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
@@ -256,6 +256,26 @@ def test_several_samples_vote_by_their_answers_and_only_the_ks_that_are_asked_fo
     assert alike.by_prompt["maj@3"][0] == pytest.approx(0.25)
     # nobody says anything
     assert replace(several, answer_of=lambda text: None)().at_k["maj@3"] == 0.0
+
+
+def test_a_part_of_the_reward_picks_one_of_several() -> None:
+    def parts(items: Sequence[RewardItem]) -> list[Score]:
+        first = {items[0].prompt_id: True}
+        found: list[Score] = []
+        for number, item in enumerate(items):
+            right = float(first.get(item.prompt_id, False) and number == 0)
+            found.append(Score(right, breakdown={"correctness": right, "model": -right, "judge": 7.0}))
+        return found
+
+    several = replace(evaluator(RecordingEngine()), num_samples=2, reward=parts)
+    names = ("correctness", "model", "judge", "reward")
+    picked = {pick: replace(several, pick=pick)().by_prompt["picked@2"][0] for pick in names}
+    assert picked == {"correctness": 1.0, "model": 0.0, "judge": 0.5, "reward": 1.0}
+    assert "picked@2" not in several().by_prompt
+    with pytest.raises(
+        OptionsError, match="eval_pick = other; the parts of the reward are correctness, judge, model, reward"
+    ):
+        replace(several, pick="other")()
 
 
 def test_intervals_are_over_the_prompts() -> None:

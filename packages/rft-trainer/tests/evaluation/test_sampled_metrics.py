@@ -1,6 +1,8 @@
-"""pass@k, maj@k and best@k of several samples, a number a prompt."""
+"""pass@k, maj@k, best@k and picked@k of several samples, a number a prompt."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +23,17 @@ def test_each_prompt_has_its_own_numbers() -> None:
     assert list(found) == ["pass@1", "pass@3", "maj@3", "best@3"]
     assert found["pass@1"] == pytest.approx((1 / 3, 2 / 3))
     assert (found["pass@3"], found["maj@3"], found["best@3"]) == ((1.0, 1.0), (0.0, 1.0), (1.0, 1.0))
+
+
+def test_scores_pick_one_of_several_where_there_are_any() -> None:
+    def scored(sample: ScoredSample, score: float | None) -> ScoredSample:
+        return replace(sample, score=score)
+
+    found = by_prompt([[scored(RIGHT, 0.2), scored(WRONG, 0.1)], [scored(RIGHT, None), scored(WRONG, -3.0)]], (1, 2))
+    assert "picked@1" not in found, "it would be the accuracy"
+    assert found["picked@2"] == (1.0, 0.0), "one without a score is not picked beside one that has a score"
+    nobody = by_prompt([[RIGHT, WRONG], [scored(RIGHT, 1.0), scored(WRONG, 2.0)]], (2,))
+    assert nobody["picked@2"] == (0.5, 0.0)
 
 
 def test_a_prompt_with_fewer_than_k_scored_samples_has_none() -> None:

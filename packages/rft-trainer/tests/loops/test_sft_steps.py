@@ -144,7 +144,7 @@ def test_a_run_does_everything_in_its_order_and_its_phase() -> None:
         return ["<eval", "loss 1.0", ">", f"report {name}"]
 
     def step(number: int) -> list[str]:
-        return ["<train", f"update {number - 1}", ">", f"report {number}"]
+        return ["<data", ">", "<train", f"update {number - 1}", ">", f"report {number}"]
 
     assert parts.events == [
         *(*evaluation("before"), "save 0 of 0"),
@@ -180,7 +180,7 @@ def test_evaluations_and_saves_come_where_they_are_due() -> None:
 def test_a_resumed_run_neither_evaluates_nor_saves_before_its_first_step() -> None:
     parts = Parts(saved_step=0)
     loop_of(parts, max_steps=1).run(parts.signals)
-    assert parts.events[0] == "<train"
+    assert parts.events[0] == "<data"
     assert [row["name"] for row in parts.evaluations] == ["after"]
 
 

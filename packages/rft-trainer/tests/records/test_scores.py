@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rft_trainer.records.scores import RewardItem, RewardStatus, Score
+from rft_trainer.records.scores import RewardItem, RewardStatus, Score, remedy_of
 
 
 @pytest.mark.parametrize("status", list(RewardStatus))
@@ -32,3 +32,17 @@ def test_a_score_of_a_number_alone_is_ok_and_has_no_parts() -> None:
 )
 def test_a_label_that_is_no_text_is_shown_as_json(label: object, text: str | None) -> None:
     assert RewardItem("p", "?", "x", label, "stop", 1).label_text == text
+
+
+def test_the_remedy_of_missing_rewards_follows_from_most_of_their_statuses() -> None:
+    def of(*statuses: RewardStatus, is_resumed: bool = True) -> str:
+        return remedy_of([str(status) for status in statuses], "rft-train resume r", is_resumed=is_resumed)
+
+    failed, silent = RewardStatus.FAILED, RewardStatus.NO_VERDICT
+    assert of(failed, silent, failed).startswith("repair the reward, then rft-train resume r (where")
+    assert of(failed, is_resumed=False) == "repair the reward, then rft-train resume r"
+    of_a_judge = of(silent, failed, silent)
+    assert "repair the reward" not in of_a_judge
+    assert all(name in of_a_judge for name in ("rft-train resume r", "--judge_pattern", "--judge_template"))
+    assert "accept_changes" in of_a_judge
+    assert "accept_changes" not in of(silent, is_resumed=False)

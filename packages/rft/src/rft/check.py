@@ -12,19 +12,22 @@ from rft.build.environment import enter_environment
 from rft.build.images import tokenizer_with_images
 from rft.build.rewards import check_reward
 from rft.build.rl_data import RlData, rl_data
-from rft.settings import DpoSettings, RlSettings, RmSettings, SftSettings
+from rft.pretraining.stage import PretrainData, pretrain_data
+from rft.settings import DpoSettings, PretrainSettings, RlSettings, RmSettings, SftSettings
 from rft.stages.preference_data import PreferenceData, preference_data
 from rft.stages.rm import RmInputs, rm_inputs
 from rft.stages.sft import SftData, sft_data
 from rft_core.errors import ServiceError
 from rft_models.files.directories import existing_directory
 from rft_models.loading.context_length import model_facts
-from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_models.tokenization.tokenizer import HfTokenizer, load_tokenizer
 from rft_trainer.batches.packing import pack
 from rft_trainer.records.scores import Score
 from rft_trainer.rewards.user_function import RewardTrial
 
 _WIDTH = 100
+_SHOWN = 64
+"""Tokens of the first window of a text that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,7 @@ class RlCheck:
         """Try function and servers as the start would; no reward model's weights are loaded."""
         if self.settings.judge.judge_pretrain:
             existing_directory(self.settings.judge.judge_pretrain)
-        return [TriedReward(trial) for trial in check_reward(self.settings, [*self.data.prompts, *self.data.held_out])]
+        return [TriedReward(trial) for trial in check_reward(self.settings, self.data.all_prompts())]
 
     def first_example(self) -> TokenizedExample:
         """Return the first prompt token by token; what is learned comes after it."""
@@ -184,6 +187,27 @@ class DpoCheck:
         return TokenizedExample(title, [self.tokenizer.decode([token]) for token in sample.token_ids], learned)
 
 
+@dataclass(frozen=True, slots=True)
+class PretrainCheck:
+    """Texts of a run, as its start would read them."""
+
+    tokenizer: HfTokenizer
+    data: PretrainData
+
+    def check_reward(self) -> list[TriedReward]:
+        """Return nothing: nothing scores texts."""
+        return []
+
+    def first_example(self) -> TokenizedExample:
+        """Return the beginning of the first window token by token, and which of its tokens are learned."""
+        sample = self.data.rows.training[0][0]
+        shown = sample.token_ids[:_SHOWN]
+        rest = f", the first {len(shown)} of {sample.num_tokens} tokens" if len(shown) < sample.num_tokens else ""
+        title = f"{sample.sample_id} as the model sees it{rest}:"
+        learned = [bool(mask) for mask in pack([sample]).loss_mask_T][: len(shown)]
+        return TokenizedExample(title, [self.tokenizer.decode([token]) for token in shown], learned)
+
+
 def check_rl(settings: RlSettings, world_size: int) -> RlCheck:
     """Read and render the data of an RL run for `world_size` ranks.
 
@@ -227,3 +251,15 @@ def check_rm(settings: RmSettings, world_size: int) -> RmCheck:
         OptionsError, DataError: as the start would.
     """
     return RmCheck(rm_inputs(settings))
+
+
+def check_pretrain(settings: PretrainSettings, world_size: int) -> PretrainCheck:
+    """Read and count the texts of a run; their number does not depend on `world_size`.
+
+    Raises:
+        OptionsError, DataError: as the start would.
+    """
+    tokenizer = load_tokenizer(settings.model.pretrain)
+    return PretrainCheck(
+        tokenizer, pretrain_data(settings, tokenizer, model_facts(settings.model.pretrain).max_positions)
+    )

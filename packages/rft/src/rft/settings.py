@@ -60,6 +60,7 @@ from rft_trainer.settings.preference_training import (
     PreferenceTrainingSettings,
 )
 from rft_trainer.settings.pretraining import (
+    PerplexityDataSettings,
     PretrainDataSettings,
     PretrainingSettings,
     PretrainTrainingSettings,
@@ -249,6 +250,14 @@ class EvalSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PerplexitySettings:
+    """Measure how well a model predicts texts: loss, perplexity and bits a byte."""
+
+    model: WeightsSettings
+    data: PerplexityDataSettings = field(default_factory=PerplexityDataSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerateSettings:
     """Answer prompts with a model."""
 
@@ -279,7 +288,7 @@ class BuildModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerOutputSettings:
-    """Where the new tokenizer goes."""
+    """The place of the new tokenizer."""
 
     save_path: str
     """Directory of the new tokenizer; it must not be there yet."""

@@ -76,7 +76,7 @@ def prompts(*lengths: int) -> list[Any]:
 def test_rows_are_read_with_the_settings_that_name_them(calls: Any, values: bool, held_out: bool) -> None:
     advantage = SimpleNamespace(needs_values=values, compares_groups=True)
     loaded = SimpleNamespace(unused=())
-    training = SimpleNamespace(prompts=lambda: prompts(3, 5), rendered=(), loaded=loaded)
+    training = SimpleNamespace(prompts=lambda: prompts(3, 5), rendered=(), loaded=loaded, mixture=1, data_hash=2)
     plan = SimpleNamespace(
         rollouts_per_episode=7, rollouts_per_update=2, total_steps=70, collection_size=16, cut=lambda size: [1] * 4
     )
@@ -85,6 +85,7 @@ def test_rows_are_read_with_the_settings_that_name_them(calls: Any, values: bool
         "refuse_beside_images",
         algorithm_record=SimpleNamespace(advantage=advantage),
         row_images="images",
+        wants_store=False,
         read_training=training,
         read_held_out="rendered",
         as_prompts=prompts(9, 2),
@@ -130,6 +131,7 @@ def test_rows_are_read_with_the_settings_that_name_them(calls: Any, values: bool
         f"refuse_beside_images({settings.images!r}, {settings.strategy!r}, {settings.model!r}, tokenizer, "
         f"critic={'c' if values else ''!r})",
         f"row_images({settings.images!r}, 5)",
+        f"wants_store({chosen!r}, tokenizer, images_key='', reason='')",
         f"read_training({chosen!r}, {chosen!r}, tokenizer, {read}",
         *([f"read_held_out('e', 's', 8, {chosen!r}, tokenizer, {read}", "as_prompts('rendered')"] if held_out else []),
         f"run_dims({settings.strategy!r}, 12)",

@@ -76,7 +76,8 @@ def test_held_out_prompts_are_answered_as_evaluations_are_where_there_are_any(ca
     engine, reward, machine = (calls.double(name) for name in ("engine", "reward", "machine"))
     tokenizer, conversations = calls.double("tokenizer", eos_ids=(3,)), calls.double("conversations")
     data = calls.double("data", held_out=prompts, metrics=calls.double("metrics"))
-    settings = calls.double("settings", evaluation=SimpleNamespace(eval_n=4, eval_k="2", eval_temperature=0.5))
+    asked = SimpleNamespace(eval_n=4, eval_k="2", eval_pick="helpful", eval_temperature=0.5)
+    settings = calls.double("settings", evaluation=asked)
     named = {"answer_reader": lambda name: f"answers of {name}", "function_names": lambda settings: ["math"]}
     calls.replace(shared_parts, **named)
     found = shared_parts.make_evaluator(engine, tokenizer, reward, machine, data, 20, settings, conversations)
@@ -84,7 +85,7 @@ def test_held_out_prompts_are_answered_as_evaluations_are_where_there_are_any(ca
     drawn = shared_parts.SamplingOptions(temperature=0.5, max_new_tokens=20, stop_token_ids=(3,))
     made = [
         f"Evaluator(engine, tokenizer, reward, machine.collectives, ['a'], answer_of='answers of math', "
-        f"conversations=conversations, ks=(2,), metrics=metrics, num_samples=4, sampling={drawn!r})"
+        f"conversations=conversations, ks=(2,), metrics=metrics, num_samples=4, pick='helpful', sampling={drawn!r})"
     ]
     assert calls.taken() == (made if prompts else [])
 

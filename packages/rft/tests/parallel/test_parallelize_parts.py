@@ -24,6 +24,7 @@ def distributed(calls: Any, *, trains: bool = True, restored: Any = None, **sett
         shards_weights=calls.double("shards", returns="sharded"),
     )
     calls.put(module, choose_strategy=chosen)
+    calls.put(module, "ComputeMeter device_peak")
     model = calls.double("model", dtype=torch.bfloat16)
     strategy, adam = StrategySettings(**settings), AdamSettings() if trains else None
     machine = calls.double("machine", device="meta")
@@ -37,7 +38,14 @@ def distributed(calls: Any, *, trains: bool = True, restored: Any = None, **sett
 
 def test_a_model_is_distributed_by_the_strategy_of_its_settings(calls: Any) -> None:
     found, strategy = distributed(calls)
-    assert calls.taken() == [f"choose_strategy({strategy!r})", f"shards({strategy!r})"]
+    assert calls.taken() == [
+        f"choose_strategy({strategy!r})",
+        "model.training_flops()",
+        "device_peak(device(type='meta'))",
+        "ComputeMeter(model.training_flops().of, num_devices=machine.collectives.world_size, peak=device_peak())",
+        f"shards({strategy!r})",
+    ]
+    assert found.meter == "ComputeMeter()"
     assert (found.model, found.weights, found.data) == ("model.inner", "weights", "data")
     assert (found.collective_forward, found.shards_weights) == ("collective", "sharded")
     assert (found.optimizer, found.averages, found.compute_dtype) == ("optimizer", None, torch.bfloat16)
@@ -45,7 +53,7 @@ def test_a_model_is_distributed_by_the_strategy_of_its_settings(calls: Any) -> N
 
 def test_an_optimizer_continues_from_its_component(calls: Any) -> None:
     distributed(calls, restored=calls.double("restored"))
-    assert calls.taken()[1:3] == [
+    assert calls.taken()[4:6] == [
         "restored.checkpoint.component('critic_optimizer')",
         "optimizer.restore(restored.checkpoint.component())",
     ]

@@ -102,6 +102,7 @@ def saved(monkeypatch: pytest.MonkeyPatch, rank: int, adapters: Any = None) -> t
         "to_checkpoint_names",
         lambda model, named: lambda: ((f"{model}.{name}", tensor) for name, tensor in named()),
     )
+    monkeypatch.setattr(policy_weights, "saved_buffers", lambda model: [("buffer", torch.ones(2))])
     policy, gathered = Policy(adapters), list[str]()
 
     def full_tensors() -> Any:
@@ -115,7 +116,8 @@ def saved(monkeypatch: pytest.MonkeyPatch, rank: int, adapters: Any = None) -> t
 
 
 def test_ranks_write_about_as_much_each_and_all_gather_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    for rank, names in ((0, {"model.a"}), (1, {"model.b", "model.c"})):
+    # the first writes the buffers, which every rank has whole
+    for rank, names in ((0, {"model.a", "model.buffer"}), (1, {"model.b", "model.c"})):
         parts, policy, gathered = saved(monkeypatch, rank)
         written = parts.local_weights()
         assert set(written) == names

@@ -102,7 +102,8 @@ def expected(**changes: Any) -> TrainingMemoryConfig:
     """The memory configuration of the settings above on one rank, with these changes."""
     one = run_layout(SHARDINGS["replicated"], ParallelDims(1, 1))
     usual: dict[str, Any] = {"micro_tokens": 100, "cache_rows": 8, "cache_tokens": 50}
-    return TrainingMemoryConfig(layout=one, **usual | changes)
+    chosen = usual | changes
+    return TrainingMemoryConfig(layout=one, **{"unit_tokens": chosen["cache_tokens"]} | chosen)
 
 
 TABLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -207,6 +208,8 @@ def test_the_plan_holds_grid_shares_and_memory(planned: Planned) -> None:
     assert plan.parameters == 32 * 16 * 2 + 16 + 2 * (16 * 16 * 2 + 2 * 16 * 8 + 3 * 16 * 24 + 2 * 16)
     joined = 4 * 2 * (16 * (16 + 2 * 8) + 2 * 16 * 24)
     assert (plan.training_bytes, plan.rollout_bytes, plan.host_bytes) == (110 + joined, 100 + joined, 0)
+    # no term that is saved is among these two
+    assert [term.name for term in plan.terms if term.on_host] == ["checkpoint copy"]
     assert (plan.images, planned().gpu_memory) == (None, None)
 
 

@@ -165,18 +165,19 @@ def test_what_is_watched_follows_the_run(calls: Any) -> None:
     progress.step = 4
     followed: list[Any] = []
     watched.watch.activity.follow = followed.append
-    assert one.phase_timer(progress) == "PhaseTimer()"
+    meter = calls.double("meter")
+    assert one.phase_timer(progress, meter) == "PhaseTimer()"
     assert followed[0]() == 5
     assert calls.taken() == [
         f"watched.attach({Path('run')!r}, 'resume')",
         "watched.watch.folder.clear()",
-        "PhaseTimer(listener=watched)",
+        "PhaseTimer(listener=watched, meter=meter)",
     ]
     alone = Machine("cpu", calls.double("ranks"), calls.double("collectives"))
     alone.attach(Path("run"), "resume")
     alone.forget_last_failure()
     assert alone.phase_timer(progress) == "PhaseTimer()"
-    assert calls.taken() == ["PhaseTimer()"]
+    assert calls.taken() == ["PhaseTimer(meter=None)"]
 
 
 @pytest.mark.parametrize(

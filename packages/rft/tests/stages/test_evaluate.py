@@ -15,6 +15,8 @@ from rft_core.errors import OptionsError, ServiceError
 from rft_trainer.evaluation.comparison import compare_rows
 from rft_trainer.evaluation.evaluator import EvaluationResult
 
+ROW = {"status": "ok"}
+
 
 def prompts(*lengths: int) -> list[Any]:
     return [SimpleNamespace(token_ids=(0,) * length) for length in lengths]
@@ -38,7 +40,7 @@ class Run:
         self.environment = environment
         self.result = SimpleNamespace(num_scored=num_scored, why_unscored="broken")
         policy = calls.double("policy")
-        evaluator = calls.double("evaluator", with_rows=calls.double("with_rows", returns=(self.result, [["row"]])))
+        evaluator = calls.double("evaluator", with_rows=calls.double("with_rows", returns=(self.result, [[ROW]])))
         metrics = SimpleNamespace(of=lambda names: f"metrics of {names}")
         calls.replace(
             evaluate, TaskMetrics=metrics, constraint_of=lambda *given: None, within=lambda engine, trie: engine
@@ -64,7 +66,7 @@ class Run:
             data=calls.double("data", eval_data="e.jsonl"),
             model=calls.double("model", bf16=bf16),
             output=SimpleNamespace(output="", compare="", eval_by="", seed=3),
-            evaluation=SimpleNamespace(eval_n=4, eval_k="2,3"),
+            evaluation=SimpleNamespace(eval_n=4, eval_k="2,3", eval_pick="helpful"),
         )
         self.machine = calls.double("machine", ranks=SimpleNamespace(rank=rank, world_size=ranks))
 
@@ -98,13 +100,13 @@ def test_an_evaluation_gives_its_settings_to_the_parts_that_they_belong_to(calls
         "function_names(settings)",
         f"Evaluator(make_engine(), tokenizer, reward, machine.collectives, {run.prompts!r}, "
         "answer_of='answers of exact', conversations=None, ks=(2, 3), metrics='metrics of data.eval_metrics', "
-        "num_samples=4, sampling=sampling_options(), seed=3)",
+        "num_samples=4, pick='helpful', sampling=sampling_options(), seed=3)",
         "with_rows('row of a rollout', None)",
         "reward.close()",
         "stack ends",
     ]
     assert found.result is run.result
-    assert found.rows == [["row"]]
+    assert found.rows == [[ROW]]
     assert found.prompts == run.prompts
 
 

@@ -22,8 +22,8 @@ def start(calls: Any) -> Any:
         tokenizer_with_images="tokenizer",
         enter_environment="environment",
         rl_data="rows",
-        opened_data=calls.double("data", prompts=["p"], held_out=["q"]),
-        columns_of="columns",
+        opened_data=calls.double("data", all_prompts=lambda: ["p", "q"]),
+        reward_columns="columns",
         start=calls.double("started", directory=SimpleNamespace(logs_directory=Path("logs"))),
         build_reward=calls.double("reward"),
         build_rl=calls.double("training"),
@@ -52,7 +52,7 @@ def built(reward: str) -> list[str]:
     """Return the calls that build the reward, with this function of a script."""
     log = Path("logs/reward-3.log")
     options = f"columns='columns', function={reward}, log={log!r}"
-    return ["columns_of(['p', 'q'])", f"build_reward(settings, machine, {options})"]
+    return ["reward_columns(settings, ['p', 'q'])", f"build_reward(settings, machine, {options})"]
 
 
 BEGINS = [

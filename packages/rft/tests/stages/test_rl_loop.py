@@ -160,13 +160,13 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "settings.batch.packing_samples)",
         "build_critic(settings, machine, record, tokenizer, None, micro_batching(), learning_rate_schedule(), "
         "{'policy': 'policy guard'})",
-        "machine.phase_timer(progress)",
-        "make_ledger(data.training.mixture, data.training.data_hash, 2, settings.batch.num_episodes, 3)",
+        "machine.phase_timer(progress, parallel.meter)",
+        "make_ledger(data.mixture, data.data_hash, 2, settings.batch.num_episodes, 3)",
         "sampling_options(sampling, 20, tokenizer.eos_ids)",
         f"RolloutParts(make_engine(), tokenizer, reward, ledger, data, {DRAWN!r}, "
         "machine.phase_timer(), None, 50, None)",
         "build_rollouts(settings, machine, record, policy, RolloutParts())",
-        "started.metadata(data.training.data_hash)",
+        "started.metadata(data.data_hash)",
         "checkpoint_parts(parallel, machine.collectives)",
         "make_saver(started, settings.checkpoint, started.metadata(), checkpoint_parts(), parallel.optimizer, "
         "{'progress': progress, 'ledger': ledger, 'credit': credit, 'ahead': 'queue'}, tensor_parts=None)",
@@ -183,7 +183,7 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "make_tracer(parallel, machine)",
         "Updater(PolicyLoss(), parallel.optimizer, parallel.data, "
         "collective_forward=parallel.collective_forward, device=machine.device, guard='policy guard', "
-        "learning_rate=learning_rate_schedule(), micro_batching=micro_batching(), "
+        "learning_rate=learning_rate_schedule(), meter=parallel.meter, micro_batching=micro_batching(), "
         "pin_memory=settings.data.dataloader_pin_memory, trace=make_tracer())",
         "pretraining_term(settings, data, parallel)",
         "averaged_evaluator(make_evaluator(), parallel.averages, rollouts.refresh, tells=machine.is_first)",

@@ -11,8 +11,8 @@ from rft.tokenizing.pretraining_windows import pretraining_windows
 from rft_models.tiny_models.text import build_bpe_tokenizer
 from rft_models.tokenization.tokenizer import HfTokenizer, load_tokenizer
 from rft_trainer.data.store.worker_pool import BuildWorkers
-from rft_trainer.data.token_shards.build import build_stream, in_this_process
 from rft_trainer.data.token_shards.pieces import cut_text
+from rft_trainer.data.token_shards.stream_building import build_stream, in_this_process
 from rft_trainer.data.token_shards.text_plan import TextStream
 from rft_trainer.data.token_shards.workers import tokens_in_workers
 from rft_trainer.settings.pretraining import PretrainDataSettings

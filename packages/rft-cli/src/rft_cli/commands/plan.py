@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rft.config.commands import load
 from rft.planning.run_plan import SHARDING_NAMES, PlanRequest, plan_run
@@ -19,7 +19,8 @@ from rft_core.terminal_text import visible
 USAGE = """usage: rft-train plan [COMMAND | RECIPE] [--world_size N] [--nodes N] [--gpus_per_node N] [OPTIONS]
 
 Say what every rank of the command would do and hold, without a GPU, a process group or the weights: the grid of
-ranks, each rank's share of a batch, and its memory by formula. COMMAND is one that trains, {default} without a word;
+ranks, each rank's share of a batch, and its memory: weights, gradients and optimizer by formula, activations and
+logits from a step that is traced on tensors without values. COMMAND is one that trains, {default} without a word;
 OPTIONS are its own. RECIPE stands for its command and --config, and says its machines itself. Numbers that contradict
 one another are refused as at the real start. With images_key the headers of some images are read, for what they come to
 in tokens.
@@ -29,6 +30,7 @@ in tokens.
   --gpus_per_node N   GPUs of each machine, a rank each
   --gpu_memory N      GiB of each GPU: say what of it is left
   --sharding KIND     replicated (as trained now), or by division: zero1, zero2, zero3, fsdp
+  --by_formula        bound activations and logits by formula: at once, without torch
   --json              one JSON object"""
 
 _NUMBERS = ("world_size", "nodes", "gpus_per_node", "gpu_memory")
@@ -67,13 +69,15 @@ def sort_words(argv: Sequence[str]) -> Asked:
         do = f"rft-train plan {near[0]}" if near else "rft-train plan --help"
         raise _refused("plan.unknown_command", f"plan cannot plan {command!r}", why, do)
     numbers: dict[str, int] = {}
-    sharding, as_json, rest = "", False, list[str]()
+    sharding, as_json, by_formula, rest = "", False, False, list[str]()
     while words:
         word = words.pop(0)
         name, equals, value = word.removeprefix("--").partition("=")
         name = name.replace("-", "_")
         if word == "--json":
             as_json = True
+        elif word in ("--by_formula", "--by-formula"):
+            by_formula = True
         elif word.startswith("--") and name in (*_NUMBERS, "sharding"):
             value = value if equals else (words.pop(0) if words else "")
             if name == "sharding":
@@ -86,7 +90,8 @@ def sort_words(argv: Sequence[str]) -> Asked:
             rest.append(word)
     if sharding and sharding not in SHARDING_NAMES:
         raise _refused("option.bad_value", f"--sharding = {sharding!r}", f"it is one of {', '.join(SHARDING_NAMES)}")
-    return Asked(command, _of_machine(numbers, sharding, rest), as_json, rest)
+    request = _of_machine(numbers, sharding, rest)
+    return Asked(command, replace(request, traced=not by_formula), as_json, rest)
 
 
 def _of_machine(numbers: dict[str, int], sharding: str, words: Sequence[str]) -> PlanRequest:

@@ -36,6 +36,8 @@ def with_run(argv: Sequence[str], command: str) -> list[str]:
     trained = trained_model(Path(argv[0]), asked_by=f"rft-train {command}")
     values = read_values(trained.run / "config.yaml")
     kept = {name: value for name, value in values.items() if name not in _OF_TRAINING}
+    if values.get("held_out_share"):
+        kept["prompt_data"] = values["prompt_data"]  # whose end was held out
     # an evaluation command has the columns and the temperature of held-out rows alone
     for name in ("input_key", "label_key", "temperature"):
         kept[name] = values.get(f"eval_{name}") or kept.get(name)

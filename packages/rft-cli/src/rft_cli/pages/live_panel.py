@@ -230,6 +230,14 @@ class LivePanel:
         return rows
 
 
+def _working(record: Record) -> list[str]:
+    """Return how much of the device is used, and the share of a step in which it waits for data."""
+    mfu, rate, wait = (_number(record, f"time/{name}") for name in ("mfu", "model_tflops", "share_data"))
+    words = [] if rate is None else [f"TFLOP/s={rate:.3g}"] if mfu is None else [f"MFU={mfu:.1%}"]
+    # without rates there is no training on rows, whose data could be waited for
+    return words if rate is None or wait is None else [*words, f"wait={wait:.0%}"]
+
+
 def plain_line(record: Record, training: Training) -> str:
     """One step on one line, for files and pipes."""
     number, total = int(_number(record, "step") or 0), int(_number(record, "num_steps") or 0)
@@ -239,6 +247,7 @@ def plain_line(record: Record, training: Training) -> str:
         value = _number(record, measure.name)
         if value is not None:
             parts.append(f"{measure.label}={_plain(value, measure.digits)}")
+    parts += _working(record)
     if unscored := _unscored(record):
         parts.append(f"unscored={unscored}")
     seconds = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from rft.planning.fit_ladder import HEADROOM, Ladder
 from rft.planning.run_plan import RunPlan
 from rft_cli.pages.run_plan_ranks import grid_lines, share_line
 
@@ -24,13 +25,17 @@ def lines(plan: RunPlan) -> list[str]:
     rows.append(f"{'memory':<12} {plan.parameters:,} parameters, from config.json; of one rank, at most:")
     for term in plan.terms:
         where = "; in host memory" if term.on_host else ""
-        rows.append(f"{'':<12} {term.name:<22} {term.num_bytes / _GIB:9.3f} GiB = {term.formula}{where}")
+        part = ""
+        if term.at_peak is not None and term.at_peak < term.num_bytes:
+            part = f"; {term.at_peak / _GIB:.3f} GiB of it at the peak of the passes"
+        rows.append(f"{'':<12} {term.name:<22} {term.num_bytes / _GIB:9.3f} GiB = {term.formula}{part}{where}")
     rows.append(f"{'':<12} {'while training':<22} {training / _GIB:9.3f} GiB")
     if plan.rollout is not None:
         rows.append(f"{'':<12} {'while generating':<22} {rollout / _GIB:9.3f} GiB")
     if host := plan.host_bytes:
         rows.append(f"{'':<12} {'in host memory':<22} {host / _GIB:9.3f} GiB (on a CPU it is the same memory)")
     if plan.gpu_memory is not None:
+        rows += [f"{'to fit':<12} {line}" for line in (ladder_lines(plan.ladder) if plan.ladder else ())]
         left = plan.gpu_memory - max(training, rollout) / _GIB
         word = "are left" if left >= 0 else "are missing"
         rows.append(f"{'':<12} {abs(left):.1f} GiB of {plan.gpu_memory} {word}, before what the libraries take")
@@ -57,8 +62,30 @@ def as_object(plan: RunPlan) -> dict[str, Any]:
         "host_bytes": plan.host_bytes,
         "gpu_memory": plan.gpu_memory,
         "images": asdict(plan.images) if plan.images else None,
+        "ladder": {**asdict(plan.ladder), "fits": plan.ladder.fits} if plan.ladder else None,
         "notes": plan.notes,
     }
+
+
+def ladder_lines(ladder: Ladder) -> list[str]:
+    """Return a line for each rung with its bytes, and the flags to write."""
+    limit = ladder.limit_bytes / _GIB
+    lines = [
+        f"{limit:.1f} GiB, the GPU without {HEADROOM:.0%}; the batch and the mathematics of a step stay as they are"
+    ]
+    for rung in ladder.rungs:
+        verdict = rung.cost if rung.kept else "left out: the peak is elsewhere"
+        lines.append(f"{rung.training_bytes / _GIB:9.3f} GiB with {rung.flags} ({verdict})")
+    if not ladder.flags:
+        lines.append("none of them lowers the peak")
+    elif ladder.fits:
+        lines.append(f"write {ladder.flags}")
+    else:
+        lines.append(
+            f"all together, {ladder.flags}, leave {ladder.training_bytes / _GIB:.3f} GiB: more ranks that share the "
+            "weights out (--fsdp, --zero_stage), or a smaller model or length"
+        )
+    return lines
 
 
 def _batch_lines(plan: RunPlan) -> list[str]:

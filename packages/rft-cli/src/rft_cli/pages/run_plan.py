@@ -43,7 +43,8 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
         (
             "data",
             [
-                *_training_lines(data.training),
+                *(_training_lines(data.training) if data.training else []),
+                *(data.stored.lines() if data.stored else []),
                 f"held out: {len(data.held_out):,} prompts",
                 *([data.pretraining.line(settings.pretraining.ptx_coef)] if data.pretraining else []),
                 *notes_on(resolved, data.notes),

@@ -95,6 +95,8 @@ class Command:
     """Whether it is meant where a page or a recipe names no command; one command is."""
     trains: bool = False
     """Whether it starts runs of other commands, which go on without their terminal."""
+    switches: tuple[tuple[str, str], ...] = ()
+    """(flag, command): with the flag it is that other command, with the settings of that one."""
     takes_run: bool = False
     """Whether a run may stand in place of the model, as in `rft-train eval RUN`."""
     stage_result: StageResult | None = None

@@ -1,1 +1,1 @@
-"""Parallel dimensions and memory of a rank by formula, without torch. Imports no other room."""
+"""Parallel dimensions and memory of a rank by formula, without torch, and byte counters. Imports no other room."""

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from rft_dist.planning.run_layout import RunLayout
 
 BUCKET_BYTES = 64 * 2**20
 """Float32 buffer in which replicated gradients are summed, and as much for its parts."""
 GIB = 2**30
+Phase = Literal["always", "passes", "step"]
+"""In the passes of micro-batches, in the optimizer's step, or in both."""
+_WEIGHTS = {"parameters", "adapters"}
+_STATE = {"Adam moments", "master copy", "moving average"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,8 @@ class TrainingMemoryConfig:
     """Weights and gradients too."""
     micro_tokens: int = 0
     """Tokens of one forward and backward pass, at most."""
+    unit_tokens: int = 0
+    """Tokens of the longest sample, or of the samples that are never divided."""
     head_rows: int | None = None
     """Rows of the head computed at once; None = all of the micro-batch."""
     recomputes: bool = False
@@ -128,10 +135,25 @@ class MemoryTerm:
     in_rollout: bool = True
     on_host: bool = False
     """In the memory of the host, where the device has one of its own."""
+    phase: Phase = "always"
+    """Part of a training step that it is alive in."""
+    at_peak: int | None = None
+    """Bytes of it at the peak of a micro-batch's passes; None = all of them."""
 
 
-def estimate(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]:
-    """Every part of one rank's memory, at most."""
+@dataclass(frozen=True, slots=True)
+class StepBytes:
+    """Bytes at the peak of a micro-batch's forward and backward pass, from a trace of it (`rft.planning.traced`)."""
+
+    activations: int
+    logits: int
+    gradients: int
+    formula: str
+    """How they were traced."""
+
+
+def estimate(sizes: DecoderSizes, run: TrainingMemoryConfig, step: StepBytes | None = None) -> list[MemoryTerm]:
+    """Every part of one rank's memory: of a traced step as it would be, else at most."""
     terms = [*_weights(sizes, run), *_exchange(sizes, run)]
     if run.critic:
         host_moments = run.host_moments and run.layout.critic.optimizer
@@ -145,13 +167,31 @@ def estimate(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]
             _shared_out("reference model", sizes.parameters, run.weight_bytes, run, shared, True, run.host_weights)
         )
     terms += [_activations(sizes, run), _logits(sizes, run)]
+    if step is not None:
+        terms = [_as_traced(term, step, run) for term in terms]
     return terms + ([_cache(sizes, run)] if run.cache_rows else [])
 
 
+def checkpoint_copy(terms: Sequence[MemoryTerm], *, with_optimizer: bool) -> MemoryTerm:
+    """Return the copy of weights, moments, master copies and averages in host memory, from which files are written.
+
+    Its memory is kept for the next checkpoint. `with_optimizer`: not of the weights alone.
+    """
+    saved = _WEIGHTS | _STATE if with_optimizer else _WEIGHTS
+    copied = [term for term in terms if term.name.removeprefix("critic ") in saved]
+    names = " + ".join(term.name for term in copied)
+    return MemoryTerm("checkpoint copy", sum(term.num_bytes for term in copied), names, on_host=True)
+
+
 def peak_bytes(terms: Sequence[MemoryTerm]) -> tuple[int, int]:
-    """(bytes while training, bytes while generating): not everything is alive at once."""
+    """(bytes while training, bytes while generating): not everything is alive at once.
+
+    While training it is the larger one of two moments: in the passes of a micro-batch, and in the optimizer's step.
+    """
+    training = [term for term in terms if term.in_training and not term.on_host]
+    passes = sum(term.num_bytes if term.at_peak is None else term.at_peak for term in training if term.phase != "step")
     return (
-        sum(term.num_bytes for term in terms if term.in_training and not term.on_host),
+        max(passes, sum(term.num_bytes for term in training if term.phase != "passes")),
         sum(term.num_bytes for term in terms if term.in_rollout and not term.on_host),
     )
 
@@ -159,6 +199,16 @@ def peak_bytes(terms: Sequence[MemoryTerm]) -> tuple[int, int]:
 def host_peak(terms: Sequence[MemoryTerm]) -> int:
     """Bytes in host memory of what is kept there beside a device."""
     return sum(term.num_bytes for term in terms if term.on_host)
+
+
+def _as_traced(term: MemoryTerm, step: StepBytes, run: TrainingMemoryConfig) -> MemoryTerm:
+    """Return a term with the bytes of the traced step, where it is one of those that were traced."""
+    if term.name in ("activations", "logits"):
+        return replace(term, num_bytes=getattr(step, term.name), formula=step.formula)
+    # where ranks share them out they come and go in other pieces than on the one rank that is traced
+    if term.name == "gradients" and not run.layout.policy.gradients:
+        return replace(term, at_peak=step.gradients)
+    return term
 
 
 def _weights(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]:
@@ -211,7 +261,8 @@ def _gathered(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
     layer = (sizes.parameters - outside) // sizes.layers
     count = outside + min(2, sizes.layers) * layer
     num_bytes = count * size // run.layout.dims.tp_size
-    return MemoryTerm("gathered weights", num_bytes, f"{count:,} x {size} bytes", in_rollout=False)
+    formula = f"{count:,} x {size} bytes"
+    return MemoryTerm("gathered weights", num_bytes, formula, in_rollout=False, phase="passes")
 
 
 def _shared_out(
@@ -229,7 +280,8 @@ def _exchange(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm
     if run.layout.dims.world_size == 1 or not run.layout.policy.sums_in_buckets:
         return []
     bucket = min(BUCKET_BYTES, -(-4 * (run.adapter_weights or sizes.parameters) // run.layout.dims.tp_size))
-    return [MemoryTerm("gradient exchange", 2 * bucket, f"2 x {bucket:,} bytes", in_rollout=False)]
+    formula = f"2 x {bucket:,} bytes"
+    return [MemoryTerm("gradient exchange", 2 * bucket, formula, in_rollout=False, phase="step")]
 
 
 def activation_bytes_of_block(sizes: DecoderSizes, weight_bytes: int, tp_size: int = 1) -> int:
@@ -255,11 +307,13 @@ def _activations(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
     block = activation_bytes_of_block(sizes, run.compute_bytes, run.layout.dims.tp_size)
     if not run.recomputes:
         formula = f"at most {tokens:,} tokens x {sizes.layers} blocks x {block:,} bytes"
-        return MemoryTerm("activations", tokens * sizes.layers * block, formula, in_rollout=False)
+        num_bytes = tokens * sizes.layers * block
+        return MemoryTerm("activations", num_bytes, formula, in_rollout=False, phase="passes")
     kept = -(-sizes.layers // run.recompute_every)
     inputs = sizes.hidden * run.compute_bytes
     formula = f"at most {tokens:,} tokens x ({kept} x {inputs:,} + {run.recompute_every} x {block:,} bytes)"
-    return MemoryTerm("activations", tokens * (kept * inputs + run.recompute_every * block), formula, in_rollout=False)
+    num_bytes = tokens * (kept * inputs + run.recompute_every * block)
+    return MemoryTerm("activations", num_bytes, formula, in_rollout=False, phase="passes")
 
 
 def _logits(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
@@ -268,7 +322,7 @@ def _logits(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
     rows = min(tokens, run.head_rows) if run.head_rows else tokens
     vocab = -(-sizes.vocab // run.layout.dims.tp_size)
     formula = f"at most 2 x {rows:,} rows x {vocab:,} tokens x 4 bytes"
-    return MemoryTerm("logits", 2 * rows * vocab * 4, formula, in_rollout=False)
+    return MemoryTerm("logits", 2 * rows * vocab * 4, formula, in_rollout=False, phase="passes")
 
 
 def _cache(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:

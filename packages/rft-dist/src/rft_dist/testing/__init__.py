@@ -1,1 +1,1 @@
-"""Ranks as threads and processes, and byte counters, for tests."""
+"""Ranks as threads and processes, for tests."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 NamedTensors = Callable[[], Iterable[tuple[str, Tensor]]]
 
@@ -29,6 +29,14 @@ def to_checkpoint_names(model: Any, named: NamedTensors) -> Callable[[], Iterato
             yield from revert_weight_conversion(model, {name: tensor.detach()}).items()
 
     return tensors
+
+
+def saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the buffers that a directory holds beside the parameters, such as the biases of routers, by their names."""
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer
 
 
 def to_module_names(model: Any, named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rft_models.logprobs.epilogue import EagerEpilogue, Epilogue, RowTerms, Shape
 from rft_models.logprobs.epilogue_compiled import compiled_epilogue
+from rft_models.logprobs.planned_device import ShapesOfKernels, device_type, is_planned
 from rft_models.logprobs.row_statistics import SlabSums
 
 EpilogueName = Literal["eager", "compiled", "kernels"]
@@ -39,6 +40,10 @@ def choose_epilogue(like: Tensor, num_logits: int, shape: Shape, wanted: Epilogu
     """
     if wanted == "eager":
         return EagerEpilogue("asked for")
+    if is_planned():
+        # the same passes as the run's, on tensors that have shapes alone
+        on_gpu = device_type(like) == "cuda" and like.dtype is not torch.float64
+        return KernelEpilogue(ShapesOfKernels, "a plan for a GPU") if on_gpu else EagerEpilogue("a plan for a CPU")
     if like.is_cuda:
         # the kernels take types of at most 32 bits
         module = None if wanted == "compiled" or like.dtype is torch.float64 else _kernels()
@@ -67,7 +72,7 @@ def _kernels() -> ModuleType | None:
 class KernelEpilogue:
     """Passes by the operations of `rft_kernels.ops`, which keep the products between the two passes."""
 
-    module: ModuleType
+    module: ModuleType | type[ShapesOfKernels]
     reason: str
     name: str = "kernels"
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from rft_models.logprobs.backend import EpilogueName, choose_epilogue
 from rft_models.logprobs.epilogue import Epilogue, RowTerms, Shape
 from rft_models.logprobs.linear_logprobs import counted_rows, needs_gradient, of_one_type, slab_for
+from rft_models.logprobs.planned_device import device_type, held_slab, traced
 from rft_models.logprobs.row_statistics import RowSums, VocabularyShard, merged_over_ranks, to_logprobs
 from rft_models.logprobs.vocab_slabs import (
     ChunkSums,
@@ -99,7 +100,7 @@ def linear_loss(
 
 def chunk_for(hidden_RD: Tensor, weight_VD: Tensor) -> int:
     """Rows whose logits are alive at a time."""
-    limit = _CUDA_CHUNK_LOGITS if hidden_RD.is_cuda else _CHUNK_LOGITS
+    limit = _CUDA_CHUNK_LOGITS if device_type(hidden_RD) == "cuda" else _CHUNK_LOGITS
     return max(1, limit // max(1, weight_VD.shape[0]))
 
 
@@ -157,7 +158,8 @@ class _Work:
     ) -> None:
         self._plan = plan
         self._hidden_RD, self._targets_R = hidden_RD, targets_R
-        self._matrix = Matrix(weight_VD, bias, slab_for(hidden_RD, plan.chunk), plan.shard)
+        slab = held_slab(slab_for(hidden_RD, plan.chunk), weight_VD.shape[0])
+        self._matrix = Matrix(weight_VD, bias, slab, plan.shard)
         self._needs = needs
         num_rows = hidden_RD.shape[0] if plan.rows_N is None else plan.rows_N.shape[0]
         self._starts = range(0, num_rows, plan.chunk)
@@ -170,7 +172,7 @@ class _Work:
 
     def run(self) -> None:
         """Compute the values, and the gradients that are needed."""
-        for start in self._starts:
+        for start in traced(self._starts):
             self._chunk(start, first=start == 0)
 
     def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

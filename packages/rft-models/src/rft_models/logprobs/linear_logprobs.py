@@ -31,6 +31,7 @@ from torch import Tensor
 
 from rft_models.logprobs.backend import EpilogueName, choose_epilogue
 from rft_models.logprobs.epilogue import Epilogue, RowTerms, Shape
+from rft_models.logprobs.planned_device import device_type, traced
 from rft_models.logprobs.row_statistics import (
     IGNORED,
     RowSums,
@@ -171,7 +172,7 @@ def linear_outputs(
 
 def slab_for(hidden_RD: Tensor, num_rows: int) -> int:
     """Vocabulary entries of a slab of `num_rows` rows: neither its logits nor its rows of dW above the limit."""
-    elements = _CUDA_SLAB_ELEMENTS if hidden_RD.is_cuda else _SLAB_ELEMENTS
+    elements = _CUDA_SLAB_ELEMENTS if device_type(hidden_RD) == "cuda" else _SLAB_ELEMENTS
     return max(_MIN_SLAB, elements // max(1, num_rows, hidden_RD.shape[1]))
 
 
@@ -350,7 +351,7 @@ def _slab_gradients(
     sum_ND = torch.zeros_like(rows.hidden_ND, dtype=sum_dtype(rows.hidden_ND)) if needs[0] else None
     gradients = Gradients(matrix, needs_weight=needs[1], needs_bias=needs[2], num_additions=len(chunks))
     # slabs outside, chunks inside: each slice of dW is finished before the next one is begun
-    for number, start, stop in matrix.starts():
+    for number, start, stop in matrix.starts() if rows.held_SRC else traced(matrix.starts()):
         for index, (hidden_ND, terms, shares_SN) in enumerate(chunks):
             if rows.held_SRC:
                 held_NC = rows.held_SRC[number]

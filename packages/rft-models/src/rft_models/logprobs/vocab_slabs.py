@@ -7,7 +7,6 @@ gradients of slabs of logits and adds them to those of the hidden states, the ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from rft_models.layers.fast_linear import linear, product_nt, product_tn
 from rft_models.logprobs.backend import KernelEpilogue, add_product
 from rft_models.logprobs.epilogue import Epilogue, RowTerms, Shape
+from rft_models.logprobs.planned_device import traced
 from rft_models.logprobs.row_statistics import RowSums, SlabSums, VocabularyShard, merge_rows
 
 NARROW_ADDITIONS = 4
@@ -37,11 +37,11 @@ class Matrix:
         """The id of the first row."""
         return 0 if self.shard is None else self.shard.offset
 
-    def starts(self) -> Iterator[tuple[int, int, int]]:
+    def starts(self) -> list[tuple[int, int, int]]:
         """(number, first row, end) of each slab, rows counted from 0."""
         num_rows = self.weight_VD.shape[0]
-        for number, start in enumerate(range(0, num_rows, self.slab)):
-            yield number, start, min(start + self.slab, num_rows)
+        starts = enumerate(range(0, num_rows, self.slab))
+        return [(number, start, min(start + self.slab, num_rows)) for number, start in starts]
 
     def products(self, hidden_RD: Tensor, start: int, stop: int) -> Tensor:
         """[R, C] = h W^T + b of a slab, in the type of the hidden states."""
@@ -84,7 +84,7 @@ def chunk_sums(
     table = _table(matrix, hidden_RD, flags)  # before the slabs: no small tensor may stay between the large ones
     held_SRC: list[Tensor] = []
     top = _no_entries(hidden_RD) if flags.top_k else None
-    for number, start, stop in matrix.starts():
+    for number, start, stop in matrix.starts() if flags.hold else traced(matrix.starts()):
         products_RC = matrix.products(hidden_RD, start, stop)
         if top is not None:
             # before `sums`, which uses the products up

@@ -32,6 +32,7 @@ from rft_models.layers.moe_router import (
 from rft_models.logprobs.fused_loss import LossOutputs, TokenObjective
 from rft_models.logprobs.linear_logprobs import KEPT_LOGITS
 from rft_models.logprobs.output_head import head_of
+from rft_models.logprobs.planned_device import device_type
 from rft_models.lora.files import save_beside
 from rft_models.lora.quantization import saved_as_numbers, state_of
 
@@ -152,7 +153,9 @@ class CausalPolicy(PackedModel):
         19 %), so it is left out.
         """
         forms_them_twice = self.head_chunk_size is not None or num_rows * self._vocab_size > KEPT_LOGITS
-        return forms_them_twice and (self.device.type != "cpu" or self.dtype in (torch.bfloat16, torch.float16))
+        return forms_them_twice and (
+            device_type(self.head.weight) != "cpu" or self.dtype in (torch.bfloat16, torch.float16)
+        )
 
     def fused_loss(self, tokens: PackedTokens, objective: TokenObjective, *, temperature: float = 1.0) -> LossOutputs:
         """Sum an objective of single tokens at three products with the output matrix in place of four.

@@ -16,7 +16,7 @@ import torch
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key, keyed_normal
 from rft_models.files.directories import no_progress_bars
-from rft_models.tokenization.new_tokenizer import EOS_TOKEN, PAD_TOKEN, bpe_tokenizer
+from rft_models.tokenization.byte_level import EOS_TOKEN, PAD_TOKEN, bpe_tokenizer
 
 DIGITS_AND_OPERATORS = string.digits + "+-*=() \n"
 """Characters of integer arithmetic."""

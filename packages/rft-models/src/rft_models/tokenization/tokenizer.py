@@ -12,7 +12,7 @@ from typing import Any, cast
 from rft_core.errors import DataError
 from rft_models.files.config_values import MOST_TOKENS, check_token_id, wrong_value
 from rft_models.own_decoder.registration import register_for
-from rft_models.tokenization.new_tokenizer import byte_symbols, characters_of
+from rft_models.tokenization.byte_level import byte_symbols, characters_of
 from rft_models.tokenization.time_limit import call_within
 
 _CLASSES_OF_THE_FILE = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -30,6 +30,8 @@ _TEMPLATE_ERRORS = (
     TypeError,
     ValueError,
 )
+_TEXTS_OF_CALL = 64
+"""Texts that are encoded at a time: the results of more of them do not stay in the caches of a core."""
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """Opens a passage of the assistant in a chat template."""
 
@@ -101,8 +103,12 @@ class HfTokenizer:
         if self._closed_alphabet is not None:
             for text in texts[1:]:
                 self._refuse_unknown_characters(text, self._closed_alphabet)
-        rest = backend.encode_batch_fast(list(texts[1:]), add_special_tokens=add_special_tokens)
-        return [first, *(encoding.ids for encoding in rest)]
+        found = [first]
+        for start in range(1, len(texts), _TEXTS_OF_CALL):
+            some = list(texts[start : start + _TEXTS_OF_CALL])
+            encodings = backend.encode_batch_fast(some, add_special_tokens=add_special_tokens)
+            found += [encoding.ids for encoding in encodings]
+        return found
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Decode `ids` to text, spaces as they are."""

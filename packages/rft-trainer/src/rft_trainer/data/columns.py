@@ -48,6 +48,8 @@ class Columns:
 
     def field(self, row: Row, key: str, flag: str) -> Any:
         """Return the value of a column, which may be dotted, or raise `MissingColumnError`."""
+        if key in row.fields:
+            return row.fields[key]
         found, value = _lookup(row.fields, key)
         if not found:
             raise self._missing(row, key, flag)
@@ -80,6 +82,11 @@ class Columns:
         # a prompt that is sought under a wrong name may be called as a label usually is: only its own names count
         known = [name for name in _MEANINGS.get(flag, ()) if name in free]
         return known[0] if known else ""
+
+
+def has_column(fields: Mapping[str, Any], key: str) -> bool:
+    """Return whether a row has a column, whose key may be dotted."""
+    return _lookup(fields, key)[0]
 
 
 def _names(fields: Mapping[str, Any], *, with_lists: bool) -> Iterator[str]:

@@ -72,16 +72,18 @@ def as_read(
     *,
     conversations: bool = False,
     images: str = "",
+    present: Sequence[str] | None = None,
 ) -> ReadRows:
     """Return the rows as the columns of their form say; as they are where they have the columns that are asked for.
 
     With `conversations` chats without a column of responses stay whole: their turns are learned. `images` is the column
-    of images that is read beside them.
+    of images that is read beside them, and `present` the columns of the source's first row; None = `rows` begin there.
 
     Raises:
         DataError: a row lacks a turn or a text that its form needs.
     """
-    present = list(rows[0].fields) if rows else []
+    if present is None:
+        present = list(rows[0].fields) if rows else []
     form = _form_of(present) if keys.input == _DEFAULT.input else None
     # a column of responses that is named is read, and one that is there by the default name too
     has_response = keys.output is None or keys.output != _DEFAULT.output or keys.output in present

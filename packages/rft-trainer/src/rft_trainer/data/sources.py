@@ -105,7 +105,7 @@ def load_prompts(
         keys = Keys(input_key, label_key, output_key)
         read = as_read(rows, keys, skips, conversations=conversations, images=images.key if images else "")
         notes += [f"{spec.name}: {read.note}"] if read.note else []
-        note = "" if read.note or whole_rows else _unused(read, images, weight_key)
+        note = "" if read.note or whole_rows else unused_columns(read, images, weight_key)
         unused += [f"{spec.name}: {note}"] if note else []
         prompts.extend(
             prompts_from_rows(
@@ -126,7 +126,7 @@ def load_prompts(
     )
 
 
-def _unused(read: ReadRows, images: ImageColumn | None, weight_key: str | None) -> str:
+def unused_columns(read: ReadRows, images: ImageColumn | None = None, weight_key: str | None = None) -> str:
     """Return a sentence on the columns of a source that nothing reads; empty where there are none."""
     names = [read.keys.input, read.keys.label, read.keys.output, images.key if images is not None else None, weight_key]
     # a key may reach into a column, as `reward_model.ground_truth` does

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.statistics import Interval, mean_interval, share_interval
-from rft_core.errors import OutageError
+from rft_core.errors import OptionsError, OutageError
 from rft_core.keyed_random import derive_key
 from rft_trainer.evaluation.sampled_metrics import ScoredSample, by_prompt, default_ks
 from rft_trainer.evaluation.task_metrics import TaskMetrics
@@ -51,14 +51,15 @@ class EvaluationResult:
     num_unscored: int = 0
     """Responses without a reward."""
     by_prompt: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict[str, tuple[float | None, ...]])
-    """pass@k, maj@k and best@k of several samples by name, a number a prompt; None where too few have a reward."""
+    """pass@k, maj@k, best@k and picked@k of several samples by name, a number a prompt; None where too few have a
+    reward."""
 
     sources: tuple[str, ...] = ()
     """The set of each prompt, where there are several."""
 
     @property
     def at_k(self) -> dict[str, float]:
-        """Means of pass@k, maj@k and best@k over the prompts that have them."""
+        """Means of pass@k, maj@k, best@k and picked@k over the prompts that have them."""
         return {name: fmean(known) for name, values in self.by_prompt.items() if (known := _known(values))}
 
     @property
@@ -94,7 +95,7 @@ class EvaluationResult:
         return found
 
     def intervals(self) -> dict[str, Interval]:
-        """Return the 95 % intervals of accuracy, reward, pass@k, maj@k and best@k, over the prompts.
+        """Return the 95 % intervals of accuracy, reward, pass@k and the like, over the prompts.
 
         Samples of one prompt are alike: the prompts are what was drawn independently.
         """
@@ -128,7 +129,7 @@ class EvaluationResult:
         }
 
     def means(self) -> list[tuple[str, float]]:
-        """Return accuracy, reward, the number of prompts, and pass@k, maj@k and best@k, by name."""
+        """Return accuracy, reward, the number of prompts, and pass@k and the like, by name."""
         return [
             ("accuracy", self.accuracy),
             ("reward", self.mean_reward),
@@ -136,6 +137,9 @@ class EvaluationResult:
             *self.at_k.items(),
         ]
 
+
+WHOLE_REWARD = "reward"
+"""Name of what picks where it is the reward itself and none of its parts."""
 
 Rows = list[list[Any]]
 """What is kept of each response to a prompt, in the order of the samples."""
@@ -184,6 +188,9 @@ class Evaluator:
     """Values of k of pass@k, maj@k and best@k; None = 1, 2, 4, ... and `num_samples`."""
     answer_of: Callable[[str], str | None] = str.strip
     """Reads the answer of a response, the vote of maj@k; None where it has none."""
+    pick: str = ""
+    """Part of the reward, or `WHOLE_REWARD`, whose highest value picks one of k responses, for picked@k; empty =
+    none."""
     keys: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -196,6 +203,7 @@ class Evaluator:
         Raises:
             OutageError: the reward server of a rank is away, on all ranks.
             DataError: the metrics of a task are none.
+            OptionsError: no response has the part of the reward that picks.
         """
         return self._result(self._rows({}, None, None))
 
@@ -274,10 +282,9 @@ class Evaluator:
         flat = [row for group in rows for row in group]
         scored = [[row for row in group if row[0] is not None] for group in rows]
         ks = default_ks(self.num_samples) if self.ks is None else self.ks
-        samples = [
-            [ScoredSample(float(row[0]), bool(row[1]), self.answer_of(row[6]) if ks else None) for row in group]
-            for group in scored
-        ]
+        samples = [[self._sample(row, votes=bool(ks)) for row in group] for group in scored]
+        if self.pick and flat and all(one.score is None for group in samples for one in group):
+            raise _no_such_part(self.pick, flat)
         return EvaluationResult(
             rewards=tuple(fmean(one.reward for one in group) if group else None for group in samples),
             correct=tuple(_share([one.is_correct for one in group]) if group else None for group in samples),
@@ -290,6 +297,11 @@ class Evaluator:
             by_prompt=by_prompt(samples, ks),
             sources=self._sources(),
         )
+
+    def _sample(self, row: Sequence[Any], *, votes: bool) -> ScoredSample:
+        answer, reward = self.answer_of(row[6]) if votes else None, float(row[0])
+        score = row[_BREAKDOWN].get(self.pick, reward if self.pick == WHOLE_REWARD else None) if self.pick else None
+        return ScoredSample(reward, bool(row[1]), answer, score)
 
     def _sources(self) -> tuple[str, ...]:
         """Return the set of each prompt; empty where all are of one."""
@@ -308,7 +320,9 @@ def _keys(seed: int, index: int, num_samples: int) -> list[int]:
 
 
 _READABLE = 7
-"""Place of the readable row, where there is one."""
+"""Place of the row for people, which is None where none is asked for."""
+_BREAKDOWN = 8
+"""Place of the parts of the reward."""
 
 
 def _row(prompt: Prompt, rollout: Rollout, readable: Readable | None) -> list[Any]:
@@ -325,8 +339,20 @@ def _row(prompt: Prompt, rollout: Rollout, readable: Readable | None) -> list[An
         counts,
         reason,
         rollout.response_text,
-        *([{**readable(prompt, rollout), "correct": correct}] if readable else []),
+        {**readable(prompt, rollout), "correct": correct} if readable else None,
+        dict(rollout.breakdown),
     ]
+
+
+def _no_such_part(pick: str, rows: Sequence[Sequence[Any]]) -> OptionsError:
+    known = [*sorted({name for row in rows for name in row[_BREAKDOWN]}), WHOLE_REWARD]
+    return OptionsError(
+        code="eval.unknown_part",
+        what=f"eval_pick = {pick}; the parts of the reward are {', '.join(known)}",
+        where="--eval_pick",
+        why="no response has a value by which it could be picked",
+        do=f"--eval_pick {known[0]}",
+    )
 
 
 def _share(correct: Sequence[bool]) -> float:

@@ -75,25 +75,47 @@ class PretrainLoop(SupervisedLoop[Sequence[TrainingSample]]):
         """Compute the mean loss of the held-out windows in nats a token, and in bits a byte."""
         if self.held_out is None:
             return None
-        collectives = self.data_ranks or self.collectives
-        total, num_tokens = 0.0, 0
-        for samples in _blocks(self.held_out.windows, self.eval_max_sequences * collectives.world_size):
-            count = sum(sample.num_loss_tokens for sample in samples)
-            total += count * mean_loss(
-                self.policy,
-                samples,
-                collectives,
-                max_sequences=self.eval_max_sequences,
-                max_tokens=self.eval_max_tokens,
-                device=self.device,
-                collective_forward=self.collective_forward,
-            )
-            num_tokens += count
-        loss = total / num_tokens
-        bits = bits_per_byte(loss, num_tokens, self.held_out.num_bytes)
-        return HeldOutResult(
-            loss, {"eval/loss": loss, "eval/perplexity": _perplexity(loss), "eval/bits_per_byte": bits}
+        loss, num_tokens = loss_of_windows(
+            self.policy,
+            self.held_out.windows,
+            self.data_ranks or self.collectives,
+            max_sequences=self.eval_max_sequences,
+            max_tokens=self.eval_max_tokens,
+            device=self.device,
+            collective_forward=self.collective_forward,
         )
+        bits = bits_per_byte(loss, num_tokens, self.held_out.num_bytes)
+        return HeldOutResult(loss, {"eval/loss": loss, "eval/perplexity": perplexity(loss), "eval/bits_per_byte": bits})
+
+
+def loss_of_windows(
+    policy: Policy,
+    windows: Sequence[Window],
+    collectives: Collectives,
+    *,
+    max_sequences: int,
+    max_tokens: int,
+    device: str = "cpu",
+    collective_forward: bool = False,
+) -> tuple[float, int]:
+    """Compute (mean negative log-likelihood a token in nats, tokens) of windows, a few in memory at a time.
+
+    Arguments are those of `mean_loss`.
+    """
+    total, num_tokens = 0.0, 0
+    for samples in _blocks(windows, max_sequences * collectives.world_size):
+        count = sum(sample.num_loss_tokens for sample in samples)
+        total += count * mean_loss(
+            policy,
+            samples,
+            collectives,
+            max_sequences=max_sequences,
+            max_tokens=max_tokens,
+            device=device,
+            collective_forward=collective_forward,
+        )
+        num_tokens += count
+    return total / num_tokens, num_tokens
 
 
 _BLOCK = 64
@@ -108,5 +130,6 @@ def _blocks(windows: Sequence[Window], num_sequences: int) -> Iterator[list[Trai
         yield [sample for index in range(start, stop) for sample in windows[index]]
 
 
-def _perplexity(loss: float) -> float:
+def perplexity(loss: float) -> float:
+    """Return exp(loss); infinite where it is too large for a number."""
     return float(torch.tensor(loss, dtype=torch.float64).exp())

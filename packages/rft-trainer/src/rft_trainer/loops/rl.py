@@ -21,6 +21,7 @@ from rft_trainer.loops.training_loop import Limits, StepSize, TrainingLoop
 from rft_trainer.metrics.phase_timer import Phase
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import Prompt, RolloutGroup, TrainingSample
+from rft_trainer.records.scores import remedy_of
 from rft_trainer.rollout_files.token_recorder import TokenRecorder
 from rft_trainer.rollouts.source import RolloutSource
 from rft_trainer.runs.step_report import rollout_metrics
@@ -307,7 +308,7 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
                 where=f"reward function; first: {_first_unscored(groups)}",
                 why=f"more than the share {self.rules.max_unscored_share} that --max_unscored_share allows",
                 state=f"no weight was changed by this step; resume: {self.resume_command}",
-                do=f"repair the reward, then {self.resume_command} (where its file changed, --accept_changes reward)",
+                do=remedy_of(_unscored_statuses(groups), self.resume_command, is_resumed=True),
             )
         return drop_zero_variance_groups(kept) if self.rules.filter_groups else kept
 
@@ -385,6 +386,10 @@ def _failure_counts(groups: Sequence[RolloutGroup]) -> str:
     missing = [rollout for _, rollout in flat_rollouts(groups) if rollout.reward is None]
     kinds = Counter(rollout.failure or str(rollout.status) for rollout in missing)
     return ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
+
+
+def _unscored_statuses(groups: Sequence[RolloutGroup]) -> list[str]:
+    return [str(rollout.status) for _, rollout in flat_rollouts(groups) if rollout.reward is None]
 
 
 def _first_unscored(groups: Sequence[RolloutGroup]) -> str:

@@ -98,7 +98,8 @@ class SupervisedLoop(TrainingLoop[DataT]):
         # nothing is sampled or scored here, but the ledger accepts the states in this order alone
         for state in (EntryState.GENERATED, EntryState.SCORED):
             self.ledger.advance(entries, state)
-        return entries, self._data(entries)
+        with self.timer.phase(Phase.DATA):
+            return entries, self._data(entries)
 
     def _learn(self, data: DataT) -> dict[str, object]:
         samples = self._samples(data)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Protocol
 
+from rft_trainer.metrics.compute_meter import ComputeMeter
+
 
 class Phase(StrEnum):
     """The parts of a step; what falls outside all of them is "other"."""
@@ -41,7 +43,7 @@ class PhaseTimer:
     A phase inside another takes its seconds from the outer one, so the phases and "other" sum to
     the step. `synchronize` is called at both ends of a phase (a device that runs ahead of the
     host would otherwise charge its work to a later phase); `clock` gives seconds. `listener` is notified
-    of every phase when it begins and ends.
+    of every phase when it begins and ends; `meter` gives the rates of arithmetic.
 
     Example::
 
@@ -57,7 +59,9 @@ class PhaseTimer:
         clock: Callable[[], float] = time.perf_counter,
         synchronize: Callable[[], None] | None = None,
         listener: PhaseListener | None = None,
+        meter: ComputeMeter | None = None,
     ) -> None:
+        self._meter = meter
         self._listener = listener
         self._clock = clock
         self._synchronize = synchronize or (lambda: None)
@@ -101,6 +105,8 @@ class PhaseTimer:
             metrics |= {f"time/share_{name}": spent / total for name, spent in seconds.items()}
             metrics["time/samples_per_minute"] = 60.0 * num_samples / total
             metrics["time/tokens_per_second"] = num_tokens / total
+        if self._meter is not None:
+            metrics |= self._meter.take(metrics)
         self._seconds = dict.fromkeys(Phase, 0.0)
         self._started = self._marked = now
         if self._listener is not None:

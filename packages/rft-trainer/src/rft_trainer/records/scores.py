@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -32,6 +33,26 @@ class RewardStatus(StrEnum):
     """The server was away for longer than the run waits."""
     NO_VERDICT = "no_verdict"
     """A judge answered, and its answer holds no score."""
+
+
+def remedy_of(statuses: Iterable[str], command: str, *, is_resumed: bool) -> str:
+    """Return what mends most of the responses that have no reward, by their statuses, and the command that goes on.
+
+    Args:
+        statuses: of these responses, at least one.
+        command: what a person types after the repair.
+        is_resumed: whether it continues a run, which compares the reward with the one that it began with.
+    """
+    [(most, _)] = Counter(statuses).most_common(1)
+    if most == RewardStatus.NO_VERDICT:
+        accepted = " (of a changed file with --accept_changes judge_template)" if is_resumed else ""
+        return (
+            f"{command} with a question and a pattern whose score the judge's answers hold: --judge_template, "
+            f"--judge_pattern, --judge_range, --judge_max_new_tokens{accepted}; or a judge that was trained on such "
+            "responses: --judge_pretrain"
+        )
+    accepted = " (where its file changed, --accept_changes reward)" if is_resumed else ""
+    return f"repair the reward, then {command}{accepted}"
 
 
 class FailureKind(StrEnum):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from shlex import quote
+from typing import Any, Protocol
 
 from rft_core.errors import DataError, OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_trainer.data.readers.rows import shown
-from rft_trainer.data.rendering import RenderedPrompt
 from rft_trainer.installed_tasks.discovery import task_names
 from rft_trainer.rewards.routed import ANY, Routes
 from rft_trainer.rewards.rules.table import find_rule, rule_names
@@ -42,7 +42,22 @@ def routes_of(chosen: RewardFunctionSettings) -> Routes | None:
     return Routes(by_source, chosen.reward_source_key) if by_source else None
 
 
-def require_routes(chosen: RewardFunctionSettings, rows: Iterable[RenderedPrompt]) -> None:
+class RoutedRow(Protocol):
+    """Protocol of what a route is chosen for, and told of a row to which none leads."""
+
+    @property
+    def columns(self) -> Mapping[str, Any]: ...
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def place(self) -> str:
+        """Return file:line of the row."""
+        ...
+
+
+def require_routes(chosen: RewardFunctionSettings, rows: Iterable[RoutedRow]) -> None:
     """Refuse rows to which no route leads, where there are routes.
 
     Raises:
@@ -58,7 +73,7 @@ def require_routes(chosen: RewardFunctionSettings, rows: Iterable[RenderedPrompt
             raise _no_route(routes, row, source)
 
 
-def _no_route(routes: Routes, row: RenderedPrompt, source: str | None) -> DataError:
+def _no_route(routes: Routes, row: RoutedRow, source: str | None) -> DataError:
     named = f"has no column {routes.key}" if source is None else f"is of the source {shown(source)}"
     nearest = nearest_names(source or "", [name for name in routes.by_source if name != ANY], count=1)
     given = ",".join(f"{name}={'+'.join(rewards)}" for name, rewards in routes.by_source.items())

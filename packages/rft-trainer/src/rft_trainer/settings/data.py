@@ -132,7 +132,7 @@ class StoredRowsSettings(TrainRowsSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSettings(HeldOutColumnSettings, EvalDataSettings, TrainRowsSettings):
+class DataSettings(HeldOutColumnSettings, EvalDataSettings, StoredRowsSettings):
     """Prompts to train on and to evaluate on."""
 
     eval_label_key: str = ""

@@ -28,6 +28,10 @@ class EvaluationSampleSettings:
     """Values of k of pass@k, maj@k and best@k, joined by commas, each at most `eval_n`; empty = 1, 2, 4, ... and
     `eval_n`."""
 
+    eval_pick: str = ""
+    """Part of the reward, such as a reward model's name, whose highest value picks one of k responses: picked@k is the
+    accuracy of the pick; reward = the whole reward; empty = no such measure."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RlEvaluationSettings(EvaluationSampleSettings, EvaluationSettings):
@@ -67,6 +71,14 @@ def draws_refusal(eval_n: int, eval_k: str) -> SettingsRefusal | None:
         do = f"--eval_n {max(ks)}" if ks and max(ks) > eval_n else f"--eval_k {eval_n}"
         return SettingsRefusal(code="eval.draws", names=("eval_k", "eval_n"), why=str(error), do=do)
     return None
+
+
+def pick_refusal(eval_n: int, eval_pick: str) -> SettingsRefusal | None:
+    """Return the refusal of a pick among one response."""
+    if not eval_pick or eval_n > 1:
+        return None
+    why = "of one response nothing is picked"
+    return SettingsRefusal(code="eval.pick", names=("eval_pick", "eval_n"), why=why, do="--eval_n 8")
 
 
 def equal_samples_refusal(eval_n: int, temperature: float, *, flag: str) -> SettingsRefusal | None:

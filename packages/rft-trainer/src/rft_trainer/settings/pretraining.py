@@ -134,3 +134,49 @@ class PretrainTrainingSettings(SequenceTrainingSettings):
 
     z_loss_coef: float = field(default=0.0, metadata={"minimum": 0.0})
     """Weight of (log Z)^2 of each learned token in the loss, Z the sum of exp(logit); PaLM has 1e-4."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerplexityDataSettings:
+    """The texts that a model predicts."""
+
+    eval_data: str = ""
+    """Texts: .txt files, or files of rows with `text_key`; a file, a pattern, a directory, or
+    ORG/NAME[:CONFIG[:SPLIT]][@REVISION] of the Hugging Face Hub; several joined by commas. Empty = the
+    `held_out_share` of `prompt_data`."""
+
+    eval_split: str = "test"
+    """Split of `eval_data` to use, where it has splits."""
+
+    prompt_data: str = ""
+    """Texts of whose end a share is predicted (with `held_out_share`)."""
+
+    prompt_split: str = "train"
+    """Split of `prompt_data` to use, where it has splits."""
+
+    held_out_share: float = field(default=0.0, metadata={"minimum": 0.0, "below": 1.0})
+    """Share of `prompt_data`, at its end, that is predicted, as a run of `pretrain` keeps it out of training."""
+
+    text_key: str = "text"
+    """Column that holds the text of a document, in files of rows."""
+
+    text_separator: str = ""
+    """Characters that end a document in a .txt file; empty = a file is one document."""
+
+    mask_documents: bool = True
+    """Let a token see none of the documents before its own."""
+
+    max_eval_samples: int = field(default=0, metadata={"minimum": 0})
+    """Number of windows to use, of each set; 0 = all."""
+
+    max_len: int | None = field(default=None, metadata={"minimum": 2})
+    """Tokens of a window, each of which but the first is predicted; none = what the model can take."""
+
+    micro_train_batch_size: int = field(default=8, metadata={"minimum": 1})
+    """Windows in one forward pass."""
+
+    data_store_path: str = ""
+    """Directory of the tokens on disk; empty = ~/.cache/rft/data."""
+
+    data_store_workers: int = field(default=0, metadata={"minimum": 0})
+    """Processes that tokenise texts; 0 = one a core, where there is enough text for more than one."""

@@ -21,6 +21,7 @@ from rft_core.errors import OptionsError, ServiceError
 from rft_trainer.batches.out_of_memory import is_out_of_memory, no_room_in_collective, no_split_left
 from rft_trainer.batches.packing import count, filler_batches, pack, rank_micro_batches
 from rft_trainer.batches.units import MicroBatching, units_of
+from rft_trainer.metrics.compute_meter import ComputeMeter
 from rft_trainer.metrics.totals import Mark, MetricTotals
 from rft_trainer.protocols import Collectives, Optimizer
 from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
@@ -168,6 +169,7 @@ class Updater:
         device: str = "cpu",
         pin_memory: bool = False,
         collective_forward: bool = False,
+        meter: ComputeMeter | None = None,
     ) -> None:
         """Store the model's loss, its optimizer and the limits of a micro-batch.
 
@@ -182,6 +184,7 @@ class Updater:
             device: where the model computes.
             pin_memory: whether batches go to the device from page-locked memory.
             collective_forward: every forward and backward is a collective operation, so all ranks run equally many.
+            meter: counts the arithmetic of the samples.
         """
         self._loss = loss
         self._optimizer = optimizer
@@ -193,6 +196,7 @@ class Updater:
         self._device = device
         self._pin_memory = pin_memory
         self._collective_forward = collective_forward
+        self._meter = meter
         self._batches: list[_Batch] = []
         self._update_index, self._rate = 0, math.nan
         self._interrupted = False
@@ -261,6 +265,8 @@ class Updater:
             self._update_index, self._rate = update_index, self._learning_rate(update_index)
         # over all ranks and micro-batches: each then adds its share of the gradient, and sums need no weights
         samples, counts = self._guard.without_set_aside(samples, counts or count(samples))
+        if self._meter is not None:
+            self._meter.add(sample.num_tokens for sample in samples)
         self._batches.append(_Batch(samples, counts, loss or self._loss, monitor, totals, totals.mark()))
         # an error in the middle leaves a gradient of half a batch, which no step may use
         self._interrupted = True

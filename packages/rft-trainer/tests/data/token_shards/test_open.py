@@ -87,7 +87,7 @@ def test_a_directory_or_pattern_of_texts_is_one_source(data: PretrainDataSetting
 @pytest.mark.parametrize(
     ("changes", "code", "do"),
     [
-        ({"prompt_data": ""}, "data.no_prompt_data", "--prompt_data input.txt"),
+        ({"prompt_data": ""}, "data.no_texts_named", "--prompt_data input.txt"),
         ({"eval_data": "b.txt"}, "data.two_held_out", "--held_out_share 0"),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from token_shards_doubles import END, Characters, joined_ids, joined_text
 
-from rft_trainer.data.token_shards.build import build_stream, in_this_process
+from rft_trainer.data.token_shards.stream_building import build_stream, in_this_process
 from rft_trainer.data.token_shards.text_plan import TextStream
 from rft_trainer.data.token_shards.windows import (
     StreamWindows,

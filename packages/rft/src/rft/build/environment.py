@@ -134,6 +134,7 @@ def opened_data(data: RlData, environment: ChosenEnvironment | None) -> RlData:
     """Return an RL run's data with prompts that end where conversations begin."""
     if environment is None:
         return data
+    # no store has these prompts: the tools of an environment are part of them
     return replace(data, prompts=environment.opened(data.prompts), held_out=environment.opened(data.held_out))
 
 

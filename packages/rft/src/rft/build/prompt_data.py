@@ -17,6 +17,7 @@ from rft.hub.hub_names import dataset_name
 from rft.hub.sources import located_sources
 from rft.reward_names import needs_labels
 from rft.settings import EvalSettings, RlSettings
+from rft.tokenizing.texts import all_too_long, held_out_note
 from rft_core.errors import DataError, OptionsError, Problem
 from rft_core.keyed_random import derive_key, permutation
 from rft_core.nearest_names import nearest_names
@@ -388,14 +389,7 @@ def render_rows(
                 else:
                     kept.append(row)
     if not kept:
-        longest = max((length for _, length in left_out), default=prompt_max_len)
-        raise DataError(
-            code="prompt.all_too_long",
-            what=f"0 of {len(left_out)} prompts have at most {prompt_max_len} tokens (the longest has {longest})",
-            where=flag,
-            why="a prompt is used whole or left out, and here all would be left out",
-            do=f"{flag} {longest}",
-        )
+        raise all_too_long(left_out, prompt_max_len, flag)
     return kept, left_out
 
 
@@ -492,6 +486,4 @@ def data_notes(
     # rows with images are not compared: the same text asks about another picture
     known = {row.text for row in training if row.media is None}
     shared = sum(row.media is None and row.text in known for row in held_out)
-    if shared:
-        notes.append(f"{shared:,} of {len(held_out):,} held-out prompts are among the training prompts too")
-    return (*notes, *unused)
+    return (*notes, *held_out_note(shared, len(held_out)), *unused)

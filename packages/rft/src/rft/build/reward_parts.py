@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rft.reward_kinds import REWARD_KINDS, RewardKind
-from rft.reward_names import CODE, function_names, named_models
+from rft.reward_names import CODE, function_names, named_models, reads_columns
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import DataError, OptionsError
 from rft_models.families.vision import is_vision
@@ -24,10 +24,23 @@ def has_images(settings: RlSettings | EvalSettings) -> bool:
     return bool(settings.images.images_key)
 
 
-def columns_of(prompts: Sequence[Prompt]) -> dict[str, str]:
+def columns_of(prompts: Iterable[Prompt]) -> dict[str, str]:
     """Return the columns of the rows that the prompts were made of, each with the first row that lacks it, or ""."""
-    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
-    return {name: next((prompt.prompt_id for prompt in prompts if name not in prompt.columns), "") for name in names}
+    first, lacking = "", dict[str, str]()
+    for prompt in prompts:
+        # all rows before the first one with a column lack it
+        for name in prompt.columns:
+            lacking.setdefault(name, first)
+        first = first or prompt.prompt_id
+        for name, row in lacking.items():
+            if not row and name not in prompt.columns:
+                lacking[name] = prompt.prompt_id
+    return lacking
+
+
+def reward_columns(settings: RlSettings, prompts: Iterable[Prompt]) -> dict[str, str]:
+    """Return `columns_of` the prompts; none, and no prompt is read, where nothing reads columns."""
+    return columns_of(prompts) if reads_columns(settings) else {}
 
 
 def unit_test_notes(settings: RlSettings | EvalSettings, prompts: Sequence[Prompt]) -> tuple[str, ...]:
@@ -38,13 +51,16 @@ def unit_test_notes(settings: RlSettings | EvalSettings, prompts: Sequence[Promp
     """
     if CODE not in function_names(settings):
         return ()
-    found = {prompt.prompt_id: label_problem(prompt.label, prompt.columns) for prompt in prompts}
-    unreadable = {prompt_id: problem for prompt_id, problem in found.items() if problem}
+    first, problem, unreadable = "", "", 0
+    for prompt in prompts:
+        found = label_problem(prompt.label, prompt.columns)
+        if found and not unreadable:
+            first, problem = prompt.prompt_id, found
+        unreadable += bool(found)
     if not unreadable:
         return ()
-    first, problem = next(iter(unreadable.items()))
-    if len(unreadable) < len(found):
-        return (f"{len(unreadable):,} of {len(found):,} rows have no tests that can be read; {first}: {problem}",)
+    if unreadable < len(prompts):
+        return (f"{unreadable:,} of {len(prompts):,} rows have no tests that can be read; {first}: {problem}",)
     columns = prompts[0].columns
     better = [name for name, value in columns.items() if not label_problem(value, columns)]
     raise DataError(

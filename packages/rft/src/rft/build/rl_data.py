@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 from rft.build.algorithm import algorithm_record
-from rft.build.images import refuse_beside_images, row_images
+from rft.build.images import ImageReading, refuse_beside_images, row_images
 from rft.build.prompt_data import (
     PreparedPrompts,
     as_prompts,
@@ -21,8 +22,10 @@ from rft.build.prompt_data import (
     with_label_column,
 )
 from rft.build.reward_parts import unit_test_notes
-from rft.reward_names import reads_columns
+from rft.reward_names import needs_labels, reads_columns
 from rft.settings import EvalSettings, RlSettings
+from rft.tokenizing.row_store import wants_store
+from rft.tokenizing.stored_prompts import StoredPromptRows, open_prompts
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_core.errors import OptionsError
 from rft_dist.strategies.registry import run_dims
@@ -31,11 +34,12 @@ from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.batch_plan import BatchPlan, BatchSizes, plan_batches
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.rendering import RenderedPrompt
+from rft_trainer.data.store.prompts import StoredPrompts
 from rft_trainer.evaluation.task_metrics import TaskMetrics
 from rft_trainer.loops.rl import StepConfig
 from rft_trainer.records.rollouts import Prompt, TrainingSample
-from rft_trainer.rewards.routes import require_routes
-from rft_trainer.settings.data import PromptTextSettings, TrainRowsSettings
+from rft_trainer.rewards.routes import RoutedRow, require_routes
+from rft_trainer.settings.data import DataSettings, PromptTextSettings, TrainRowsSettings
 
 
 def response_limits(settings: RlSettings | EvalSettings, longest_prompt: int) -> tuple[int, int]:
@@ -101,8 +105,14 @@ class PretrainingData:
 class RlData:
     """Training and held-out prompts of an RL run, its batch plan and step counts."""
 
-    training: PreparedPrompts
-    prompts: list[Prompt]
+    training: PreparedPrompts | None
+    """The rendered rows; None where they are in a store."""
+    stored: StoredPromptRows | None
+    """The store of the training prompts, where they are in one."""
+    prompts: Sequence[Prompt]
+    mixture: Mixture
+    data_hash: str
+    """Of the training prompts."""
     held_out: list[Prompt]
     plan: BatchPlan
     num_steps: int
@@ -115,6 +125,66 @@ class RlData:
     pretraining: PretrainingData | None = None
     """Rows of the pre-training term."""
 
+    def all_prompts(self) -> Sequence[Prompt]:
+        """Return the training prompts and behind them the held-out ones; stored ones stay where they are."""
+        if isinstance(self.prompts, StoredPrompts):
+            return self.prompts.followed_by(self.held_out)
+        return [*self.prompts, *self.held_out]
+
+
+@dataclass(frozen=True, slots=True)
+class _TrainingPrompts:
+    """Training prompts, in memory or in a store."""
+
+    prepared: PreparedPrompts | None
+    stored: StoredPromptRows | None
+    label_key: str
+
+    def prompts(self) -> Sequence[Prompt]:
+        return self.stored.prompts if self.stored else self.in_memory().prompts()
+
+    def in_memory(self) -> PreparedPrompts:
+        assert self.prepared is not None, "the prompts are in a store"
+        return self.prepared
+
+    def mixture(self) -> Mixture:
+        return self.stored.stored.mixture(()) if self.stored else self.in_memory().mixture
+
+    def data_hash(self) -> str:
+        return self.stored.stored.data_hash if self.stored else self.in_memory().data_hash
+
+    def rows(self) -> Iterable[RoutedRow]:
+        return self.stored.rows() if self.stored else self.in_memory().rendered
+
+    def notes(self, data: DataSettings, tokenizer: HfTokenizer, held_out: Sequence[RenderedPrompt]) -> tuple[str, ...]:
+        if self.stored:
+            return data_notes(data, tokenizer, ()) + self.stored.notes_on([row.text for row in held_out])
+        found = self.in_memory()
+        return data_notes(data, tokenizer, found.rendered, held_out, unused=found.loaded.unused)
+
+
+def _training_prompts(settings: RlSettings, tokenizer: HfTokenizer, images: ImageReading) -> _TrainingPrompts:
+    """Read and render the rows to train on, or open their store."""
+    data, limit, whole_rows = settings.data, settings.sampling.prompt_max_len, reads_columns(settings)
+    talks = "the tools of an environment are part of the prompts" if settings.conversation.environment else ""
+    if wants_store(data, tokenizer, images_key=settings.images.images_key, reason=talks):
+        stored = open_prompts(
+            data, tokenizer, max_len=limit, whole_rows=whole_rows, needs_labels=needs_labels(settings)
+        )
+        return _TrainingPrompts(None, stored, stored.label_key)
+    read = partial(
+        read_training,
+        data,
+        data,
+        tokenizer,
+        output_key=None,
+        prompt_max_len=limit,
+        images=images,
+        whole_rows=whole_rows,
+    )
+    prepared, label_key = with_label_column(lambda key: read(label_key=key), settings)
+    return _TrainingPrompts(prepared, None, label_key)
+
 
 def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> RlData:
     """Read, render and count; needs a tokenizer and no weights. `world_size` counts all ranks."""
@@ -123,18 +193,7 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
     critic = settings.critic.critic_pretrain if advantage.needs_values else ""
     refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer, critic=critic)
     images = row_images(settings.images, settings.run.seed)
-    whole_rows = reads_columns(settings)
-    read = partial(
-        read_training,
-        data,
-        data,
-        tokenizer,
-        output_key=None,
-        prompt_max_len=settings.sampling.prompt_max_len,
-        images=images,
-        whole_rows=whole_rows,
-    )
-    training, label_key = with_label_column(lambda key: read(label_key=key), settings)
+    training = _training_prompts(settings, tokenizer, images)
     rendered: Sequence[RenderedPrompt] = ()
     if data.eval_data:
         rendered = read_held_out(
@@ -143,13 +202,13 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
             data.max_eval_samples,
             held_out_text(data),
             tokenizer,
-            label_key=data.eval_label_key or label_key,
+            label_key=data.eval_label_key or training.label_key,
             output_key=None,
             prompt_max_len=settings.sampling.prompt_max_len,
             images=images,
-            whole_rows=whole_rows,
+            whole_rows=reads_columns(settings),
         )
-    require_routes(settings.reward, [*training.rendered, *rendered])
+    require_routes(settings.reward, chain(training.rows(), rendered))
     held_out = as_prompts(rendered) if rendered else []
     prompts = training.prompts()
     sizes = BatchSizes(
@@ -172,12 +231,28 @@ def rl_data(settings: RlSettings, tokenizer: HfTokenizer, world_size: int) -> Rl
         # a run cut by max_steps makes fewer updates, and its learning-rate schedule ends with it
         num_updates = min(num_updates, num_steps * len(plan.cut(plan.collection_size)) * batch.max_epochs)
     # held-out prompts too: one engine serves training and evaluation
-    longest = max(len(prompt.token_ids) for prompt in (*prompts, *held_out))
+    # the manifests of a store say it
+    lengths = [training.stored.longest] if training.stored else [len(prompt.token_ids) for prompt in prompts]
+    longest = max((*lengths, *(len(prompt.token_ids) for prompt in held_out)))
     metrics = TaskMetrics.of(data.eval_metrics)
-    notes = data_notes(data, tokenizer, training.rendered, rendered, unused=training.loaded.unused)
+    notes = training.notes(data, tokenizer, rendered)
     notes += unit_test_notes(settings, prompts)
     mixed = pretraining_data(settings, tokenizer)
-    return RlData(training, prompts, held_out, plan, num_steps, num_updates, longest, metrics, notes, mixed)
+    return RlData(
+        training.prepared,
+        training.stored,
+        prompts,
+        training.mixture(),
+        training.data_hash(),
+        held_out,
+        plan,
+        num_steps,
+        num_updates,
+        longest,
+        metrics,
+        notes,
+        mixed,
+    )
 
 
 def step_rules(settings: RlSettings, data: RlData, record: PolicyAlgorithm) -> StepConfig:

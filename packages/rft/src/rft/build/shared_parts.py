@@ -182,6 +182,7 @@ def make_evaluator(
         num_samples=asked.eval_n,
         ks=parse_ks(asked.eval_k, asked.eval_n),
         answer_of=answer_reader(*function_names(settings)),
+        pick=asked.eval_pick,
     )
 
 

@@ -96,8 +96,9 @@ CONFORMANCE = CommandSettings(
     rules="rft.config.rules.compared_engines:problems",
 )
 BUILD = CommandSettings(name="build", settings="rft.settings:BuildModelSettings")
+PERPLEXITY = CommandSettings(name="perplexity", settings="rft.settings:PerplexitySettings")
 TOKENIZER = CommandSettings(name="tokenizer", settings="rft.settings:TrainTokenizerSettings")
-OWN = (SFT, PRETRAIN, DPO, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD, TOKENIZER)
+OWN = (SFT, PRETRAIN, DPO, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD, TOKENIZER, PERPLEXITY)
 
 _PROGRAMS: list[Callable[[], Mapping[str, ConfiguredCommand]]] = []
 

@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+from rft.process.cache import cache_directory
 from rft_core.durable_files import replace_bytes, storage_errors
 from rft_core.errors import DataError, OptionsError
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]] | Any
 """Rows as objects: dicts, a `datasets.Dataset`, a pandas frame."""
-
-
-def cache_directory() -> Path:
-    """Return the directory of files that are made from objects: `RFT_CACHE`, else `~/.cache/rft`."""
-    chosen = os.environ.get("RFT_CACHE", "")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "rft"
 
 
 def rows_directory() -> Path:

@@ -21,7 +21,7 @@ from rft_core.errors import OptionsError
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from rft.library.keywords.using import EvalKeywords, GenerateKeywords
+    from rft.library.keywords.inference_keywords import EvalKeywords, GenerateKeywords
     from rft_algos.statistics import Interval
     from rft_trainer.evaluation.comparison import PairedComparison
 

@@ -14,7 +14,7 @@ from rft.library.training_calls import Config
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from rft.library.keywords.using import ServeRewardKeywords
+    from rft.library.keywords.inference_keywords import ServeRewardKeywords
     from rft.serving.server import RewardServer
 
 

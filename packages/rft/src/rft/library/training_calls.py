@@ -42,7 +42,13 @@ from rft_trainer.settings.run import RunSettings
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from rft.library.keywords.training import DpoKeywords, PretrainKeywords, RlKeywords, RmKeywords, SftKeywords
+    from rft.library.keywords.training_keywords import (
+        DpoKeywords,
+        PretrainKeywords,
+        RlKeywords,
+        RmKeywords,
+        SftKeywords,
+    )
 
 Config: TypeAlias = str | Path | Sequence[str | Path]
 """Files of settings, or directories of runs."""
@@ -285,8 +291,8 @@ def train(
             )
         else:
             # by name, since a stage brings torch
-            room = "pretraining.stage" if prepared.command == PRETRAIN.name else prepared.command
-            stage_train = load(f"rft.stages.{room}:train")
+            place = "rft.pretraining.stage" if prepared.command == PRETRAIN.name else f"rft.stages.{prepared.command}"
+            stage_train = load(f"{place}:train")
             trained = stage_train(prepared, command, in_place=in_place, front=front, signals=signals)
     except SavedAfterSignal:
         # a callback ends a run as it likes; whoever interrupts the program wants no line after this one to run

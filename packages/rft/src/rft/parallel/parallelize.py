@@ -23,6 +23,7 @@ from rft_models.policy.load_for_training import load_for_training
 from rft_models.settings import AdapterSettings, ModelSettings
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.evaluation.ema_evaluator import SwapInEma
+from rft_trainer.metrics.compute_meter import ComputeMeter, device_peak
 
 if TYPE_CHECKING:
     from rft_dist.strategies.optimizer import StrategyOptimizer
@@ -51,6 +52,8 @@ class ParallelModel(Generic[ModelT]):
     """What the forward computes in: an engine should too."""
     module: nn.Module
     """The module that has every parameter."""
+    meter: ComputeMeter | None
+    """Counts the arithmetic of what it is trained on; None = it is not trained."""
     averages: SwapInEma | None
     """Puts the moving averages in the place of the weights for a while; None = there are none."""
 
@@ -85,6 +88,8 @@ def parallelize(
     strategy, autocast = _by_capability(strategy, device, machine, told=adam is not None)
     context = StrategyContext(settings=strategy, collectives=machine.collectives, device=device, adam=adam)
     compute_dtype = autocast or narrow_dtype(strategy) or model.dtype
+    # before distribution, which leaves a rank parts of the matrices
+    meter = None if adam is None else _meter(model, machine, device)
     distributed = chosen.parallelize(model, context)
     if autocast is not None:
         model.compute_in(autocast)
@@ -101,8 +106,14 @@ def parallelize(
         shards_weights=chosen.shards_weights(strategy),
         compute_dtype=compute_dtype,
         module=model.module,
+        meter=meter,
         averages=optimizer.swap_in_ema if optimizer is not None and strategy.enable_ema else None,
     )
+
+
+def _meter(model: ParallelizableModel[ModelT], machine: Machine, device: torch.device) -> ComputeMeter:
+    flops = model.training_flops()
+    return ComputeMeter(flops.of, num_devices=machine.collectives.world_size, peak=device_peak(device))
 
 
 def _by_capability(

@@ -15,7 +15,7 @@ from rft.parallel.parallelize import ParallelModel
 from rft_dist.checkpoint_format.shards import assign_by_bytes
 from rft_dist.collectives import Collectives
 from rft_dist.strategies.protocols import ModelWeights
-from rft_models.files.checkpoint_names import to_checkpoint_names
+from rft_models.files.checkpoint_names import saved_buffers, to_checkpoint_names
 from rft_models.lora import files as adapter_files
 from rft_models.policy.causal_policy import CausalPolicy
 
@@ -73,6 +73,8 @@ class ShardedPolicyWeights:
             if owners[name] == self.ranks.rank:
                 # a copy, because training goes on while a thread writes it
                 full[name] = tensor.detach().clone()
+        if self.ranks.rank == 0:  # whole on every rank, and small
+            full |= {name: buffer.detach().clone() for name, buffer in saved_buffers(self.policy.model)}
         return dict(to_checkpoint_names(self.policy.model, full.items)())
 
     def _keeping_adapters(self) -> Iterator[tuple[str, Tensor]]:

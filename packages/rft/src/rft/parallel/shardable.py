@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rft_core.packed_tokens import PackedTokens
 from rft_dist.settings import SequenceMode
 from rft_dist.strategies.protocols import ComputeWrapper, ReadBlock, ShardableModel, TensorPlan
+from rft_models.backbone.training_flops import TrainingFlops, training_flops
 
 if TYPE_CHECKING:
     from rft_dist.strategies.process_groups import TensorGroup
@@ -37,6 +38,10 @@ class ParallelizableModel(ShardableModel, Protocol[ModelT_co]):
 
     def compute_in(self, dtype: torch.dtype) -> None:
         """Compute the products of layers and head in this type (autocast)."""
+        ...
+
+    def training_flops(self) -> TrainingFlops:
+        """Return the operations of training on a sequence, asked while its matrices are whole."""
         ...
 
 
@@ -69,6 +74,11 @@ class ShardablePolicy:
     def compute_in(self, dtype: torch.dtype) -> None:
         """Compute the products of layers and head in this type."""
         self.inner.backbone.autocast = dtype
+
+    def training_flops(self) -> TrainingFlops:
+        """Count the decoder's layers and the output matrix."""
+        config = self.inner.model.config.get_text_config(decoder=True)
+        return training_flops(self.blocks, self.inner.head.weight, config)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield all parameters, those of adapters among them."""
@@ -148,6 +158,10 @@ class ShardableCritic:
         """Raise: a critic computes in its own type (`ParallelStrategy.critic`)."""
         raise AssertionError("a critic computes in the type of its weights")
 
+    def training_flops(self) -> TrainingFlops:
+        """Count the decoder's layers; the head is one row."""
+        return training_flops(self.blocks, None, self._critic.model.config.get_text_config(decoder=True))
+
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield all parameters, by their names in saved files."""
         return self._critic.named_parameters()
@@ -214,6 +228,10 @@ class ShardableRewardModel:
     def compute_in(self, dtype: torch.dtype) -> None:
         """Compute the products of the layers in this type; heads are float32."""
         self._model.backbone.autocast = dtype
+
+    def training_flops(self) -> TrainingFlops:
+        """Count the decoder's layers; a head is a row."""
+        return training_flops(self.blocks, None, self._model.model.config.get_text_config(decoder=True))
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield all parameters, by their names in saved files."""

@@ -1,6 +1,6 @@
-"""Plan of a run on machines that are not here: the grid of ranks, each rank's share of a batch, its memory by formula.
+"""Plan of a run on machines that are not here: the grid of ranks, each rank's share of a batch, and its memory.
 
-Neither weights nor a process group are needed, and torch only where rows hold images.
+Neither weights nor a process group are needed, and torch only where a step is traced or rows hold images.
 """
 
 from __future__ import annotations
@@ -13,11 +13,21 @@ from typing import TYPE_CHECKING, Any
 from rft.decoder_sizes import IMAGES_NOT_COUNTED, max_positions, model_sizes
 from rft.hub.run_settings import with_local_models
 from rft.planning.engine_memory import engine_parts, sleeps
+from rft.planning.fit_ladder import Ladder, fit_ladder
 from rft.planning.lora_memory import adapter_weights
 from rft.planning.workload import RolloutShare, Workload
 from rft.process.launching import group_sizes, share_of
 from rft.resolved import Resolved
-from rft_dist.planning.memory_estimate import MemoryTerm, TrainingMemoryConfig, estimate, host_peak, peak_bytes
+from rft_dist.planning.memory_estimate import (
+    DecoderSizes,
+    MemoryTerm,
+    StepBytes,
+    TrainingMemoryConfig,
+    checkpoint_copy,
+    estimate,
+    host_peak,
+    peak_bytes,
+)
 from rft_dist.planning.parallel_dims import BatchShare, ParallelDims, RequestedDims, SourcedNumber, resolve_grid
 from rft_dist.planning.run_layout import REPLICATED, Sharding
 from rft_dist.strategies.registry import SHARDINGS, run_layout, strategy_settings
@@ -29,6 +39,8 @@ if TYPE_CHECKING:
 
 SHARDING_NAMES: tuple[str, ...] = tuple(SHARDINGS)
 """The words for a sharding that is planned in place of the settings' own."""
+_OF_GPUS = {"gpu_memory", "gpus_per_node"}
+"""Numbers that say that the machines have GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,8 @@ class PlanRequest:
     """One of `SHARDING_NAMES`, in place of what the settings select; empty = as they do."""
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
     """Where a number was written, of those that are no flag's."""
+    traced: bool = False
+    """Whether a step is traced, for what it holds at its peak, which imports torch; else it is bounded by formula."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,8 @@ class RunPlan:
     """GiB of each GPU, where it was given."""
     images: ImagePlan | None = None
     """Of the training rows; None without images, or where the data are not on this machine."""
+    ladder: Ladder | None = None
+    """Settings with which training fits the memory of a GPU; None where it fits, or its memory was not given."""
 
     @property
     def training_bytes(self) -> int:
@@ -77,27 +93,48 @@ class RunPlan:
 
 
 def plan_run(request: PlanRequest, resolved: Resolved[Any], workload: Workload) -> RunPlan:
-    """Plan grid, batches and memory of a command with this workload.
+    """Plan grid, batches and memory of a command with this workload, and what makes it fit where it does not.
 
     Raises:
         OptionsError: what the start would raise for numbers that contradict one another.
         DataError: no config.json, or one without the widths.
     """
     resolved = with_local_models(resolved, weights=False)
+    plan = _plan(request, resolved, workload)
+    if plan.gpu_memory is None:
+        return plan
+
+    def bytes_with(changes: Mapping[str, Any]) -> int:
+        return _plan(request, resolved.with_values(changes), workload).training_bytes
+
+    ladder = fit_ladder(
+        resolved.values, plan.training_bytes, plan.gpu_memory, bytes_with, has_token_head=workload.has_token_head
+    )
+    return replace(plan, ladder=ladder)
+
+
+def _plan(request: PlanRequest, resolved: Resolved[Any], workload: Workload) -> RunPlan:
     values = resolved.values
     grid = resolve_grid(_requested(request, resolved, os.environ))
     sizes, size_notes = model_sizes(values["pretrain"])
+    if not workload.has_token_head:
+        # an output matrix that is the embedding too takes no memory of its own
+        sizes = replace(sizes, tied=True)
     refuse_uneven_model(values["pretrain"], grid.tp_size)
     training, more = _training(request, resolved, grid, workload)
     memory = request.numbers.get("gpu_memory")
     engine = engine_parts(values, sizes, training, memory)
+    step, about = _traced(request, resolved, workload, grid, sizes, training)
+    terms = estimate(sizes, training) if step is None else estimate(sizes, training, step)
+    if values.get("async_save"):
+        terms.append(checkpoint_copy(terms, with_optimizer=not values["save_model_only"]))
     plan = RunPlan(
         grid=grid,
         share=share_of(values),
         rollout=workload.rollout(resolved, grid),
-        terms=[*estimate(sizes, training), *engine.terms],
+        terms=[*terms, *engine.terms],
         parameters=sizes.parameters,
-        notes=[*resolved.notes, *size_notes, *more, *engine.notes],
+        notes=[*resolved.notes, *size_notes, *more, *engine.notes, *about],
         gpu_memory=memory,
     )
     return _with_images(plan, workload, resolved, training)
@@ -120,6 +157,23 @@ def _with_images(plan: RunPlan, workload: Workload, resolved: Resolved[Any], tra
         notes=[*notes, *parts.notes],
         images=parts.images,
     )
+
+
+def _traced(
+    request: PlanRequest,
+    resolved: Resolved[Any],
+    workload: Workload,
+    grid: ParallelDims,
+    sizes: DecoderSizes,
+    training: TrainingMemoryConfig,
+) -> tuple[StepBytes | None, list[str]]:
+    """Return the bytes of a traced step, or None, and a note on how the step was traced or why it was not."""
+    if not request.traced:
+        return None, []
+    # torch is not imported for a plan by formula
+    from rft.planning.traced.traced_plan import traced_step
+
+    return traced_step(resolved, workload, grid, sizes, training, on_gpu=bool({*request.numbers} & _OF_GPUS))
 
 
 def _requested(request: PlanRequest, resolved: Resolved[Any], environment: Mapping[str, str]) -> RequestedDims:
@@ -154,9 +208,9 @@ def _training(
     """Return the memory configuration of the settings, and notes on what they leave open."""
     values, notes = resolved.values, list[str]()
     longest = _longest_tokens(workload, values, notes)
-    cap = values["max_tokens_per_micro_batch"]
     samples, _ = share_of(values).of(grid.dp_size)
-    tokens = min(values["micro_train_batch_size"], samples) * longest
+    unit = longest * workload.samples_a_unit(resolved.settings)
+    tokens = min(values["micro_train_batch_size"], samples) * unit
     planned = SHARDINGS[request.sharding] if request.sharding else None
     layout = run_layout(strategy_settings(values), grid, planned)
     if planned is not None and layout.policy != REPLICATED:
@@ -173,8 +227,9 @@ def _training(
         average=bool(values.get("enable_ema")),
         host_moments=bool(values.get("adam_offload") or values.get("fsdp_cpu_offload")),
         host_weights=bool(values.get("fsdp_cpu_offload")),
-        # no cap cuts a sample, so the longest one has to fit
-        micro_tokens=max(min(tokens, cap) if cap else tokens, longest),
+        # no cap cuts a unit, so the longest one has to fit
+        micro_tokens=max(_capped(tokens, samples * unit, values), unit),
+        unit_tokens=unit,
         head_rows=values["chunk_size"] if values.get("fused_linear_logprob") else None,
         recomputes=values["gradient_checkpointing"] and values["gradient_checkpointing_mode"] == "full",
         recompute_every=values["gradient_checkpointing_every"],
@@ -185,6 +240,14 @@ def _training(
         cache_tokens=longest,
         cache_stays=not sleeps(values),
     ), notes
+
+
+def _capped(tokens: int, of_rank: int, values: Mapping[str, Any]) -> int:
+    """Tokens of a micro-batch of this many sequences; filled up to the cap with packing, but not above the rank's."""
+    cap = values["max_tokens_per_micro_batch"]
+    if cap and values.get("packing_samples"):
+        return min(of_rank, cap)
+    return min(tokens, cap) if cap else tokens
 
 
 def _longest_tokens(workload: Workload, values: Mapping[str, Any], notes: list[str]) -> int:

@@ -117,9 +117,11 @@ def activation_term(sizes: TowerSizes, run: TrainingMemoryConfig, num_tokens: in
         # of every block its input is kept; one block at a time is computed again
         kept = sizes.hidden * run.compute_bytes
         formula = f"at most {patches:,} patches x ({sizes.layers} x {kept:,} + {block:,} bytes)"
-        return MemoryTerm("tower activations", patches * (sizes.layers * kept + block), formula, in_rollout=False)
+        num_bytes = patches * (sizes.layers * kept + block)
+        return MemoryTerm("tower activations", num_bytes, formula, in_rollout=False, phase="passes")
     formula = f"at most {patches:,} patches x {sizes.layers} blocks x {block:,} bytes"
-    return MemoryTerm("tower activations", patches * sizes.layers * block, formula, in_rollout=False)
+    num_bytes = patches * sizes.layers * block
+    return MemoryTerm("tower activations", num_bytes, formula, in_rollout=False, phase="passes")
 
 
 def planned_images(workload: Workload, settings: Any, positions: int | None) -> tuple[ImagePlan | None, list[str]]:

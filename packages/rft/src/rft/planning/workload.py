@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rft.resolved import Resolved
 from rft.reward_names import memory_notes
 from rft_dist.planning.parallel_dims import BatchShare, ParallelDims
 from rft_engine.registry import engine_kind
+
+if TYPE_CHECKING:  # it imports torch
+    from rft.planning.traced.stages import TracedStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,19 @@ class Workload(Protocol):
 
     def longest_sample(self, values: Mapping[str, Any], positions: int | None) -> int:
         """Return the tokens of the longest sample that the settings allow, in a model of so many positions."""
+        ...
+
+    def samples_a_unit(self, settings: Any) -> int:
+        """Return the samples that are never divided: 2 of a stage of pairs."""
+        ...
+
+    @property
+    def has_token_head(self) -> bool:
+        """Return whether the model has an output matrix."""
+        ...
+
+    def traced_stage(self) -> TracedStage | None:
+        """Return the stage as a step of it is traced; None = its memory is bounded by formula. Imports torch."""
         ...
 
     def row_limit(self, settings: Any, positions: int | None) -> tuple[int, str]:
@@ -111,6 +127,18 @@ class RlWorkload:
         allowed = values["prompt_max_len"] + values["generate_max_len"]
         return min(allowed, values["max_len"]) if values["max_len"] else allowed
 
+    has_token_head = True
+
+    def samples_a_unit(self, settings: Any) -> int:
+        """Return 1: every response is trained on by itself."""
+        return 1
+
+    def traced_stage(self) -> TracedStage:
+        """Return the stage of rollouts."""
+        from rft.planning.traced import stages
+
+        return stages.RL
+
     def row_limit(self, settings: Any, positions: int | None) -> tuple[int, str]:
         """Return the limit of a prompt."""
         return settings.sampling.prompt_max_len, "--prompt_max_len"
@@ -132,9 +160,21 @@ class RmWorkload:
     def rollout(self, resolved: Resolved[Any], grid: ParallelDims) -> None:
         """Return None: nothing is generated."""
 
+    has_token_head = False
+
     def longest_sample(self, values: Mapping[str, Any], positions: int | None) -> int:
-        """Return twice max_len, or else the positions of the model: the two texts of a pair are never divided."""
-        return 2 * (values["max_len"] or positions or 0)
+        """Return max_len, or else the positions of the model."""
+        return values["max_len"] or positions or 0
+
+    def samples_a_unit(self, settings: Any) -> int:
+        """Return 2: the texts of a pair are never divided."""
+        return 2
+
+    def traced_stage(self) -> TracedStage:
+        """Return the stage of pairs of texts."""
+        from rft.planning.traced import stages
+
+        return stages.RM
 
     def row_limit(self, settings: Any, positions: int | None) -> tuple[int, str]:
         """Return the limit of a text."""
@@ -158,6 +198,18 @@ class SftWorkload:
         """Return max_len, or else the positions of the model."""
         return values["max_len"] or positions or 0
 
+    has_token_head = True
+
+    def samples_a_unit(self, settings: Any) -> int:
+        """Return 1: a row is trained on by itself."""
+        return 1
+
+    def traced_stage(self) -> TracedStage:
+        """Return the stage of rows."""
+        from rft.planning.traced import stages
+
+        return stages.SFT
+
     def row_limit(self, settings: Any, positions: int | None) -> tuple[int, str]:
         """Return the limit of a whole row."""
         return settings.training.max_len or positions or 1 << 31, "--max_len"
@@ -166,6 +218,21 @@ class SftWorkload:
         """Accept: nothing but the model sees the images."""
 
 
+class DpoWorkload(SftWorkload):
+    """One model, and pairs of responses or labelled ones."""
+
+    def samples_a_unit(self, settings: Any) -> int:
+        """Return 2 for a loss of pairs, which are never divided, 1 for one of labelled responses."""
+        return 1 if settings.loss.loss_type == "kto" else 2
+
+    def traced_stage(self) -> TracedStage:
+        """Return the stage of preferences."""
+        from rft.planning.traced import stages
+
+        return stages.DPO
+
+
+DPO: Workload = DpoWorkload()
 RL: Workload = RlWorkload()
 RM: Workload = RmWorkload()
 SFT: Workload = SftWorkload()

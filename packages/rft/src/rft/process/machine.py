@@ -28,6 +28,7 @@ from rft_dist.launch.process_group import (
 from rft_dist.planning.parallel_dims import ParallelDims
 from rft_dist.preflight.run_preflight import Preflight, PreflightReport, RequestedRun
 from rft_dist.settings import WatchSettings
+from rft_trainer.metrics.compute_meter import ComputeMeter
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.runs.checkpointing import Progress
 
@@ -65,12 +66,12 @@ class Machine:
         if self.watched is not None:
             self.watched.watch.folder.clear()
 
-    def phase_timer(self, progress: Progress) -> PhaseTimer:
-        """The timer of a loop, which the watch of this process follows."""
+    def phase_timer(self, progress: Progress, meter: ComputeMeter | None = None) -> PhaseTimer:
+        """The timer of a loop, which the watch of this process follows; `meter` counts the arithmetic of its steps."""
         if self.watched is None:
-            return PhaseTimer()
+            return PhaseTimer(meter=meter)
         self.watched.watch.activity.follow(lambda: progress.step + 1)
-        return PhaseTimer(listener=self.watched)
+        return PhaseTimer(listener=self.watched, meter=meter)
 
     def describe(self) -> str:
         """One line for the start of a run."""

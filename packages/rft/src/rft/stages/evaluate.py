@@ -39,7 +39,7 @@ from rft_trainer.evaluation.comparison import compare_rows
 from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
 from rft_trainer.evaluation.task_metrics import TaskMetrics
 from rft_trainer.records.rollouts import Prompt
-from rft_trainer.records.scores import Reward
+from rft_trainer.records.scores import Reward, remedy_of
 from rft_trainer.rewards.routes import require_routes
 from rft_trainer.rewards.voted_answers import answer_reader
 from rft_trainer.runs.step_report import rollout_row
@@ -212,13 +212,14 @@ def _answered(
             num_samples=settings.evaluation.eval_n,
             ks=parse_ks(settings.evaluation.eval_k, settings.evaluation.eval_n),
             answer_of=answer_reader(*function_names(settings)),
+            pick=settings.evaluation.eval_pick,
         )
         journal = partial_rows(output, manifest, prompts, suffix) if output is not None else None
         result, rows = evaluator.with_rows(rollout_row, journal)
     finally:
         reward.close()
     if result.num_scored == 0:
-        raise _no_scores(result, len(prompts))
+        raise _no_scores(result, rows)
     column = settings.output.eval_by
     return _Scored(
         Evaluation(result, prompts, rows, accuracy_by=accuracy_by(column, prompts, result.correct) if column else {}),
@@ -226,14 +227,15 @@ def _answered(
     )
 
 
-def _no_scores(result: EvaluationResult, num_prompts: int) -> ServiceError:
+def _no_scores(result: EvaluationResult, rows: Sequence[Sequence[Mapping[str, Any]]]) -> ServiceError:
+    statuses = [str(row["status"]) for group in rows for row in group]
     return ServiceError(
         code="eval.no_scores",
-        what=f"none of the {num_prompts} answers has a reward",
+        what=f"none of the {len(statuses)} answers has a reward",
         where=f"reward function; first: {result.why_unscored}",
         why="an accuracy is a share of the answers that were scored",
         state="nothing was written",
-        do="repair the reward, then the same command",
+        do=remedy_of(statuses, "the same command", is_resumed=False),
     )
 
 

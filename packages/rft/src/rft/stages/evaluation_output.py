@@ -22,7 +22,7 @@ from rft_trainer.records.rollouts import Prompt
 
 Row = Mapping[str, Any]
 
-_OF_THE_REPORT = ("output", "compare", "eval_by", "eval_k", "eval_metrics")
+_OF_THE_REPORT = ("output", "compare", "eval_by", "eval_k", "eval_metrics", "eval_pick")
 """Settings that decide what is said of the answers, not the answers and their rewards."""
 
 

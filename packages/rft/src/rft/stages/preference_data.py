@@ -12,8 +12,8 @@ from rft.build.prompt_data import data_notes, first_rows, held_out_settings, ren
 from rft.hub.download import ASIDE
 from rft.hub.sources import located_sources
 from rft.settings import DpoSettings
-from rft.stages.supervised.row_store import wants_store
 from rft.stages.supervised.stored_pairs import StoredPairs, open_pairs, preference_sample, response_weights
+from rft.tokenizing.row_store import wants_store
 from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import derive_key, permutation
 from rft_models.tokenization.tokenizer import HfTokenizer

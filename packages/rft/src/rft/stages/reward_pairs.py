@@ -12,9 +12,9 @@ import numpy as np
 from rft.hub.download import ASIDE
 from rft.hub.sources import located_sources
 from rft.stages.supervised.pair_texts import PairTextEncoder
-from rft.stages.supervised.row_store import wants_store
 from rft.stages.supervised.stored_pairs import StoredPairs, open_pairs, pairs_by_prompt, reward_sample
 from rft.tokenizing.pairs import CHOSEN_LONGER, TIES, prompt_key, refuse_messages
+from rft.tokenizing.row_store import wants_store
 from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import derive_key, permutation
 from rft_models.reward_model.text import shared_length

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rft.build.environment import ChosenEnvironment, enter_environment, opened_data
 from rft.build.images import tokenizer_with_images
-from rft.build.reward_parts import columns_of
+from rft.build.reward_parts import reward_columns
 from rft.build.rewards import build_reward
 from rft.build.rl_data import RlData, rl_data
 from rft.front_end import SILENT, FrontEnd
@@ -40,7 +40,7 @@ def rl_contents(
 ) -> dict[str, Content]:
     """Return what the rows, files and code of a run hold; `functions` are those of a script that are given."""
     chosen = resolved.settings.data
-    rows = rows_content(data.training.data_hash, len(data.prompts), chosen.prompt_data)
+    rows = rows_content(data.data_hash, len(data.prompts), chosen.prompt_data)
     held_out = records_content(
         (
             # columns in the order of their names, which says nothing
@@ -139,7 +139,7 @@ def _built(
         settings,
         machine,
         function=reward,
-        columns=columns_of([*data.prompts, *data.held_out]),
+        columns=reward_columns(settings, data.all_prompts()),
         log=started.directory.logs_directory / f"reward-{machine.ranks.rank}.log",
     )
     try:

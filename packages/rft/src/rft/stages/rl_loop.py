@@ -128,6 +128,7 @@ def _updater(
         device=machine.device,
         pin_memory=settings.data.dataloader_pin_memory,
         collective_forward=parallel.collective_forward,
+        meter=parallel.meter,
     )
 
 
@@ -159,12 +160,12 @@ def build_rl(
     progress = Progress()
     guards = make_guards(settings.run, started, progress, _trained(record), keeps_out=False)
     critic = build_critic(settings, machine, record, tokenizer, restored, _cutting(settings), critic_rate, guards)
-    timer, ledger = machine.phase_timer(progress), _ledger(settings, data)
+    timer, ledger = machine.phase_timer(progress, parallel.meter), _ledger(settings, data)
     sampling = _sampling(settings, longest_response, tokenizer)
     parts = RolloutParts(engine, tokenizer, reward, ledger, data, sampling, timer, environment, longest, trie)
     rollouts = build_rollouts(settings, machine, record, policy, parts)
     kept: dict[str, Stateful] = {"progress": progress, "ledger": ledger, "credit": credit, **rollouts.checkpoint_parts}
-    saver = _saver(settings, started, parallel, critic, kept, data.training.data_hash)
+    saver = _saver(settings, started, parallel, critic, kept, data.data_hash)
     if progress.best_reward is not None and settings.evaluation.keep_best:
         saver.keep(progress.best_step)
     source = rollouts.source
@@ -241,10 +242,7 @@ def _saved_weights(
 
 def _ledger(settings: RlSettings, data: RlData) -> Ledger:
     """Return the ledger of prompts, before its first reservation."""
-    training = data.training
-    return make_ledger(
-        training.mixture, training.data_hash, len(data.prompts), settings.batch.num_episodes, settings.run.seed
-    )
+    return make_ledger(data.mixture, data.data_hash, len(data.prompts), settings.batch.num_episodes, settings.run.seed)
 
 
 def _policy(

@@ -35,10 +35,10 @@ from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun
 from rft.settings import PretrainSettings, SftSettings
 from rft.stages.supervised.parts import RowOrder, policy_state
-from rft.stages.supervised.row_store import StoredRows, open_store, stored_sources, wants_store
 from rft.stages.supervised.row_training import ReadRun, train_on_rows
 from rft.tokenizing.demonstrations import WEIGHTLESS, StoredText
 from rft.tokenizing.kinds import StoredRowsText
+from rft.tokenizing.row_store import StoredRows, open_store, stored_sources, wants_store
 from rft_algos.algorithms.published import Sft
 from rft_core.keyed_random import derive_key
 from rft_models.layers.embedding_noise import EmbeddingNoise

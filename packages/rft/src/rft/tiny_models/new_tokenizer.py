@@ -14,7 +14,7 @@ from rft.hub.sources import located_sources
 from rft.settings import TrainTokenizerSettings
 from rft.tiny_models.new_model import refuse_existing, vocabulary_of
 from rft_core.errors import DataError, OptionsError
-from rft_models.tokenization.new_tokenizer import (
+from rft_models.tokenization.byte_level import (
     CHAT_TEMPLATE,
     SMALLEST_VOCABULARY,
     bpe_tokenizer,
@@ -57,7 +57,7 @@ def new_tokenizer(settings: TrainTokenizerSettings) -> NewTokenizer:
     target = Path(settings.output.save_path).expanduser()
     _check(settings)
     refuse_existing(target)
-    template = _template(settings.tokenizer.chat_template)
+    template = _template(settings.tokenizer.chat_template_file)
     texts = _Counted(limited(texts_of(settings.data), settings.data.max_characters))
     _write(_learned(settings, texts, template), target)
     return NewTokenizer(
@@ -69,7 +69,7 @@ def _check(settings: TrainTokenizerSettings) -> None:
     kind, data = settings.tokenizer.tokenizer_type, settings.data
     if kind != "bytes" and not data.prompt_data:
         raise OptionsError(
-            code="tokenizer.no_prompt_data",
+            code="tokenizer.no_texts_named",
             what="prompt_data is empty",
             where="--prompt_data",
             why="a tokenizer is learned from texts: .txt files, files of rows, or a data set of the Hub",
@@ -162,7 +162,7 @@ def _template(file: str) -> str:
         raise DataError(
             code="tokenizer.chat_template",
             what=f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}",
-            where="--chat_template",
+            where="--chat_template_file",
             why="a chat template is a file of Jinja text",
             do=f"ls -l {file if Path(file).exists() else Path(file).parent}",
         ) from error

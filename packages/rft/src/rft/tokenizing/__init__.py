@@ -1,1 +1,1 @@
-"""Tokens of rows for the data store, in this process or in workers. Imports no torch; may import `hub`."""
+"""Tokens of rows for the data store, here or in workers, which import no torch; may import `hub`."""

@@ -8,21 +8,24 @@ from typing import Any, Literal
 
 from rft.tokenizing.demonstrations import Demonstrations, StoredText
 from rft.tokenizing.pairs import PairText, PreferenceTokens, RewardPairTokens
+from rft.tokenizing.prompts import PromptText, PromptTokens
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.store.build import Tokenize
 
-Kind = Literal["demonstrations", "preferences", "reward_pairs"]
+Kind = Literal["demonstrations", "preferences", "reward_pairs", "prompts"]
+Text = StoredText | PairText | PromptText
 
-
-_TEXTS: Mapping[str, Callable[[Mapping[str, Any]], StoredText | PairText]] = {
+_TEXTS: Mapping[str, Callable[[Mapping[str, Any]], Text]] = {
     "demonstrations": StoredText.of,
     "preferences": PairText.of,
     "reward_pairs": PairText.of,
+    "prompts": PromptText.of,
 }
 _TOKENIZERS: Mapping[str, Callable[[Any, HfTokenizer], Tokenize]] = {
     "demonstrations": Demonstrations,
     "preferences": PreferenceTokens,
     "reward_pairs": RewardPairTokens,
+    "prompts": PromptTokens,
 }
 
 
@@ -31,7 +34,7 @@ class StoredRowsText:
     """Kind of the rows, and the settings that their tokens follow from."""
 
     kind: Kind
-    text: StoredText | PairText
+    text: Text
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> StoredRowsText:

@@ -8,8 +8,8 @@ from pathlib import Path
 from rft.hub.sources import located_sources
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.store.worker_pool import BuildWorkers, available_cores
-from rft_trainer.data.token_shards.build import BuildTokens, in_this_process
 from rft_trainer.data.token_shards.open import PretrainRows, TextSources, open_windows
+from rft_trainer.data.token_shards.stream_building import BuildTokens, in_this_process
 from rft_trainer.data.token_shards.workers import FEWEST_SHARDS, tokens_in_workers
 from rft_trainer.runs.stop_signals import stop_requested
 from rft_trainer.settings.pretraining import PretrainDataSettings

@@ -68,11 +68,11 @@ def test_a_fresh_run_loads_adapts_and_distributes_before_it_saves(calls: Any) ->
         "make_tracer(parallel, machine)",
         "Updater('loss', parallel.optimizer, parallel.data, "
         "collective_forward=parallel.collective_forward, device=machine.device, guard='guard', "
-        "learning_rate=learning_rate_schedule(), micro_batching=micro_batching(), "
+        "learning_rate=learning_rate_schedule(), meter=parallel.meter, micro_batching=micro_batching(), "
         "pin_memory=settings.data.dataloader_pin_memory, trace=make_tracer())",
         "Reporter(started.directory, started.sinks, machine.collectives, num_steps=7, rollout_every=0, "
         "rollouts_kept=0, seconds_before=progress.seconds)",
-        "machine.phase_timer(progress)",
+        "machine.phase_timer(progress, parallel.meter)",
         "make_weight_check(settings.run, started, [parallel])",
     ]
     assert given == {

@@ -1,1 +1,1 @@
-"""Pages of pre-training."""
+"""Pages about training a language model on texts."""

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Container, Iterator
+from json.scanner import make_scanner
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -58,6 +59,8 @@ def _finite(digits: str) -> float:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite)
+_SCAN = make_scanner(_DECODER)
+"""The decoder without the search for blanks around a value, which takes as long as a short row."""
 
 
 def read_jsonl(file: Path, skips: SkipLog) -> list[Row]:
@@ -111,11 +114,23 @@ def _line_fields(raw: bytes, file: Path, line: int, offset: int) -> dict[str, An
     if not stripped:
         return None
     try:
-        value = _DECODER.decode(text)
+        value = _decoded(text, stripped)
     except (ValueError, RecursionError) as error:
         raise _bad_value(error, file, line, text, cut=not raw.endswith(b"\n")) from error
     _refuse_surrogates(value, stripped, file, line)
     return _as_fields(value, file, line)
+
+
+def _decoded(text: str, stripped: str) -> Any:
+    """Return the value of a line, whose blanks at both ends are left out in `stripped`."""
+    try:
+        value, end = _SCAN(stripped, 0)
+        if end == len(stripped):
+            return value
+    except (StopIteration, ValueError, RecursionError):
+        pass
+    # what is wrong is told with its column in the line
+    return _DECODER.decode(text)
 
 
 def read_json(file: Path, skips: SkipLog) -> list[Row]:
@@ -258,7 +273,7 @@ def _as_fields(value: Any, file: Path, line: int) -> dict[str, Any]:
 def _refuse_surrogates(value: Any, text: str, file: Path, line: int) -> None:
     """Raise `DataError` for half of a surrogate pair, which parses, but which no tokenizer and no file can take."""
     # most rows have no such escape, and need no second encoding
-    if not _SURROGATE.search(text):
+    if "\\u" not in text or not _SURROGATE.search(text):
         return
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")

@@ -7,6 +7,7 @@ was stopped goes on with the shards that are missing. Several processes that wan
 from __future__ import annotations
 
 import fcntl
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -149,6 +150,16 @@ def first_row(files: Sequence[Path]) -> Row:
         for row in _rows(file, Span(Place(), 1)):
             return row
     raise no_rows(files[0])
+
+
+def row_at(files: Sequence[Path], number: int) -> Row:
+    """Return the row of a source with this number, counted over its files from 0; all before it are read."""
+    for file in files:
+        for row in _rows(file, Span(Place(), sys.maxsize)):
+            if not number:
+                return row
+            number -= 1
+    raise IndexError(number)
 
 
 @contextmanager

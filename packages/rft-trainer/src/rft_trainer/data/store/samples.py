@@ -72,6 +72,11 @@ class StoredSamples(Sequence[TrainingSample]):
         shard, row = self._place(index)
         return self._shards[shard].num_response_tokens(row)
 
+    def record(self, index: int) -> bytes:
+        """Return the record of a sample, of a store that has them."""
+        shard, row = self._place(index)
+        return self._shards[shard].record(row)
+
     def prompt_keys(self) -> Any:
         """Return [N] uint64, the hash of the prompt of each sample, of a store that has them."""
         keys = np.concatenate([shard.prompt_keys for shard in self._shards])
@@ -90,21 +95,27 @@ class _MappedShard:
     """Columns of a shard as arrays over the memory map."""
 
     def __init__(self, batch: Any) -> None:
-        source, index, prompt_length, weight, token_ids, loss_mask, *of_pairs = batch.columns
+        source, index, prompt_length, weight, token_ids, loss_mask, *beside = batch.columns
         self._source = source
-        self._scalars = [column.to_numpy() for column in (source, index, prompt_length, weight)]
-        self._token_ends, self._token_ids = token_ids.offsets.to_numpy(), token_ids.values.to_numpy()
+        self._scalars = [_array(column) for column in (source, index, prompt_length, weight)]
+        self._token_ends, self._token_ids = _array(token_ids.offsets), _array(token_ids.values)
         # bits, which no array of numpy holds
-        self._mask_ends, self._mask = loss_mask.offsets.to_numpy(), loss_mask.values
-        self._prompt_length = prompt_length.to_numpy()
-        self._numbers = of_pairs[0].values.to_numpy().reshape(len(source), -1) if of_pairs else None
-        self.prompt_keys = of_pairs[1].to_numpy() if of_pairs else np.zeros(len(source), np.uint64)
+        self._mask_ends, self._mask = _array(loss_mask.offsets), loss_mask.values
+        self._prompt_length = _array(prompt_length)
+        self._records = beside[0] if beside and batch.schema.names[-2] == "record" else None
+        has_numbers = beside and self._records is None
+        self._numbers = _array(beside[0].values).reshape(len(source), -1) if has_numbers else None
+        self.prompt_keys = _array(beside[1]) if beside else np.zeros(len(source), np.uint64)
 
     def num_by_source(self) -> list[tuple[int, int]]:
         return [(entry["values"], entry["counts"]) for entry in self._source.value_counts().to_pylist()]
 
     def num_response_tokens(self, row: int) -> int:
         return int(self._token_ends[row + 1] - self._token_ends[row] - self._prompt_length[row])
+
+    def record(self, row: int) -> bytes:
+        assert self._records is not None, "the samples have no records"
+        return self._records[row].as_py()
 
     def sample(self, row: int, sources: Sequence[str]) -> TrainingSample:
         source, index, prompt_length, weight = (column[row].item() for column in self._scalars)
@@ -119,3 +130,11 @@ class _MappedShard:
             weight=weight,
             sequence_numbers=() if self._numbers is None else tuple(self._numbers[row].tolist()),
         )
+
+
+def _array(column: Any) -> Any:
+    """Return a column of numbers as an array over the same memory; `to_numpy` loads pandas, which takes a second."""
+    kind = np.dtype(str(column.type))
+    if not len(column):
+        return np.zeros(0, kind)
+    return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * kind.itemsize)

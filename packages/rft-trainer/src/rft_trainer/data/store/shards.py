@@ -2,7 +2,7 @@
 
 ```
 STORE/shard_000000/samples.arrow   source, index, prompt_length, weight, token_ids, loss_mask: one record a sample;
-                                   of pairs numbers and prompt_key too
+                                   of pairs numbers and prompt_key too, of prompts record and prompt_key
 STORE/shard_000000/manifest.json   version, schema, SHA-256, and where reading goes on
 ```
 
@@ -46,6 +46,8 @@ class ShardFacts:
     num_loss_tokens: int
     num_numbers: int
     """Numbers that every sample has for its loss."""
+    has_records: bool = False
+    """Whether every sample has a record of what is read beside its tokens."""
     num_rows: int
     """Rows that were read for it, those that were left out too."""
     source: int
@@ -64,8 +66,8 @@ class ShardFacts:
     """Tokens of the longest sample."""
 
 
-def samples_schema(num_numbers: int) -> Any:
-    """Return the columns of a shard whose samples have so many numbers for their loss."""
+def samples_schema(num_numbers: int, *, has_records: bool = False) -> Any:
+    """Return the columns of a shard whose samples have so many numbers for their loss, and records or none."""
     import pyarrow as pa
 
     fields = [
@@ -78,6 +80,8 @@ def samples_schema(num_numbers: int) -> Any:
     ]
     if num_numbers:
         fields += [pa.field("numbers", pa.list_(pa.float64(), num_numbers)), pa.field("prompt_key", pa.uint64())]
+    if has_records:
+        fields += [pa.field("record", pa.large_binary()), pa.field("prompt_key", pa.uint64())]
     return pa.schema(fields)
 
 
@@ -96,7 +100,7 @@ def write_shard(
     samples = joined(columns for _, columns in blocks)
     with storage_errors("make a shard of the data store", target):
         temporary.mkdir(parents=True)
-        schema = samples_schema(samples.numbers.shape[1])
+        schema = samples_schema(samples.numbers.shape[1], has_records=samples.has_records)
         batch = pa.record_batch(_arrays(blocks, samples), schema=schema)
         with pa.OSFile(str(temporary / _SAMPLES), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             writer.write_batch(batch)
@@ -104,11 +108,12 @@ def write_shard(
             os.fsync(written.fileno())
         made = ShardFacts(
             version=VERSION,
-            schema=_schema_text(samples.numbers.shape[1]),
+            schema=_schema_text(samples.numbers.shape[1], has_records=samples.has_records),
             sha256=_digest(temporary / _SAMPLES),
             num_samples=len(samples.index),
             num_loss_tokens=samples.num_loss_tokens,
             num_numbers=samples.numbers.shape[1],
+            has_records=samples.has_records,
             longest=int(samples.num_tokens.max(initial=0)),
             **facts,
         )
@@ -123,28 +128,48 @@ def _arrays(blocks: Sequence[tuple[int, TokenColumns]], samples: TokenColumns) -
     import pyarrow as pa
 
     sizes = [len(columns.index) for _, columns in blocks]
+    sources = np.repeat(np.array([source for source, _ in blocks], np.int32), sizes)
     num_numbers = samples.numbers.shape[1]
-    of_pairs = (
-        [
-            pa.FixedSizeListArray.from_arrays(pa.array(samples.numbers.ravel()), num_numbers),
-            pa.array(samples.prompt_key),
-        ]
-        if num_numbers
-        else []
+    assert not (num_numbers and samples.has_records), "pairs have numbers, prompts have records"
+    beside: list[Any] = []
+    if num_numbers:
+        numbers = pa.FixedSizeListArray.from_arrays(_array(samples.numbers.ravel(), pa.float64()), num_numbers)
+        beside = [numbers, _array(samples.prompt_key, pa.uint64())]
+    if samples.has_records:
+        beside = [_records(samples), _array(samples.prompt_key, pa.uint64())]
+    masks = pa.Array.from_buffers(
+        pa.bool_(), len(samples.loss_mask), [None, pa.py_buffer(np.packbits(samples.loss_mask, bitorder="little"))]
     )
     return [
-        pa.array(np.repeat(np.array([source for source, _ in blocks], np.int32), sizes)),
-        pa.array(samples.index),
-        pa.array(samples.prompt_length),
-        pa.array(samples.weight),
-        pa.ListArray.from_arrays(_offsets(samples.num_tokens), pa.array(samples.token_ids)),
-        pa.ListArray.from_arrays(_offsets(samples.num_masked), pa.array(samples.loss_mask)),
-        *of_pairs,
+        _array(sources, pa.int32()),
+        _array(samples.index, pa.int64()),
+        _array(samples.prompt_length, pa.int32()),
+        _array(samples.weight, pa.float64()),
+        pa.ListArray.from_arrays(_offsets(samples.num_tokens), _array(samples.token_ids, pa.uint32())),
+        pa.ListArray.from_arrays(_offsets(samples.num_masked), masks),
+        *beside,
     ]
 
 
+def _array(values: Any, kind: Any) -> Any:
+    """Return a numpy array as one of Arrow; `pa.array` loads pandas, which takes a second."""
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def _records(samples: TokenColumns) -> Any:
+    import pyarrow as pa
+
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(samples.num_record)])
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(samples.record_bytes)]
+    return pa.Array.from_buffers(pa.large_binary(), len(samples.num_record), buffers)
+
+
 def _offsets(lengths: Any) -> Any:
-    return np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
+    import pyarrow as pa
+
+    return _array(np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)]), pa.int32())
 
 
 def _publish(temporary: Path, target: Path) -> None:
@@ -187,9 +212,8 @@ def shard_facts(directory: Path, number: int) -> ShardFacts | None:
         return None
     try:
         facts = facts_of(json.loads((path / _MANIFEST).read_text(encoding="utf-8")))
-        if (facts.version, facts.schema) == (VERSION, _schema_text(facts.num_numbers)) and facts.sha256 == _digest(
-            path / _SAMPLES
-        ):
+        schema = _schema_text(facts.num_numbers, has_records=facts.has_records)
+        if (facts.version, facts.schema) == (VERSION, schema) and facts.sha256 == _digest(path / _SAMPLES):
             return facts
     except (OSError, ValueError, KeyError, TypeError):
         pass
@@ -216,8 +240,9 @@ def open_shard(directory: Path, number: int) -> Any:
         return reader.get_batch(0)
 
 
-def _schema_text(num_numbers: int) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in samples_schema(num_numbers))
+def _schema_text(num_numbers: int, *, has_records: bool) -> str:
+    schema = samples_schema(num_numbers, has_records=has_records)
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
 def _digest(file: Path) -> str:

@@ -34,7 +34,16 @@ class TokenColumns:
     numbers: Any
     """[N, K] float64: numbers of a sample that its loss reads, such as the label of a pair; K is 0 without any."""
     prompt_key: Any
-    """[N] uint64: hash of the prompt where samples of one prompt are found by it, else 0; only with K > 0."""
+    """[N] uint64: hash of the prompt where it is found by that, else 0; not stored without numbers or records."""
+    num_record: Any
+    """[N] int64: bytes of the record of each sample, what a stage reads beside tokens; [0] without records."""
+    record_bytes: Any
+    """[R] uint8: the records, one after the other."""
+
+    @property
+    def has_records(self) -> bool:
+        """Whether every sample has a record."""
+        return len(self.num_record) > 0
 
     @property
     def num_loss_tokens(self) -> int:
@@ -66,10 +75,12 @@ def columns_of(
     loss_mask: Sequence[Sequence[bool]],
     numbers: Any = None,
     prompt_key: Any = None,
+    records: Sequence[bytes] = (),
 ) -> TokenColumns:
     """Return the columns of samples that are given as one list a column, all of the same length.
 
-    `numbers` is an array [N, K], and `prompt_key` one of [N]; None = samples without such numbers.
+    `numbers` is an array [N, K], and `prompt_key` one of [N]; None = samples without such numbers. `records` are N, or
+    none.
     """
     num_tokens = np.fromiter(map(len, token_ids), np.int32, len(token_ids))
     num_masked = np.fromiter(map(len, loss_mask), np.int32, len(loss_mask))
@@ -83,6 +94,8 @@ def columns_of(
         np.fromiter(chain.from_iterable(loss_mask), np.bool_, int(num_masked.sum())),
         np.zeros((len(num_tokens), 0)) if numbers is None else np.asarray(numbers, np.float64),
         np.zeros(len(num_tokens), np.uint64) if prompt_key is None else np.asarray(prompt_key, np.uint64),
+        np.fromiter(map(len, records), np.int64, len(records)),
+        np.frombuffer(b"".join(records), np.uint8),
     )
 
 

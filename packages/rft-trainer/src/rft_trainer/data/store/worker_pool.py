@@ -25,7 +25,7 @@ FEWEST_SHARDS = 8
 
 
 class NumberedPlan(Protocol):
-    """What a worker is asked for: a frozen dataclass that becomes JSON."""
+    """A shard that a worker is asked for: a frozen dataclass that becomes JSON."""
 
     @property
     def number(self) -> int: ...
@@ -99,8 +99,8 @@ def in_processes(
         planned = list(islice(plans, workers.fewest_shards))
         if workers.num_workers < 2 or len(planned) < workers.fewest_shards:
             return few(chain(planned, plans))
-        told = {**first, "job": dict(workers.job)}
-        return _Pool[Plan, Facts](workers, told, facts_of, place, stopped).build(chain(planned, plans))
+        first_line = {**first, "job": dict(workers.job)}
+        return _Pool[Plan, Facts](workers, first_line, facts_of, place, stopped).build(chain(planned, plans))
 
     return build
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rft_core.errors import DataError
-from rft_trainer.data.token_shards.pieces import Piece, pieces_of
+from rft_trainer.data.token_shards.pieces import TextPiece, pieces_of
 from rft_trainer.data.token_shards.text_plan import TextShardPlan, TextStream
 from rft_trainer.data.token_shards.token_file import (
     ShardTokens,
@@ -24,8 +24,8 @@ from rft_trainer.data.token_shards.token_file import (
 _CHARACTERS_OF_BLOCK = 1 << 22
 
 
-class TextTokenizer(Protocol):
-    """What makes token ids of texts."""
+class TokenEncoder(Protocol):
+    """A tokenizer of plain texts."""
 
     @property
     def where(self) -> str: ...
@@ -47,7 +47,7 @@ def build_token_shard(
     directory: Path,
     stream: TextStream,
     plan: TextShardPlan,
-    tokenizer: TextTokenizer,
+    tokenizer: TokenEncoder,
     *,
     stopped: Callable[[], bool] = lambda: False,
 ) -> TokenShardFacts:
@@ -74,8 +74,8 @@ def build_token_shard(
     )
 
 
-def _blocks(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    block: list[Piece] = []
+def _blocks(pieces: Iterator[TextPiece]) -> Iterator[list[TextPiece]]:
+    block: list[TextPiece] = []
     size = 0
     for piece in pieces:
         block.append(piece)
@@ -90,7 +90,7 @@ def _blocks(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 class _Making:
     """A shard that is being made."""
 
-    def __init__(self, tokenizer: TextTokenizer, *, is_first: bool) -> None:
+    def __init__(self, tokenizer: TokenEncoder, *, is_first: bool) -> None:
         self._tokenizer, self._is_first = tokenizer, is_first
         self._type = token_type(tokenizer.vocab_size)
         self._ids: list[Any] = []
@@ -101,7 +101,7 @@ class _Making:
         self.num_documents = 0
         self.text_hash = hashlib.sha256()
 
-    def add(self, block: Sequence[Piece]) -> None:
+    def add(self, block: Sequence[TextPiece]) -> None:
         """Add the tokens of pieces, with the end token between two documents."""
         for piece, ids in zip(block, self._encoded(block), strict=True):
             raw = piece.text.encode()
@@ -113,7 +113,7 @@ class _Making:
             self._ends.append(self._num_tokens)
             self._bytes.append(self._num_bytes)
 
-    def _begin_document(self, piece: Piece) -> None:
+    def _begin_document(self, piece: TextPiece) -> None:
         self.num_documents += 1
         # the stream itself begins without one: nothing ends there
         if not (self._is_first and self._num_tokens == 0):
@@ -124,7 +124,7 @@ class _Making:
         self._ids.append(ids)
         self._num_tokens += len(ids)
 
-    def _encoded(self, block: Sequence[Piece]) -> list[list[int]]:
+    def _encoded(self, block: Sequence[TextPiece]) -> list[list[int]]:
         texts = [piece.text for piece in block]
         try:
             # the first text of a batch goes another way, which is slow for a long one
@@ -143,7 +143,7 @@ class _Making:
         return ShardTokens(ids, *(np.asarray(column, np.int64) for column in (self._starts, self._ends, self._bytes)))
 
 
-def end_token(tokenizer: TextTokenizer, where: str) -> int:
+def end_token(tokenizer: TokenEncoder, where: str) -> int:
     """Return the token that stands between two documents.
 
     Raises:

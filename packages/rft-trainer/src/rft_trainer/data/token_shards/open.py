@@ -9,8 +9,8 @@ from pathlib import Path
 from rft_core.errors import DataError, OptionsError
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.sources import SourceSpec, parse_sources
-from rft_trainer.data.token_shards.build import BuildTokens, BuiltStream, build_stream, in_this_process
-from rft_trainer.data.token_shards.encode import TextTokenizer
+from rft_trainer.data.token_shards.encode import TokenEncoder
+from rft_trainer.data.token_shards.stream_building import BuildTokens, BuiltStream, build_stream, in_this_process
 from rft_trainer.data.token_shards.text_files import text_files
 from rft_trainer.data.token_shards.text_plan import TextStream, held_out_cut
 from rft_trainer.data.token_shards.windows import (
@@ -60,7 +60,7 @@ def named_sources(data: PretrainDataSettings) -> TextSources:
 
 def open_windows(
     data: PretrainDataSettings,
-    tokenizer: TextTokenizer,
+    tokenizer: TokenEncoder,
     *,
     window: int,
     seed: int,
@@ -109,7 +109,7 @@ class _Opening:
     """The opening of the streams of one run."""
 
     data: PretrainDataSettings
-    tokenizer: TextTokenizer
+    tokenizer: TokenEncoder
     root: Path
     build: BuildTokens
     window: int
@@ -188,7 +188,7 @@ def require_texts(data: PretrainDataSettings) -> None:
     """Raise `OptionsError` where no texts are named."""
     if not data.prompt_data:
         raise OptionsError(
-            code="data.no_prompt_data",
+            code="data.no_texts_named",
             what="prompt_data is empty",
             where="--prompt_data",
             why="training needs texts: .txt files, files of rows with a column of texts, or a data set of the Hub",

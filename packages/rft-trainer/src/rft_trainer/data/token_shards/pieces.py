@@ -18,7 +18,7 @@ CHARACTERS_OF_PIECE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """A part of a document."""
 
     text: str
@@ -27,7 +27,7 @@ class Piece:
     """File and line of its row, or file alone."""
 
 
-def pieces_of(stream: TextStream, plan: TextShardPlan, most: int = CHARACTERS_OF_PIECE) -> Iterator[Piece]:
+def pieces_of(stream: TextStream, plan: TextShardPlan, most: int = CHARACTERS_OF_PIECE) -> Iterator[TextPiece]:
     """Yield the text of a shard in pieces of at most `most` characters; documents without a character are left out.
 
     Raises:
@@ -37,7 +37,7 @@ def pieces_of(stream: TextStream, plan: TextShardPlan, most: int = CHARACTERS_OF
         documents = _documents(stream, part)
         for text, begins, where in documents:
             for number, piece in enumerate(cut_text(text, most)):
-                yield Piece(piece, begins and number == 0, where)
+                yield TextPiece(piece, begins and number == 0, where)
 
 
 def _documents(stream: TextStream, part: TextRange) -> Iterator[tuple[str, bool, str]]:

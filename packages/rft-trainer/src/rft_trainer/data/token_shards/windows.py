@@ -11,7 +11,7 @@ from typing import overload
 
 import numpy as np
 
-from rft_trainer.data.token_shards.build import BuiltStream
+from rft_trainer.data.token_shards.stream_building import BuiltStream
 from rft_trainer.data.token_shards.token_file import open_token_shard
 from rft_trainer.records.rollouts import TrainingSample
 

@@ -11,8 +11,8 @@ from typing import Any
 from rft_core.child_process import ParentPipes
 from rft_trainer.data.store.build_requests import serve_requests
 from rft_trainer.data.store.worker_pool import BuildWorkers, in_processes
-from rft_trainer.data.token_shards.build import BuildTokens
-from rft_trainer.data.token_shards.encode import TextTokenizer, build_token_shard
+from rft_trainer.data.token_shards.encode import TokenEncoder, build_token_shard
+from rft_trainer.data.token_shards.stream_building import BuildTokens
 from rft_trainer.data.token_shards.text_plan import Cut, TextRange, TextShardPlan, TextStream
 from rft_trainer.data.token_shards.token_file import TokenShardFacts, shard_path, token_facts_of
 
@@ -34,7 +34,7 @@ def tokens_in_workers(
     return build
 
 
-def serve_token_builds(pipes: ParentPipes, make_tokenizer: Callable[[Mapping[str, Any]], TextTokenizer]) -> None:
+def serve_token_builds(pipes: ParentPipes, make_tokenizer: Callable[[Mapping[str, Any]], TokenEncoder]) -> None:
     """Build the shards that the parent asks for, with the tokenizer of the job of the first line."""
 
     def prepare(first: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:

@@ -18,7 +18,7 @@ from rft_dist.strategies.registry import STRATEGIES
 from rft_engine.registry import limits_met
 from rft_models.settings import freezing_refusal
 from rft_trainer.settings.data import system_prompt_refusal
-from rft_trainer.settings.evaluation import draws_refusal, equal_samples_refusal
+from rft_trainer.settings.evaluation import draws_refusal, equal_samples_refusal, pick_refusal
 
 Check = Callable[[Values, MakeProblem], Iterator[Problem]]
 
@@ -83,6 +83,7 @@ def _samples(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     for refusal in (
         equal_samples_refusal(values["eval_n"], values[flag], flag=flag),
         draws_refusal(values["eval_n"], values["eval_k"]),
+        pick_refusal(values["eval_n"], values["eval_pick"]),
     ):
         if refusal is not None:
             yield make_problem(refusal.code, list(refusal.names), refusal.why, refusal.do)
@@ -95,7 +96,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **{
         name: ("eval_data", bool)
         for name in (
-            *("eval_metrics", "eval_n", "eval_k", "eval_temperature", "keep_best"),
+            *("eval_metrics", "eval_n", "eval_k", "eval_pick", "eval_temperature", "keep_best"),
             *("eval_input_key", "eval_label_key", "eval_output_key"),
         )
     },

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rft.config.rules.rewards import reward_problems
 from rft.config.rules.sourced_values import MakeProblem, SourcedValues, Values
-from rft.config.rules.training import idle_evaluation, training_problems
+from rft.config.rules.training import idle_evaluation, idle_store, training_problems
 from rft.config.schema import build
 from rft.config.values import as_text
 from rft.reward_kinds import reward_flags
@@ -133,10 +133,14 @@ def idle_settings(given: SourcedValues, defaults: Values) -> list[str]:
             "there is no critic",
         ),
     )
-    return idle_evaluation(given) + [
-        f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: "
-        f"{why} with advantage_estimator {values['advantage_estimator']}"
-        for names, acts, why in parts
-        for name in names
-        if not acts and origins[name].kind != "default" and values[name] != defaults[name]
-    ]
+    return (
+        idle_evaluation(given)
+        + idle_store(given)
+        + [
+            f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: "
+            f"{why} with advantage_estimator {values['advantage_estimator']}"
+            for names, acts, why in parts
+            for name in names
+            if not acts and origins[name].kind != "default" and values[name] != defaults[name]
+        ]
+    )

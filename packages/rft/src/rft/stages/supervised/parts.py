@@ -105,7 +105,7 @@ class RunState(Generic[ModelT]):
             ),
             collectives=machine.collectives,
             progress=self.progress,
-            timer=machine.phase_timer(self.progress),
+            timer=machine.phase_timer(self.progress, self.parallel.meter),
             early_stop=self.early_stop,
             max_steps=settings.training.max_steps,
             eval_every=max(settings.evaluation.eval_steps, 0),
@@ -132,6 +132,7 @@ class RunState(Generic[ModelT]):
             device=machine.device,
             pin_memory=self.settings.data.dataloader_pin_memory,
             collective_forward=parallel.collective_forward,
+            meter=parallel.meter,
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rft.hub.download import ASIDE
 from rft.hub.sources import located_sources
 from rft.stages.reward_pairs import apart_from, first_of, mixture_of, room_for
-from rft.stages.supervised.row_store import wants_store
+from rft.tokenizing.row_store import wants_store
 from rft_core.errors import DataError, OptionsError
 from rft_models.reward_model.step_encoding import StepTextEncoder
 from rft_trainer.batches.units import Unit

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from rft.hub.download import ASIDE
-from rft.stages.supervised.row_store import StoredRows, first_rows_of_sources, open_store, stored_sources
 from rft.tokenizing.kinds import Kind, StoredRowsText
 from rft.tokenizing.pairs import EQUAL_RESPONSES, PairText
+from rft.tokenizing.row_store import StoredRows, first_rows_of_sources, open_store, stored_sources
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.preference_rows.preference_columns import PreferenceKeys
 from rft_trainer.data.preference_rows.preferences import all_equal, notes_on_columns

@@ -1,1 +1,0 @@
-"""`rft-train tokenizer`: tokenizers from texts."""
