@@ -31,6 +31,8 @@ from rft_algos.algorithms.published import PUBLISHED
 from rft_cli.config.meanings import meanings
 from rft_cli.config.resolve import resolve
 from rft_cli.pages.run_plan_algorithm import component_text
+from rft_cli.pretrainer.fields import FIELDS
+from rft_cli.pretrainer.pages import own_default
 from rft_cli.records.discovery import find_command, with_settings
 from rft_core.errors import ExitCode
 from rft_dist.launch.environment import REPORTED, environment_report
@@ -125,6 +127,16 @@ def lightrft_flags() -> str:
     return "\n".join(lines)
 
 
+def pretrainer_fields() -> str:
+    """Each field of the pre-trainer's guide: the setting with its meaning, both defaults, and what becomes of it."""
+    lines = ["| field | here | its default | ours | |", "|---|---|---|---|---|"]
+    for row in FIELDS:
+        own = own_default(row)
+        place = f"`--{row.to}`" if own else ""
+        lines.append(f"| `{row.group}.{row.name}` | {place} | {cell(row.default)} | {cell(own)} | {cell(row.about)} |")
+    return "\n".join(lines)
+
+
 def meaning_of(name: str) -> str:
     """What the flag of this name does in `rft-train rl`."""
     if name in OPPOSITES:
@@ -216,6 +228,7 @@ def all_rooms() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "algorithms": algorithms,
     "lightrft-flags": lightrft_flags,
+    "pretrainer-fields": pretrainer_fields,
     "names": names_elsewhere,
     "exit-codes": exit_codes,
     "environment": environment,

@@ -34,7 +34,7 @@ ROOT_MODULES = {
         "run_lifecycle",
     },
     "rft_algos": {"aliases", "input_checks", "statistics"},
-    "rft_cli": {"main"},
+    "rft_cli": {"main", "pretrain"},
     "rft_core": {
         "child_process",
         "durable_files",

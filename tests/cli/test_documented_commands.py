@@ -23,6 +23,9 @@ PAGES += [*sorted(ROOT.glob("packages/*/README.md")), ROOT / "kernels" / "README
 SCRIPTS = [ROOT / "examples" / name for name in ("train.py", "train_vl.py", "my_reward.py")]
 SHELLS = re.compile(r"^```(?:sh|bash)\n(.*?)^```", re.M | re.S)
 
+_PROGRAMS = {"rft-train": (), "examples/train.py": ("rl",), "rft_cli.pretrain": ("pretrain",)}
+"""Forms of the program, and the words that each stands for."""
+
 
 def commands_of(path: Path) -> list[str]:
     """Every shell line of a page; lines that end with a backslash are joined."""
@@ -30,7 +33,7 @@ def commands_of(path: Path) -> list[str]:
     lines = [line for block in SHELLS.findall(text) for line in block.replace("\\\n", " ").splitlines()]
     if path.suffix == ".py":
         lines = [line.strip() for line in str(ast.get_docstring(ast.parse(text))).splitlines() if line.startswith(" ")]
-    return [line for line in lines if "rft-train " in line or "examples/train.py" in line or "rft_cli.main" in line]
+    return [line for line in lines if "rft-train " in line or "examples/train.py" in line or "rft_cli." in line]
 
 
 def documented() -> list[Any]:
@@ -42,9 +45,9 @@ def documented() -> list[Any]:
 def words_of(line: str) -> list[str]:
     """The words after the program, whichever of its forms the line uses; its name is not among them."""
     line = re.sub(r"\$\([^)]*\)", "PLACE", line)
-    program = next(name for name in ("rft-train", "examples/train.py", "rft_cli.main") if name in line)
+    program = next(name for name in (*_PROGRAMS, "rft_cli.main") if name in line)
     words = shlex.split(line.rpartition(program)[2].split(";")[0].rstrip(" &"), comments=True)
-    return ["rl", *words] if program == "examples/train.py" else words
+    return [*_PROGRAMS.get(program, ()), *words]
 
 
 @pytest.mark.parametrize("line", documented())

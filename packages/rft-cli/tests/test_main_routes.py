@@ -172,7 +172,7 @@ def test_a_command_may_be_started_as_ranks(
 ) -> None:
     ends(3)
 
-    def spawned(resolved: Any, words: list[str]) -> int | None:
+    def spawned(resolved: Any, words: list[str], nodes: object = None) -> int | None:
         calls.append(("spawned", resolved.values["pretrain"], words))
         return code
 

@@ -25,7 +25,7 @@ def test_the_environment_names_two_machines(monkeypatch: pytest.MonkeyPatch) -> 
     set_all(monkeypatch)
     found = nodes([])
     assert found == Nodes(2, 1, "head", 29500)
-    variables = rank_variables(3, 4, found.master_port, found)
+    variables = rank_variables(3, 4, 29500, found)
     assert (variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"]) == ("7", "8", "3")
     assert (variables["MASTER_ADDR"], variables["MASTER_PORT"], variables["NODE_RANK"]) == ("head", "29500", "1")
 

@@ -23,7 +23,7 @@ def test_a_state_comes_back_with_its_kinds() -> None:
 
 
 def test_a_function_in_a_state_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="scheduler.rule is a function"):
+    with pytest.raises(CheckpointError, match=r"scheduler\.rule is a function"):
         split({"rule": lambda step: step}, "scheduler")
 
 

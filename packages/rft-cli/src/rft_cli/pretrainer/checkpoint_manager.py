@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ _WRAPPERS = ("_orig_mod.", "module.")
 _WEIGHTS, _STATE = "weights", "training"
 
 
-class Stateful(Protocol):
+class RestorablePart(Protocol):
     """An optimizer, a scheduler or a scaler."""
 
     def state_dict(self) -> Mapping[str, Any]: ...
@@ -60,9 +60,9 @@ class CheckpointManager:
         self,
         epoch: int,
         model: nn.Module,
-        optimizer: Stateful,
-        scheduler: Stateful | None = None,
-        scaler: Stateful | None = None,
+        optimizer: RestorablePart,
+        scheduler: RestorablePart | None = None,
+        scaler: RestorablePart | None = None,
         loss: float = math.inf,
         extra_state: Mapping[str, Any] | None = None,
     ) -> Path | None:
@@ -97,9 +97,9 @@ class CheckpointManager:
     def load_checkpoint(
         self,
         model: nn.Module,
-        optimizer: Stateful,
-        scheduler: Stateful | None = None,
-        scaler: Stateful | None = None,
+        optimizer: RestorablePart,
+        scheduler: RestorablePart | None = None,
+        scaler: RestorablePart | None = None,
         device: torch.device | str = "cpu",
     ) -> tuple[int, float]:
         """Restore what `resume_from_checkpoint` names; returns the epoch to begin with, and the best loss so far.
@@ -182,13 +182,16 @@ def _on_cpu(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.cpu()
     if isinstance(value, dict):
-        return {key: _on_cpu(part) for key, part in value.items()}
-    return type(value)(_on_cpu(part) for part in value) if isinstance(value, list | tuple) else value
+        return {key: _on_cpu(part) for key, part in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        parts = [_on_cpu(part) for part in cast("list[Any]", value)]
+        return tuple(parts) if isinstance(value, tuple) else parts
+    return value
 
 
 def _without(checkpoint: Checkpoint, name: str) -> CheckpointError:
     return CheckpointError(
-        code="checkpoint.component_missing",
+        code="pretrainer.no_state",
         what=f"checkpoint {checkpoint.path} has no state of a {name}",
         where=str(checkpoint.path),
         why="a resumed run continues exactly only with every part of its state",

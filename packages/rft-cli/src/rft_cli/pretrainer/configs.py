@@ -114,7 +114,7 @@ class CheckpointConfig:
 
     checkpoint_dir: str = "checkpoints"
     resume_from_checkpoint: str | None = None
-    """A checkpoint, or the directory of several; auto = the newest in `checkpoint_dir` that verifies; none = nothing."""
+    """A checkpoint, or the directory of several; auto = the newest in `checkpoint_dir` that verifies."""
     save_interval: int = 1
     """Epochs between two of them."""
     keep_last_n: int = 5

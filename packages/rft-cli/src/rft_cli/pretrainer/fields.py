@@ -172,7 +172,7 @@ FIELDS: tuple[GuideField, ...] = (
         kind=bool,
         default="true",
         to="compile",
-        about="",
+        about="true is refused where the command has no --compile; false is what is done then",
         short=("compile",),
     ),
     GuideField(
@@ -181,7 +181,6 @@ FIELDS: tuple[GuideField, ...] = (
         kind=bool,
         default="true",
         to="amp",
-        about="",
         short=("amp",),
     ),
     GuideField(
@@ -190,7 +189,7 @@ FIELDS: tuple[GuideField, ...] = (
         kind=AmpDtype,
         default="auto",
         to="amp_dtype",
-        about="",
+        about="float16 has a loss scale; a CPU that cannot multiply bfloat16 stays with float32",
     ),
     GuideField(
         group="optimization",
@@ -229,7 +228,7 @@ FIELDS: tuple[GuideField, ...] = (
         kind=bool,
         default="true",
         to="keep_best",
-        about="",
+        about="true is refused: the best weights are kept where they end the run (--patience N)",
     ),
     GuideField(group="logging", name="log_interval", kind=int, default="10", to="log_interval"),
     GuideField(

@@ -16,7 +16,6 @@ from rft_dist.launch.spawn import Nodes
 
 _PORT = 12355
 """The guide's default."""
-_NAMES = ("num_nodes", "node_rank", "master_addr", "master_port")
 
 
 def nodes(argv: Sequence[str]) -> Nodes | None:
@@ -28,10 +27,11 @@ def nodes(argv: Sequence[str]) -> Nodes | None:
     if is_launched(os.environ):
         return None
     given = merge(COMMAND, argv).foreign
-    number, rank, host, port = (given.get(f"distributed_{name}") for name in _NAMES)
+    number: int = given.get("distributed_num_nodes", 1)
+    rank, host, port = (given.get(f"distributed_{name}") for name in ("node_rank", "master_addr", "master_port"))
     # the address alone may be there for another program: it counts where the guide's own variables are
     named = [name for name in ("num_nodes", "gpus_per_node", "node_rank") if f"distributed_{name}" in given]
-    if (number or 1) == 1:
+    if number == 1:
         if rank:
             raise _refused(
                 f"node_rank = {rank}", "the machines are numbered from 0, and there is one", "num_nodes", "2"

@@ -77,7 +77,7 @@ def random_state() -> dict[str, Any]:
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     state: dict[str, Any] = {
         "python": random.getstate(),
-        "numpy": (kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, gauss),
+        "numpy": (kind, torch.tensor([int(key) for key in keys]), position, has_gauss, gauss),
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available():

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from rft.config.errors import refused_setting
 from rft.config.origins import GivenSetting
 from rft.config.rules.sourced_values import SourcedValues
 from rft.config.schema import Setting, schema
 from rft.config.spellings import Derived, Spellings, Translated
 from rft.config.values import as_text
 from rft_cli.pretrainer.fields import COMMAND, ENVIRONMENT, FIELDS, GuideField
-from rft_core.errors import Problem
 
 HELD_OUT_SHARE = 0.1
 """Share of the text that `training.run_validation` holds out where nothing else says what is: nanoGPT's."""
@@ -28,6 +28,7 @@ _TASKS = {
     "regression": "rft-train pretrain",
 }
 _OWN_TASK = "lm"
+_WARMUPS = ("lr_warmup_ratio", "lr_warmup_steps")
 _NO_TASK = "it has no command here: this project trains language models"
 
 
@@ -41,7 +42,7 @@ def spellings() -> Spellings:
         names = [row.flat_name, *(name for name in (row.name, *row.short) if name not in own)]
         default = own[row.to].default if row.to in own else None
         table |= {name: replace(row.setting(name), default=default) for name in names}
-    return Spellings(table | {TASK.name: TASK}, ENVIRONMENT, translate)
+    return Spellings(table | {TASK.name: TASK}, ENVIRONMENT, translate, _WORDS)
 
 
 def field_of(name: str) -> GuideField:
@@ -57,25 +58,19 @@ def translate(option: GivenSetting, value: Any) -> Translated:
     said = () if option.name == row.flat_name else (f"{option.written} is {row.group}.{row.name} of the guide",)
     special = _SPECIAL.get(row.flat_name)
     if row.to in schema(COMMAND) and (special is None or row.flat_name in _ONCE_MISSING):
-        return Translated((_renamed(option, row.to, option.texts, _WORDS.get(row.flat_name, {})),), said)
+        return Translated((_renamed(option, row.to, option.texts),), said)
     assert special is not None, f"{row.flat_name} has neither a setting nor a meaning"
     meant = special(option, value)
     return Translated(meant.options, (*said, *meant.notes), meant.problems, meant.later)
 
 
-def _renamed(
-    option: GivenSetting, name: str, texts: tuple[str, ...], words: Mapping[str, str] | None = None
-) -> GivenSetting:
-    texts = tuple((words or {}).get(text.lower(), text) for text in texts)
-    return GivenSetting(option.written, name, texts, option.origin, option.is_null)
+def _renamed(option: GivenSetting, name: str, texts: tuple[str, ...]) -> GivenSetting:
+    return replace(option, name=name, texts=texts)
 
 
 def _refused(option: GivenSetting, reason: str, do: str) -> Translated:
     shown = f"{option.written} {' '.join(option.texts)}".strip()
-    why = "a setting has an effect or is refused; none is ignored"
-    what = f"{shown} cannot be used: {reason}"
-    problem = Problem(code="option.refused", what=what, where=str(option.origin), why=why, do=do)
-    return Translated(problems=(problem,))
+    return Translated(problems=(refused_setting(option, shown, reason, do),))
 
 
 def _no_effect(option: GivenSetting, reason: str) -> Translated:
@@ -101,15 +96,14 @@ def _schedule(option: GivenSetting, value: str) -> Translated:
 
 def _warmup(option: GivenSetting, epochs: float) -> Translated:
     def later(given: SourcedValues) -> Derived:
-        if given.origins["lr_warmup_ratio"].kind == option.origin.kind:
+        twice = [name for name in _WARMUPS if given.origins[name].kind == option.origin.kind]
+        if twice:
             why = f"{option.written} {as_text(epochs)} says the same in epochs"
-            return Derived(
-                problems=(given.make_problem("pretrainer.two_warmups", ["lr_warmup_ratio"], why, _leave(option)),)
-            )
+            return Derived(problems=(given.make_problem("pretrainer.two_warmups", twice, why, _leave(option)),))
         run = given.values["max_epochs"]
         ratio = min(1.0, epochs / run)
         note = f"{option.written} {as_text(epochs)} of {run} epochs: lr_warmup_ratio = {ratio:g}, a share of all steps"
-        return Derived({"lr_warmup_ratio": ratio}, option.origin, (note,))
+        return Derived({"lr_warmup_ratio": ratio, "lr_warmup_steps": None}, option.origin, (note,))
 
     return Translated(later=later)
 
@@ -155,17 +149,6 @@ def _compile(option: GivenSetting, wanted: bool) -> Translated:
     return _refused(option, "torch.compile is not in this version", f"leave {option.written} out")
 
 
-def _amp(option: GivenSetting, wanted: bool) -> Translated:
-    text = "true" if wanted else "false"
-    return Translated((_renamed(option, "use_mp_opt", (text,)),))
-
-
-def _amp_dtype(option: GivenSetting, value: str) -> Translated:
-    if value in ("float16", "fp16"):
-        return _refused(option, "float16 has a flag of its own", "--fp16 (and leave use_amp out)")
-    return Translated(notes=(f"{option.written} {value}: use_amp computes in bfloat16",))
-
-
 def _save_best(option: GivenSetting, wanted: bool) -> Translated:
     if not wanted:
         return Translated()
@@ -200,10 +183,10 @@ def _no_loader(option: GivenSetting, value: object) -> Translated:
 
 
 _WORDS: dict[str, dict[str, str]] = {
-    "optimization_amp_dtype": {"float16": "fp16", "bfloat16": "bf16"},
+    "amp_dtype": {"float16": "fp16", "bfloat16": "bf16"},
 }
 """Values that have another word here."""
-_ONCE_MISSING = ("optimization_use_compile", "optimization_use_amp", "optimization_amp_dtype", "checkpoint_save_best")
+_ONCE_MISSING = ("optimization_use_compile", "checkpoint_save_best")
 """Fields whose setting the command may not have; until then they mean what is below."""
 _SPECIAL: dict[str, Callable[[GivenSetting, Any], Translated]] = {
     "training_scheduler_type": _schedule,
@@ -216,8 +199,6 @@ _SPECIAL: dict[str, Callable[[GivenSetting, Any], Translated]] = {
     "distributed_gpus_per_node": _processes,
     "distributed_backend": _backend,
     "optimization_use_compile": _compile,
-    "optimization_use_amp": _amp,
-    "optimization_amp_dtype": _amp_dtype,
     "optimization_prefetch_factor": _no_loader,
     "optimization_persistent_workers": _no_loader,
     "checkpoint_resume_from_checkpoint": _resume,

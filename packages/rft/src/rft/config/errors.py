@@ -82,12 +82,12 @@ def unknown_option(command: str, option: GivenSetting, names: Mapping[str, Setti
 def _nearest(name: str, table: Mapping[str, Setting]) -> list[str]:
     """Settings with a name like it; where it begins with that of a group, also like the rest of it."""
     group, _, rest = name.replace(".", "_").partition("_")
-    whole = nearest_names(name.replace(".", "_"), table)
+    alike = nearest_names(name.replace(".", "_"), table)
     if group not in {setting.group for setting in table.values()}:
-        return whole or nearest_names(name.rpartition(".")[2], table)
+        return alike or nearest_names(name.rpartition(".")[2], table)
     # a right group first, then the right name in another
     inside = {key: row for key, row in table.items() if row.group == group}
-    parts = [nearest_names(rest, inside, count=1, cutoff=_SLIP), nearest_names(rest, table, count=2), whole]
+    parts = [nearest_names(rest, inside, count=1, cutoff=_SLIP), nearest_names(rest, table, count=2), alike]
     return list(dict.fromkeys(near for part in parts for near in part))[:3]
 
 
@@ -137,12 +137,17 @@ def refused_option(option: GivenSetting, refusal: Refusal, command: str = "") ->
     table = schema(command) if command else {}
     match = _PLACEHOLDER.fullmatch(refusal.do)
     do = following(option, table, match[1]) if match and match[1] in (*table, CONFIG) and option.texts else ""
+    return refused_setting(option, _like(option, option.name), refusal.reason, do or refusal.do)
+
+
+def refused_setting(option: GivenSetting, shown: str, reason: str, do: str) -> Problem:
+    """Return the problem of a name or value that is known and not usable, as `shown`, with the reason."""
     return Problem(
         code="option.refused",
-        what=f"{_like(option, option.name)} cannot be used: {refusal.reason}",
+        what=f"{shown} cannot be used: {reason}",
         where=str(option.origin),
         why="a setting has an effect or is refused; none is ignored",
-        do=do or refusal.do,
+        do=do,
     )
 
 

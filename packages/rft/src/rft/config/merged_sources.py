@@ -95,6 +95,7 @@ class MergedSources:
     def add(self, option: GivenSetting) -> None:
         """Take a setting over what is there; what cannot be taken becomes a problem."""
         setting = self.schema.get(option.name)
+        option = self.spellings.in_own_words(option) if self.spellings else option
         if setting is None and self.spellings and option.name in self.spellings.table:
             self._translate(option, self.spellings)
         elif setting is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rft.config.origins import GivenSetting
@@ -12,13 +12,15 @@ from rft.config.schema import Setting
 from rft.resolved import Origin
 from rft_core.errors import Problem
 
+_DERIVED = Origin("derived")
+
 
 @dataclass(frozen=True, slots=True)
 class Derived:
     """Settings that follow from others, with what is said of them."""
 
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    origin: Origin = Origin("derived")
+    origin: Origin = _DERIVED
     """That of the values: it says what they follow from."""
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -30,7 +32,7 @@ Derivation = Callable[[SourcedValues], Derived]
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """What a setting of another program means here."""
+    """The meaning of a setting of another program here."""
 
     options: tuple[GivenSetting, ...] = ()
     """Settings of the command."""
@@ -55,6 +57,14 @@ class Spellings:
     """Variables of the environment that give one, and its name."""
     translate: Callable[[GivenSetting, Any], Translated]
     """(setting as it was written, its value) -> what it means here."""
+
+    words: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """Values of the other program by the command's own setting, and the word that has their meaning."""
+
+    def in_own_words(self, option: GivenSetting) -> GivenSetting:
+        """Return a setting of the command with its own word for a value of the other program."""
+        words = self.words.get(option.name, {})
+        return replace(option, texts=tuple(words.get(text.lower(), text) for text in option.texts))
 
     @property
     def proposed(self) -> dict[str, Setting]:
