@@ -63,6 +63,7 @@ class TrainingKeywords(TypedDict, total=False):
     fp16: bool
     amp: bool
     amp_dtype: Literal["auto", "bf16", "fp16"]
+    compile: Literal["auto", "on", "off"]
     meta_init: bool
     enable_ema: bool
     ema_decay: float

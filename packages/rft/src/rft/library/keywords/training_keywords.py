@@ -23,6 +23,7 @@ class RlKeywords(PolicyKeywords, RewardKeywords, AnswerKeywords, total=False):
     num_workers: int
     prefetch_factor: int
     data_store: Literal["auto", "on", "off"]
+    data_store_max_gb: int
     label_key: str
     eval_metrics: str
     eval_input_key: str
@@ -165,6 +166,7 @@ class SftKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     num_workers: int
     prefetch_factor: int
     data_store: Literal["auto", "on", "off"]
+    data_store_max_gb: int
     input_key: str
     input_template: str
     apply_chat_template: bool
@@ -228,6 +230,7 @@ class DpoKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     num_workers: int
     prefetch_factor: int
     data_store: Literal["auto", "on", "off"]
+    data_store_max_gb: int
     input_key: str
     input_template: str
     apply_chat_template: bool
@@ -278,6 +281,7 @@ class RmKeywords(TrainingKeywords, SupervisedKeywords, total=False):
     num_workers: int
     prefetch_factor: int
     data_store: Literal["auto", "on", "off"]
+    data_store_max_gb: int
     completions_key: str
     labels_key: str
     input_key: str
