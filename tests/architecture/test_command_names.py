@@ -25,7 +25,6 @@ ALLOWED = {
     # what the façade's keywords are the settings of
     "rft_cli.lightrft.keywords",
     # what the fields of the pre-trainer's guide are settings of, and the commands of its tasks
-    "rft_cli.pretrainer.fields",
     "rft_cli.pretrainer.translation",
     # what to write for methods that are no algorithms of reinforcement learning
     "rft.build.algorithm",

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, cast
 
-from rft.library.given_rows import cache_directory
+from rft.process.cache import cache_directory
 from rft_core.durable_files import storage_errors
 from rft_core.errors import OptionsError
 

@@ -10,14 +10,20 @@ import hashlib
 from dataclasses import asdict
 from pathlib import Path
 
+from rft.decoder_sizes import model_sizes
 from rft.hub.run_settings import local_directory
 from rft.pretraining.trained_tokenizer import KINDS, tokenizer_directory
-from rft.process.cache import written_once
+from rft.process.cache import cache_directory, written_once
 from rft.resolved import Resolved
 from rft.settings import PretrainSettings
 from rft_models.new_decoders.build import build_new_decoder
+from rft_models.new_decoders.parameter_counts import parameter_counts
+from rft_models.new_decoders.sizes import decoder_sizes
+from rft_models.tokenization.tokenizer import load_tokenizer
 from rft_trainer.data.token_shards.open import require_texts
 
+DECODERS = "decoders"
+"""Directory of new models in the cache."""
 _FORMAT = 1
 """Counts up when the same settings make other weights."""
 
@@ -53,5 +59,15 @@ def new_decoder(settings: PretrainSettings) -> Path:
         "seed": seed,
     }
     return written_once(
-        "models", content, lambda target: build_new_decoder(target, settings.decoder, tokenizer, seed=seed)
+        DECODERS, content, lambda target: build_new_decoder(target, settings.decoder, tokenizer, seed=seed)
     )
+
+
+def decoder_line(settings: PretrainSettings) -> str:
+    """Describe the model that a run begins with, once its directory is named."""
+    directory = Path(settings.model.pretrain)
+    if directory.parent != cache_directory() / DECODERS:
+        sizes, _ = model_sizes(directory)
+        return f"{sizes.parameters:,} parameters, with the weights of {directory}"
+    sizes = decoder_sizes(settings.decoder, vocab_size=load_tokenizer(directory).vocab_size)
+    return f"{parameter_counts(sizes).describe(sizes)}, random weights, in {directory}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rft.decoder_sizes import model_sizes
+from rft.pretraining.new_decoder import decoder_line
 from rft.pretraining.stage import PretrainData
 from rft.resolved import Resolved
 from rft.settings import PretrainSettings
@@ -15,7 +15,7 @@ def pretrain_lines(resolved: Resolved[PretrainSettings], data: PretrainData) -> 
     settings, chosen = resolved.settings, resolved.settings.training
     return [
         ("data", [*_text_lines(data), *notes_on(resolved, data.rows.notes)]),
-        ("decoder", [_decoder_line(settings)]),
+        ("decoder", [decoder_line(settings)]),
         (
             "batches",
             [
@@ -48,19 +48,6 @@ def _text_lines(data: PretrainData) -> list[str]:
 
 def _bytes_a_token(num_bytes: int, num_tokens: int) -> str:
     return f"{num_bytes / max(num_tokens, 1):.2f} bytes a token"
-
-
-def _decoder_line(settings: PretrainSettings) -> str:
-    directory = settings.model.pretrain
-    sizes, _ = model_sizes(directory)
-    start = "random weights" if _is_new(settings) else "its weights"
-    return f"{sizes.parameters:,} parameters, {start}, in {directory}"
-
-
-def _is_new(settings: PretrainSettings) -> bool:
-    from rft.library.given_rows import cache_directory
-
-    return settings.model.pretrain.startswith(str(cache_directory() / "models"))
 
 
 def _arithmetic(settings: PretrainSettings, data: PretrainData) -> str:
