@@ -93,7 +93,7 @@ def test_held_out_prompts_are_answered_as_evaluations_are_where_there_are_any(ca
 def test_a_ledger_is_of_its_data_and_seed(calls: Any) -> None:
     calls.put(shared_parts, "Ledger")
     orders: list[Any] = []
-    mixture: Any = SimpleNamespace(order=lambda *given: (orders.append(given), (2.0, 1.0))[1])
+    mixture: Any = SimpleNamespace(sequence=lambda *given: (orders.append(given), [2, 1])[1])
     given: list[Any] = []
     calls.replace(shared_parts, Ledger=lambda *parts, **more: given.append((parts, more)))
     shared_parts.make_ledger(mixture, "hash", 12, 3, 5)

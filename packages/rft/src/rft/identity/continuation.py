@@ -277,13 +277,16 @@ def _limits(values: Mapping[str, Any]) -> list[str]:
         return []
     # of a run that is told in episodes, epochs are those of a step
     passes = "num_episodes" if "num_episodes" in values else "max_epochs"
-    return [name for name in ("max_steps", passes) if values.get(name)]
+    return [name for name in ("max_steps", "train_tokens", passes) if values.get(name)]
 
 
 def nothing_left(path: Path, step: int, values: Mapping[str, Any]) -> CheckpointError:
     """The error of a resume that would train nothing; `values`: settings of the run, of which one ended it."""
-    ended_by = next((name for name in _limits(values) if name != "max_steps" or values[name] <= step), "")
-    longer = f"; it goes on with --{ended_by} above {values[ended_by]}" if ended_by else ""
+    limits = _limits(values)
+    if "max_steps" in limits:
+        limits = ["max_steps"] if values["max_steps"] <= step else limits[1:]
+    # which of tokens and epochs ended it depends on the text, which is not read for this
+    longer = f"; it goes on with {' and '.join(f'--{name} above {values[name]}' for name in limits)}" if limits else ""
     return CheckpointError(
         code=FINISHED,
         what=f"nothing is left to do: the run is at step {step}, its last",
