@@ -61,7 +61,8 @@ def run(argv: list[str]) -> int:
         # the checks of the start: of the ranks that --nproc would start, as far as one process can make them
         with open_machine(resolved.settings.model.device, request if grid is None else None) as machine:
             if machine.is_first:
-                _check_training(training, resolved, machine if grid is None else of_unstarted_ranks(machine, grid))
+                shown = machine if grid is None else of_unstarted_ranks(machine, grid)
+                _check_training(training, prepared(training, resolved), shown)
     print(f"rft-train {command} would start with these settings; nothing was started")
     return 0
 
@@ -84,7 +85,6 @@ def _check_training(training: Training, resolved: Resolved[Any], machine: Machin
     from rft_cli.pages import run_plan
 
     with without_weights(resolved) as (resolved, listed):
-        resolved = prepared(training, resolved)
         checked = load(training.check)(resolved.settings, machine.ranks.world_size)
         run_plan.show(training, resolved, checked.data, machine)
         trials = checked.check_reward()
@@ -101,9 +101,8 @@ def _check_training(training: Training, resolved: Resolved[Any], machine: Machin
 def _show_example(example: TokenizedExample) -> None:
     """Tokens in one line of text, then the loss mask: learned tokens are green on a terminal."""
     print(visible(example.title))
-    text = Text()
-    for piece, learned in zip(example.pieces, example.learned, strict=True):
-        text.append(piece, style="bold green" if learned else "dim")
+    styles = ("bold green" if learned else "dim" for learned in example.learned)
+    text = Text.assemble(*zip(example.pieces, styles, strict=True))
     console = SafeConsole(highlight=False)
     console.print(text, soft_wrap=True)
     mask = "".join("1" if learned else "0" for learned in example.learned)
