@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from rft.config.schema import Setting
 
+NO_COMPILE = "no_compile"
+"""A flag of the guide; without its first word it is a setting here, which is no switch."""
 COMMAND = "pretrain"
 """The command whose settings the fields are."""
 
@@ -172,8 +174,8 @@ FIELDS: tuple[GuideField, ...] = (
         kind=bool,
         default="true",
         to="compile",
-        about="true is refused where the command has no --compile; false is what is done then",
-        short=("compile",),
+        about="true = auto, which is off on a CPU; false = off; also --no-compile",
+        short=(NO_COMPILE,),
     ),
     GuideField(
         group="optimization",

@@ -13,7 +13,7 @@ from rft.config.rules.sourced_values import SourcedValues
 from rft.config.schema import Setting, schema
 from rft.config.spellings import Derived, Spellings, Translated
 from rft.config.values import as_text
-from rft_cli.pretrainer.fields import COMMAND, ENVIRONMENT, FIELDS, GuideField
+from rft_cli.pretrainer.fields import COMMAND, ENVIRONMENT, FIELDS, NO_COMPILE, GuideField
 
 HELD_OUT_SHARE = 0.1
 """Share of the text that `training.run_validation` holds out where nothing else says what is: nanoGPT's."""
@@ -144,9 +144,8 @@ def _processes(option: GivenSetting, value: int) -> Translated:
 
 
 def _compile(option: GivenSetting, wanted: bool) -> Translated:
-    if not wanted:
-        return Translated()
-    return _refused(option, "torch.compile is not in this version", f"leave {option.written} out")
+    is_on = wanted != (option.name == NO_COMPILE)
+    return Translated((_renamed(option, "compile", ("auto" if is_on else "off",)),))
 
 
 def _save_best(option: GivenSetting, wanted: bool) -> Translated:
@@ -186,7 +185,7 @@ _WORDS: dict[str, dict[str, str]] = {
     "amp_dtype": {"float16": "fp16", "bfloat16": "bf16"},
 }
 """Values that have another word here."""
-_ONCE_MISSING = ("optimization_use_compile", "checkpoint_save_best")
+_ONCE_MISSING = ("checkpoint_save_best",)
 """Fields whose setting the command may not have; until then they mean what is below."""
 _SPECIAL: dict[str, Callable[[GivenSetting, Any], Translated]] = {
     "training_scheduler_type": _schedule,
