@@ -527,6 +527,7 @@ TEXTS = f"--prompt_data {BENCH}/texts.jsonl,{BENCH}/heldtexts.jsonl"
 NOT_OF_TEXTS = [
     *IMAGES,
     "data_store",
+    "data_store_max_gb",
     "num_workers",
     "prefetch_factor",
     "input_key",
@@ -540,6 +541,7 @@ PRETRAIN = {name: row for name, row in SHARED.items() if name not in NOT_OF_TEXT
     "device": Row("--device cuda", "device"),
     "tokenizer": Row("--tokenizer byte", "plan", NEW),
     "tokenizer_size": Row("--tokenizer_size 260", "plan", f"{NEW} --tokenizer bpe --prompt_data {BENCH}/words.txt"),
+    "depth": Row("--depth 1", "plan", "--pretrain= --tokenizer char"),
     "family": Row("--family llama", "plan", NEW),
     "router_z_loss_coef": Row("--router_z_loss_coef 1.0", "weights", "--pretrain {experts}"),
     "balance_bias_rate": Row("--balance_bias_rate 0.01", "refused:router.no_bias", "--pretrain {experts}"),

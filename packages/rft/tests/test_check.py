@@ -16,7 +16,7 @@ from rft_trainer.rewards.user_function import RewardTrial
 
 def test_the_tools_of_an_environment_are_there_before_prompts_are_rendered(calls: Any) -> None:
     prompts = [SimpleNamespace(prompt_id=name, label="7", token_ids=ids) for name, ids in (("p", (4, 5)), ("q", (6,)))]
-    data = SimpleNamespace(prompts=prompts, held_out=["held out"])
+    data = SimpleNamespace(prompts=prompts, held_out=["held out"], all_prompts=lambda: [*prompts, "held out"])
     tokenizer = calls.double("tokenizer", decode=lambda ids: f"<{ids}>")
     calls.put(
         check,

@@ -22,7 +22,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What would be started; it is said to have ended well."""
     found: list[Any] = []
 
-    def note(command: Any, nproc: int, *, log_folder: Path) -> Ended:
+    def note(command: Any, nproc: int, *, log_folder: Path, **_: Any) -> Ended:
         found.append((list(command), nproc, log_folder))
         return Ended(0, None, (0,) * nproc, ())
 

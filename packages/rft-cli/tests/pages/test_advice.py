@@ -19,7 +19,7 @@ def test_a_model_is_proposed_to_every_command_that_trains(monkeypatch: pytest.Mo
     monkeypatch.setattr(discovery, "commands", lambda: known)
     proposed = after_model(Path("models/new"))
     assert [command.split()[:4] for command, _ in proposed] == [
-        ["rft-train", name, "--pretrain", "models/new"] for name in ("sft", "dpo", "rm", "rl", "distill")
+        ["rft-train", name, "--pretrain", "models/new"] for name in ("sft", "pretrain", "dpo", "rm", "rl", "distill")
     ]
     assert next_lines(proposed[-1:]) == [
         "next:",

@@ -102,7 +102,7 @@ def test_records_name_what_is_there() -> None:
         assert bool(command.run) != bool(command.training)
         for name in names:
             assert not name or load(name) is not None
-    assert {name for name in with_settings() if find_command(name).training} == {"rl", "sft", "dpo", "rm"}
+    assert {name for name in with_settings() if find_command(name).training} == {"rl", "sft", "pretrain", "dpo", "rm"}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def read(calls: Any) -> Any:
     samples = [SimpleNamespace(sample_id=f"s{number}", num_loss_tokens=number) for number in range(6)]
     calls.put(
         sft,
-        "refuse_beside_images",
+        "check_routers refuse_beside_images",
         row_images="images",
         held_out_text="text",
         read_training=training,
@@ -51,6 +51,7 @@ def settings_of(calls: Any, **numbers: Any) -> Any:
 def test_rows_are_read_with_the_settings_that_name_them(read: Any, max_len: int, longest: int) -> None:
     found = sft.sft_data(settings_of(read, max_len=max_len), read.double("tokenizer"), 77)
     assert read.taken() == [
+        "check_routers(settings.model, settings.routers)",
         "refuse_beside_images(settings.images, settings.strategy, settings.model, tokenizer)",
         "row_images(settings.images, settings.run.seed)",
         "trained_turns(data)",
@@ -123,11 +124,12 @@ def test_the_loop_has_the_likelihood_of_its_rows_as_its_loss(calls: Any) -> None
     assert made == [
         "policy_state(settings, started, tokenizer, "
         "RowOrder(mixture='mixture', data_hash='hash', num_rows=3, num_steps=7))",
-        "state.learning_rates()",
         "TokenLikelihood()",
-        "balanced_forward(settings.model, model, machine)",
+        "balanced_forward(settings.model, model, machine, settings.routers)",
         "fused_policy(parallel)",
         "PolicyLoss(model, TokenLikelihood(), balanced=balanced_forward(), fused=fused_policy())",
+        "model.key_dropout(settings.run.seed)",
+        "state.learning_rates()",
         "counting(model, state.learning_rates())",
     ]
     assert given == {

@@ -62,6 +62,7 @@ def test_a_fresh_run_loads_adapts_and_distributes_before_it_saves(calls: Any) ->
         "started.metadata('hash')",
         "make_saver(started, settings.checkpoint, started.metadata(), checkpoint_parts(), parallel.optimizer, "
         "{'progress': progress, 'ledger': ledger, 'early_stop': EarlyStop()}, None)",
+        "model.begin_update(progress.updates)",
         "learning_rate_schedule(settings.optimizer, training.learning_rate, 7)",
         "micro_batching(training.micro_train_batch_size, training.max_tokens_per_micro_batch, "
         "training.packing_samples)",
@@ -107,7 +108,7 @@ def test_a_run_that_continues_keeps_its_weights_its_best_ones_and_its_masks(call
         "WeightsSnapshot(parallel.weights, ['adapter'])",
         "restored.checkpoint.component('best_weights')",
         "best.restore(restored.checkpoint.component())",
-        "adapters.begin_update(progress.updates)",
+        "model.begin_update(progress.updates)",
     ]
     assert [call for call in made if call in order] == order
     [saver] = [call for call in made if call.startswith("make_saver")]
