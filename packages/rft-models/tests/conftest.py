@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from rft_models.own_decoder.registration import register_own_decoder
 from rft_models.tiny_models.text import build_character_model
 
 sys.path.insert(0, str(Path(__file__).parent / "logprobs"))  # modules that its tests share
@@ -32,6 +33,16 @@ _SIZES: dict[str, Any] = dict(
 
 _SPECIFIC: dict[str, dict[str, Any]] = {
     "cohere": {"logit_scale": 0.25},
+    "dots1": {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "norm_topk_prob": True,
+        "first_k_dense_replace": 0,
+        "sliding_window": 5,
+        "max_window_layers": 1,
+    },
     "gemma": {"head_dim": 8},
     "gemma2": {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 1.5},
     "gemma3_text": {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 16},
@@ -52,6 +63,7 @@ _SPECIFIC: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"head_dim": 16},
     "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "rft_decoder": {"head_dim": 16, "use_glu": False, "hidden_act": "gelu"},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96},
 }
 
@@ -60,6 +72,7 @@ def build_tiny_model(model_type: str, *, seed: int = 0, dtype: torch.dtype = tor
     """A transformers model with spread-out random weights: every path that is dropped changes the logits."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    register_own_decoder()
     config = AutoConfig.for_model(model_type, **{**_SIZES, **_SPECIFIC.get(model_type, {}), **changes})
     generator = torch.Generator().manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype)
@@ -67,6 +80,9 @@ def build_tiny_model(model_type: str, *, seed: int = 0, dtype: torch.dtype = tor
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32).to(dtype)
             parameter.copy_(noise * 0.25 if parameter.dim() > 1 else parameter + 0.1 * noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
     return model.eval()
 
 

@@ -21,7 +21,7 @@ from rft_models.policy.load import make_policy
 Build = Callable[..., Any]
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 VOCAB = 61
-MIXTURES = {"mixtral", "qwen2_moe", "qwen3_moe"}
+MIXTURES = {"dots1", "mixtral", "qwen2_moe", "qwen3_moe"}
 DENSE = {"gemma", "gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3"}
 FAMILIES = sorted(packed_families())
 LENGTHS = (7, 1, 12, 3, 9)

@@ -37,7 +37,7 @@ def test_a_chunk_holds_sixteen_million_logits_on_a_cpu_and_more_on_a_gpu() -> No
     for num_entries, expected in ((0, 2**24), (1, 2**24), (1000, 2**24 // 1000), (2**24, 1), (2**25, 1)):
         weight: Any = SimpleNamespace(shape=(num_entries, 8))
         assert chunk_for(hidden, weight) == expected
-    on_gpu: Any = SimpleNamespace(is_cuda=True)
+    on_gpu: Any = SimpleNamespace(device=torch.device("cuda"))
     assert chunk_for(on_gpu, torch.empty(100, 8)) == 13_421_772
 
 

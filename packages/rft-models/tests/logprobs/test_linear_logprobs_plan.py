@@ -60,7 +60,7 @@ def test_slabs_hold_two_million_logits_on_a_cpu_and_more_on_a_gpu() -> None:
     assert slab_for(empty, 2) == 2**21 // 8, "nor may its rows of the gradient be more"
     assert slab_for(torch.empty(0, 0), 0) == 2**21
     assert slab_for(empty, 2**20) == 256
-    on_gpu: Any = SimpleNamespace(is_cuda=True, shape=(3, 8))
+    on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), shape=(3, 8))
     assert slab_for(on_gpu, 16) == 2**26 // 16
     assert 4 * module.KEPT_LOGITS == 128 * 2**20, "bytes in float32"
 

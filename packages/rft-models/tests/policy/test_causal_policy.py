@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from rft_core.packed_tokens import PackedTokens
 from rft_models.backbone.backbone import States
-from rft_models.layers.moe_router import Router
+from rft_models.layers.moe_router import AuxLossShare, Router
 from rft_models.logprobs.linear_logprobs import KEPT_LOGITS
 from rft_models.policy import causal_policy
 from rft_models.policy.causal_policy import CausalPolicy
@@ -24,6 +25,7 @@ TOKENS = PackedTokens(
     IDS, torch.tensor([0, 1, 2, 0, 1]), torch.tensor([0, 0, 0, 1, 1]), torch.tensor([True, False, True, True, True])
 )
 TARGETS, HIDDEN = [2, 4], torch.arange(10.0).view(5, 2)
+BIAS = torch.tensor(0.25)
 
 
 class Backbone:
@@ -54,6 +56,7 @@ class Head:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Tensor, Tensor, dict[str, Any]]] = []
+        self.weight = torch.ones(1)
 
     def logprobs(self, hidden: Tensor, targets: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
         self.calls.append((hidden, targets, given))
@@ -200,11 +203,17 @@ def balanced(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any,
     """What the routers' loss is asked."""
     asked: list[tuple[Any, ...]] = []
 
-    def load_balancing(logits: list[Tensor], rows: Tensor, router: Any, counts: Any) -> Any:
+    def load_balancing(logits: list[Tensor], rows: Tensor, router: Any, counts: Any, biases: Any) -> AuxLossShare:
+        assert biases == [BIAS]
         asked.append(([float(one) for one in logits], rows.tolist(), router, counts))
-        return SimpleNamespace(share=torch.tensor(0.5), max_load=torch.tensor(3.0))
+        return AuxLossShare(*(torch.tensor(number) for number in (0.5, 3.0, 1.5, 2.0, 4.0)))
+
+    def gates(model: Any) -> list[Any]:
+        assert model is policy.model
+        return [SimpleNamespace(e_score_correction_bias=BIAS)]
 
     monkeypatch.setattr(causal_policy, "load_balancing_loss", load_balancing)
+    monkeypatch.setattr(causal_policy, "gates_of", gates)
     policy.router = cast("Router", SimpleNamespace(num_experts=8))
     return asked
 
@@ -216,7 +225,7 @@ def test_the_routers_loss_is_of_the_rows_of_the_same_forward(monkeypatch: pytest
     assert asked == [([7.0], [1, 3], policy.router, counts)]
     assert logprobs.tolist() == placed([1.0, 2.0])
     assert entropy is None
-    assert (float(share.share), float(share.max_load)) == (0.5, 3.0)
+    assert [float(getattr(share, field.name)) for field in fields(share)] == [0.5, 3.0, 1.5, 2.0, 4.0]
     given = {"temperature": 1.0, "with_entropy": False, "entropy_gradient": False, "chunk_size": 6}
     assert policy.head.calls[0][2] == given
     assert torch.equal(policy.head.calls[0][0], HIDDEN[[1, 3]])
@@ -227,6 +236,7 @@ def test_the_routers_loss_is_of_the_rows_of_the_same_forward(monkeypatch: pytest
     assert policy.head.calls[1][2] == given
     assert asked[1][3] is None
     assert policy.num_experts == 8
+    assert policy.num_routers == 1
 
 
 def test_a_rank_that_shares_rows_balances_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,8 +253,9 @@ def test_experts_are_counted_without_a_gradient(monkeypatch: pytest.MonkeyPatch)
     policy = Policy()
     balanced(policy, monkeypatch)
 
-    def count(logits: list[Tensor], rows: Tensor, router: Any) -> Any:
+    def count(logits: list[Tensor], rows: Tensor, router: Any, biases: Any) -> Any:
         assert not torch.is_grad_enabled()
+        assert biases == [BIAS]
         assert router is policy.router
         return [float(one) for one in logits], rows.tolist()
 
@@ -297,6 +308,7 @@ def test_a_fused_loss_is_preferred_where_logits_are_formed_twice_and_the_device_
     if rows < 0:  # exactly as many logits as are kept
         rows, policy._vocab_size = 1, KEPT_LOGITS
     policy.model.weight = nn.Parameter(torch.ones(1, dtype=dtype, device=device))
+    policy.head.weight = policy.model.weight
     assert policy.prefers_fused_loss(rows) == prefers
 
 

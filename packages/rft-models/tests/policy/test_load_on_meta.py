@@ -28,7 +28,7 @@ from rft_models.policy.load import load_policy
 from rft_models.policy.load_on_meta import MetaParameters, load_on_meta, load_reference_on_meta
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-JOINED = {"qwen2_moe", "qwen3_moe", "mixtral"}
+JOINED = {"dots1", "qwen2_moe", "qwen3_moe", "mixtral"}
 """Families whose files have a tensor for each expert's matrix."""
 
 
