@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -38,6 +39,16 @@ class SmallModel:
     @property
     def layers(self) -> Sequence[nn.Module]:
         return [self.module[0], self.module[2]]
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return self.layers
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        raise AssertionError("no autocast")
+
+    def training_flops(self) -> Any:
+        return SimpleNamespace(of=lambda *sizes: 0.0)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return ((f"small.{name}", parameter) for name, parameter in self.module.named_parameters())
