@@ -154,19 +154,20 @@ def test_a_killed_parent_takes_its_workers_along_and_the_next_build_goes_on(
     parent = subprocess.Popen([sys.executable, "-c", PARENT, json.dumps(given)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     workers = [int(parent.stdout.readline()) for _ in range(2)]
-    wait_for(lambda: all(shard_path(directory, n).is_dir() for n in range(4)))
+    # of any numbers: one worker may have built many before the other has started
+    wait_for(lambda: len([*directory.glob("shard_*")]) >= 4)
     parent.kill()
     parent.communicate()
     wait_for(lambda: not any(map(runs, workers)))
     left = published_shards(directory)
-    assert 4 <= len(left) < 300, "it was killed within the build"
-    kept = shard_path(directory, 0).stat().st_mtime_ns
+    assert len(left) < 300, "it was killed within the build"
+    kept = [shard_path(directory, n).stat().st_mtime_ns for n in range(len(left))]
 
     def again(place: Path) -> list[ShardFacts]:
         return build_store(place, [[file]], in_this_process(place, [[file]], make_tokenize(job)), rows_of_shard=20)
 
     assert again(directory) == again(tmp_path / "alone")
-    assert shard_path(directory, 0).stat().st_mtime_ns == kept
+    assert [shard_path(directory, n).stat().st_mtime_ns for n in range(len(left))] == kept
 
 
 def runs(process: int) -> bool:
