@@ -115,4 +115,5 @@ def test_two_errors_of_one_command_are_both_reported(capsys: pytest.CaptureFixtu
 
 
 def test_a_file_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    problems_of(["--config", "missing.yaml"], capsys)
+    [problem] = problems_of(["--config", "missing.yaml"], capsys)
+    assert "missing.yaml" in problem["what"]

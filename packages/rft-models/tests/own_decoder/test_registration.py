@@ -6,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from rft_core.errors import DataError
 from rft_models.new_decoders.build import build_new_decoder
 from rft_models.own_decoder.registration import register_for
+from rft_models.policy.load import load_policy
 from rft_models.settings import DecoderSettings
 from rft_models.tiny_models.text import build_character_tokenizer
 
@@ -38,3 +42,5 @@ def test_a_file_that_cannot_be_read_is_left_to_whoever_reads_it(tmp_path: Path) 
     register_for(tmp_path)
     (tmp_path / "config.json").write_text("[")
     register_for(tmp_path)
+    with pytest.raises(DataError, match=r"config\.json"):
+        load_policy(tmp_path)
