@@ -117,20 +117,21 @@ def test_a_resume_with_nothing_there_is_refused(server: ForkServer, runs: Path) 
         assert str(path) in ended.output
 
 
-def test_a_resume_before_the_first_checkpoint_is_refused_with_a_way_out(
-    server: ForkServer, task: TinyTask, runs: Path
+@pytest.mark.parametrize("num_logged", [0, 3])
+def test_a_run_that_was_killed_in_its_first_save_begins_again(
+    server: ForkServer, task: TinyTask, references: References, runs: Path, num_logged: int
 ) -> None:
     words = task.words("rl", runs / "run")
-    assert server.run(*words, environment={"RFT_FAULT": "checkpoint.publish.before:1:kill"}).code == -9
-    resumed = server.run("resume", str(runs / "run"))
-    assert resumed.code == 5, resumed.output
+    killed = server.run(*words, preludes=[("kill_in_the_first_save", ["rl.logged", num_logged])])
+    assert killed.code == -signal.SIGKILL, killed.output[-3000:]
+    rows = runs / "run" / "metrics.jsonl"
+    assert (len(read_rows(rows)) if rows.exists() else 0) >= num_logged
     again = server.run(*words)
     assert again.code == 2, again.output
-    for ended in (resumed, again):
-        remedy = next(line.split("do", 1)[1].strip() for line in ended.output.splitlines() if line.startswith("  do"))
-        # steps may have been trained beside the first save: then nothing is removed, and another directory is taken
-        assert remedy.startswith("rm -r") or "--save_path" in remedy, remedy
-        assert "resume" not in remedy, f"neither command may send the person to the other: {remedy}"
+    remedy = next(line.split("do", 1)[1].strip() for line in again.output.splitlines() if line.startswith("  do"))
+    assert remedy.startswith("rm -r") or "--save_path" in remedy, remedy
+    assert "begins again from its start" in server.must_finish("resume", str(runs / "run")).output
+    assert differences(references.run("rl"), runs / "run") == []
 
 
 def test_a_load_without_a_checkpoint_is_no_fresh_start(server: ForkServer, task: TinyTask, runs: Path) -> None:

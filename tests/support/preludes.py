@@ -10,6 +10,7 @@ import mmap
 import os
 import resource
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -146,6 +147,23 @@ def _wrap_run(stage: Any, found: Callable[[Any], None]) -> None:
 def signal_at(point: str, nth: int, name: str) -> None:
     """Send this process a signal at the nth pass of a point."""
     _at(point, nth, lambda: os.kill(os.getpid(), signal.Signals[name]))
+
+
+def kill_in_the_first_save(point: str, num_passes: int) -> None:
+    """Hold the first checkpoint before it is published, and kill this process once `point` was passed so often."""
+    enough, passed = threading.Event(), Counter[str]()
+    if not num_passes:
+        enough.set()
+
+    def hook(name: str) -> None:
+        passed[name] += 1
+        if passed[point] == num_passes:
+            enough.set()
+        if name == "checkpoint.publish.before":
+            enough.wait(60)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _add(hook)
 
 
 def signal_rank_at(rank: int, point: str, nth: int, name: str) -> None:

@@ -22,6 +22,7 @@ from rft.identity.continuation import Continuation, nothing_left, twice_as_long
 from rft.identity.record import Identity
 from rft.run_lifecycle import RunStart
 from rft_core.errors import CheckpointError, OptionsError, StorageError
+from rft_dist.checkpoint_format.layout import staging_name
 from rft_dist.checkpoints.store import CheckpointStore
 from rft_dist.collectives import SingleProcess
 from rft_dist.settings import CheckpointSettings
@@ -283,6 +284,22 @@ def test_a_run_that_never_saved_begins_again_in_its_directory(
     assert RunDirectory.open(directory.path).config_file.read_text() == settings.config_yaml
     other = Rank(False, b"")
     assert start(settings, directory.path, other, in_place=in_place).begins_again
+
+
+def test_a_run_that_was_killed_in_its_first_save_begins_again_without_its_rows(tmp_path: Path) -> None:
+    directory = run_at(tmp_path / "run", (1, 2))
+    shutil.rmtree(directory.checkpoints_directory)
+    left = directory.checkpoints_directory / staging_name(6, "run")
+    left.mkdir(parents=True)
+    with pytest.raises(CheckpointError) as caught:
+        start(resolved(), directory.path, in_place=True)
+    assert caught.value.problem.code == "run.checkpoints_missing", "an earlier save than that of step 6 was published"
+    left.rename(left.with_name(staging_name(0, "run")))
+    started = start(resolved(), directory.path, in_place=True)
+    assert started.begins_again
+    assert len(directory.read_metrics().rows) == 2, "nothing changes before the run begins"
+    started.begin()
+    assert directory.read_metrics().rows == ()
 
 
 def test_what_has_a_damaged_checkpoint_or_no_run_does_not_begin_again(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from rft.process.machine import Machine
 from rft.process.rollbacks import going_back
 from rft.resolved import Resolved
 from rft_core.errors import CheckpointError, OutageError, RftError
-from rft_dist.checkpoint_format.layout import published
+from rft_dist.checkpoint_format.layout import leftovers, published
 from rft_dist.checkpoint_format.manifest import ManifestFault
 from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_dist.checkpoints.reader import read_manifest
@@ -295,8 +295,8 @@ def _find(source: Path, directory: RunDirectory, *, asked_by: str, machine: Mach
 def _ended_unsaved(directory: RunDirectory) -> bool:
     """Return True where the run of this directory ended before its first save, as a requeued job finds it.
 
-    Rows of metrics without a checkpoint are no such run: a run saves before its first step, so that its checkpoints
-    were moved, or their disk is not mounted.
+    The first save is written while the first steps run, so that rows may be there: what a killed process left of that
+    save tells it from a run whose checkpoints were moved, or whose disk is not mounted. The steps are done again.
     """
     path, folder = directory.path, directory.checkpoints_directory
     # the first file of a run: a folder without it is another program's, and nothing is written over its files
@@ -305,7 +305,7 @@ def _ended_unsaved(directory: RunDirectory) -> bool:
     if published(folder) or any(folder.glob("quarantine_*")):
         return False
     directory.refuse_live()
-    if not directory.has_rows():
+    if not directory.has_rows() or any(left.step == 0 for left in leftovers(folder)):
         return True
     raise CheckpointError(
         code="run.checkpoints_missing",
