@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rft.config.schema import schema
-from rft.config.trained_model import newest_model
+from rft.config.trained_model import model_in_place_of_run, newest_model
 from rft.stages import evaluate
 from rft.stages.evaluate import TrainedModel
 from rft_cli.config.resolve import resolve
@@ -120,3 +120,27 @@ def test_a_run_as_the_model_stands_for_its_newest_checkpoint(tmp_path: Path) -> 
     (run / "config.json").touch()
     assert newest_model(str(run)) == str(run)
     assert newest_model("") == ""
+
+
+def test_other_models_may_be_runs_as_well(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name / "checkpoints" / "step_000004" / "model").mkdir(parents=True)
+        (tmp_path / name / "config.yaml").touch()
+    (tmp_path / "plain").mkdir()
+    first, second, plain = (str(tmp_path / name) for name in ("first", "second", "plain"))
+    inside = "checkpoints/step_000004/model"
+    for name in ("critic_pretrain", "reference_pretrain", "teacher_pretrain", "judge_pretrain", "agree_with"):
+        assert model_in_place_of_run(name, first) == f"{first}/{inside}"
+    assert model_in_place_of_run("prompt_data", first) == first
+    rewards = {
+        first: f"{first}/{inside}",
+        plain: plain,
+        f"mine={first}": f"mine={first}/{inside}",
+        # two models would have the same name
+        f"{first}, {second}": f"first={first}/{inside},second={second}/{inside}",
+        f"{plain},good={second}": f"{plain},good={second}/{inside}",
+        "ORG/NAME@main": "ORG/NAME@main",
+        "": "",
+    }
+    for given, found in rewards.items():
+        assert model_in_place_of_run("reward_pretrain", given) == found

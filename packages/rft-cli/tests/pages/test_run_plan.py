@@ -15,6 +15,7 @@ from rft.process.machine import Machine
 from rft.settings import RlSettings
 from rft_algos.algorithms import components
 from rft_cli.pages import run_plan_layout
+from rft_cli.pages.run_plan import early_end
 from rft_cli.pages.run_plan_algorithm import component_text
 from rft_cli.pages.run_plan_layout import async_rollouts_words, strategy_line
 from rft_cli.pages.run_plan_model import _weights
@@ -113,3 +114,34 @@ def test_a_correction_that_is_made_of_others_is_written_with_their_numbers() -> 
         "SelfNormalised(part Product(parts TokenTis(cap 3.0, floor 0.0) and Veto(low 0.5, high inf)))"
     )
     assert component_text(components.Reinforce()) == "Reinforce"
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "num_steps", "epochs", "setting", "said"),
+    [
+        (
+            60,
+            39,
+            3,
+            "max_epochs",
+            ["note: 3 epochs end the run before --max_steps 60; --max_epochs 5 lets it get there"],
+        ),
+        (
+            60,
+            1,
+            1,
+            "num_episodes",
+            ["note: 1 episode ends the run before --max_steps 60; --num_episodes 60 lets it get there"],
+        ),
+        (39, 39, 3, "max_epochs", []),
+        (0, 39, 3, "max_epochs", []),
+        (5, 0, 1, "max_epochs", []),
+    ],
+)
+def test_the_plan_says_that_a_run_ends_before_its_steps(
+    max_steps: int, num_steps: int, epochs: int, setting: str, said: list[str]
+) -> None:
+    resolved: Any = SimpleNamespace(recipe_name="")
+    assert early_end(resolved, max_steps, num_steps, epochs, setting=setting) == said
+    resolved.recipe_name = "mine"
+    assert early_end(resolved, max_steps, num_steps, epochs, setting=setting) == []

@@ -6,9 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rft.config.trained_model import newest_model
 from rft.process.machine import open_machine
-from rft.resolved import with_values
 from rft.settings import RmTestSettings
 from rft.stages.rm_test import RmTest, rm_test
 from rft.stages.supervised.step_test import StepTest
@@ -20,9 +18,6 @@ from rft_core.terminal_text import visible
 def run(argv: Sequence[str]) -> int:
     """Score the pairs; print the figures, the last line as JSON."""
     settings: RmTestSettings = resolve("rm-test", argv).settings
-    # a run stands for the model of its newest checkpoint
-    directories = {"pretrain": settings.model.pretrain, "agree_with": settings.compared.agree_with}
-    settings = with_values(settings, {name: newest_model(path) for name, path in directories.items()})
     with open_machine(settings.model.device) as machine:
         test = rm_test(settings, machine)
     _show(settings, test)

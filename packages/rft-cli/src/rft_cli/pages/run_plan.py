@@ -51,7 +51,15 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
             ],
         ),
         ("preparation", [_preparation(settings)]),
-        ("batches", [*data.plan.derivation(), steps, cut]),
+        (
+            "batches",
+            [
+                *data.plan.derivation(),
+                steps,
+                *early_end(resolved, batch.max_steps, data.num_steps, batch.num_episodes, setting="num_episodes"),
+                cut,
+            ],
+        ),
         (
             "lengths",
             [
@@ -145,6 +153,18 @@ def cut_line(
     return f"micro-batches of at most {max_sequences:,} {kind[1]}{cap}, without padding"
 
 
+def early_end(
+    resolved: Resolved[Any], max_steps: int, num_steps: int, epochs: int, *, setting: str = "max_epochs"
+) -> list[str]:
+    """Say where a run ends with its epochs, before the steps that were asked for, and how it reaches them."""
+    if not 0 < num_steps < max_steps:
+        return []
+    noun = "episodes" if setting == "num_episodes" else "epochs"
+    enough = -(-max_steps * epochs // num_steps)
+    ends = f"{epochs:,} {noun if epochs > 1 else noun[:-1]} end{'' if epochs > 1 else 's'} the run before"
+    return notes_on(resolved, [f"{ends} --max_steps {max_steps}; --{setting} {enough} lets it get there"])
+
+
 def saving_line(chosen: CheckpointSettings) -> str:
     """Say when checkpoints are written, and which are kept."""
     rules: list[str] = []
@@ -181,6 +201,7 @@ def sft_lines(resolved: Resolved[SftSettings], data: SftData) -> list[tuple[str,
             [
                 f"{len(data.samples):,} demonstrations ({tokens:,} response tokens) / {size:,} = "
                 f"{-(-len(data.samples) // size):,} steps an epoch, {data.num_steps:,} steps at most",
+                *early_end(resolved, chosen.max_steps, data.num_steps, chosen.max_epochs),
                 cut_line(chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples),
             ],
         ),
@@ -214,6 +235,7 @@ def dpo_lines(resolved: Resolved[DpoSettings], data: PreferenceData) -> list[tup
             [
                 f"{training.num_rows:,} {noun} ({tokens:,} response tokens) / {size:,} = "
                 f"{-(-training.num_rows // size):,} steps an epoch, {data.num_steps:,} steps at most",
+                *early_end(resolved, chosen.max_steps, data.num_steps, chosen.max_epochs),
                 cut_line(
                     chosen.micro_train_batch_size,
                     chosen.max_tokens_per_micro_batch,

@@ -23,7 +23,8 @@ class RewardModelSettings:
     """Reward models, here or behind a URL. Their scores are added up with the reward's own, see `reward_weights`."""
 
     reward_pretrain: str = ""
-    """Reward models joined by commas, each DIR or NAME=DIR, where DIR may be ORG/NAME[@REVISION]; empty = none."""
+    """Reward models joined by commas, each DIR or NAME=DIR, where DIR may be a run or ORG/NAME[@REVISION];
+    empty = none."""
 
     reward_offload: RewardOffload = "auto"
     """Where reward models stay: held = on the GPU; phase = moved there one after another while they score; auto = on

@@ -20,14 +20,12 @@ from rft.config.rules import contradictions
 from rft.config.rules.sourced_values import SourcedValues
 from rft.config.schema import REQUIRED, Setting, build, schema
 from rft.config.spellings import Derivation, Spellings
-from rft.config.trained_model import newest_model
+from rft.config.trained_model import model_in_place_of_run
 from rft.config.values import NotAllowed, convert
 from rft.resolved import Origin, Resolved
 from rft_core.errors import Problem
 from rft_core.secrets import looks_like_key
 
-_MODEL = "pretrain"
-"""The setting that takes a run in the place of a model."""
 _TRACKERS = ("use_wandb", "use_tensorboard", "use_trackio")
 
 
@@ -112,7 +110,7 @@ class MergedSources:
             try:
                 value = convert(setting, option.texts)
                 self._refuse_second_form(option)
-                self.values[option.name] = newest_model(value) if option.name == _MODEL else value
+                self.values[option.name] = model_in_place_of_run(option.name, value)
                 self.origins[option.name] = option.origin
                 self.given[option.name] = option
             except NotAllowed:

@@ -11,7 +11,7 @@ from rft.stages.reward_head import is_reward_model, scored_part, trained_spec
 from rft.stages.reward_pairs import RewardData
 from rft.stages.rm import RmInputs
 from rft.stages.supervised.step_rows import StepData
-from rft_cli.pages.run_plan import cut_line, notes_on, saving_line
+from rft_cli.pages.run_plan import cut_line, early_end, notes_on, saving_line
 from rft_cli.pages.run_plan_layout import strategy_line
 
 _MOST_NAMED = 10
@@ -33,6 +33,7 @@ def rm_lines(resolved: Resolved[RmSettings], data: RmInputs) -> list[tuple[str, 
             [
                 f"{len(data.pairs.units):,} {kind[1]} / {size:,} = {-(-len(data.pairs.units) // size):,} steps an "
                 f"epoch, {data.pairs.num_steps:,} steps at most",
+                *early_end(resolved, chosen.max_steps, data.pairs.num_steps, chosen.max_epochs),
                 cut_line(
                     chosen.micro_train_batch_size,
                     chosen.max_tokens_per_micro_batch,

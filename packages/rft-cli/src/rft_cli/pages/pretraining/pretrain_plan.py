@@ -6,7 +6,7 @@ from rft.pretraining.new_decoder import decoder_line
 from rft.pretraining.stage import PretrainData
 from rft.resolved import Resolved
 from rft.settings import PretrainSettings
-from rft_cli.pages.run_plan import cut_line, notes_on, saving_line
+from rft_cli.pages.run_plan import cut_line, early_end, notes_on, saving_line
 from rft_cli.pages.run_plan_layout import strategy_line
 
 
@@ -20,6 +20,7 @@ def pretrain_lines(resolved: Resolved[PretrainSettings], data: PretrainData) -> 
             "batches",
             [
                 _arithmetic(settings, data),
+                *_early_end(resolved, data),
                 cut_line(
                     chosen.micro_train_batch_size,
                     chosen.max_tokens_per_micro_batch,
@@ -44,6 +45,13 @@ def _text_lines(data: PretrainData) -> list[str]:
     if held_out is None:
         return [*lines, "held out: nothing (--held_out_share 0.1 or --eval_data FILE)"]
     return [*lines, f"held out: {held_out.num_tokens:,} tokens in {len(held_out):,} windows"]
+
+
+def _early_end(resolved: Resolved[PretrainSettings], data: PretrainData) -> list[str]:
+    chosen = resolved.settings.training
+    if chosen.train_tokens:  # the smaller of two numbers of steps is then the end that was asked for
+        return []
+    return early_end(resolved, chosen.max_steps, data.num_steps, chosen.max_epochs)
 
 
 def _bytes_a_token(num_bytes: int, num_tokens: int) -> str:
