@@ -13,6 +13,7 @@ clip_range clip_ratio clip_ratio_low cliprange epsilon: eps_clip
 clip_ratio_high epsilon_high: eps_clip_high
 dataloader_num_workers: num_workers
 data data_path dataset dataset_name dataset_path train_data_path train_dataset train_file train_files: prompt_data
+corpus text text_file: prompt_data
 eval_samples_per_prompt val_n: eval_n
 val_temperature: eval_temperature
 eval_dataset eval_file test_data test_file val_data val_file val_files validation_file: eval_data
@@ -22,7 +23,7 @@ epochs num_epochs num_train_epochs total_epochs n_epochs: num_episodes max_epoch
 experiment_name name: run_name
 gpu_memory_utilization mem_fraction_static vllm_gpu_memory_utilization: engine_mem_util
 grad_clip gradient_clip gradient_clipping: max_norm
-group_size n num_generations num_return_sequences num_samples samples_per_prompt: n_samples_per_prompt
+group_size n n_samples num_generations num_return_sequences num_samples samples_per_prompt: n_samples_per_prompt eval_n
 beta kl_beta kl_coef kl_loss_coef: init_kl_coef
 kl_loss_type: kl_estimator
 answer_key answer_column answers_key ground_truth_key label_column target_key: label_key
