@@ -173,10 +173,8 @@ def estimate(sizes: DecoderSizes, run: TrainingMemoryConfig, step: StepBytes | N
         own = replace(own, master_copy=False, narrow_compute=False, average=False)
         terms += [replace(term, name=f"critic {term.name}") for term in _weights(sizes, own)]
     if run.reference:
-        shared = run.layout.reference.weights
-        terms.append(
-            _shared_out("reference model", sizes.held(run.layout.reference.expert_ranks), run.weight_bytes, run, shared, True, run.host_weights)
-        )
+        shared, count = run.layout.reference.weights, sizes.held(run.layout.reference.expert_ranks)
+        terms.append(_shared_out("reference model", count, run.weight_bytes, run, shared, True, run.host_weights))
     terms += [_activations(sizes, run), _logits(sizes, run)]
     if step is not None:
         terms = [_as_traced(term, step, run) for term in terms]
@@ -291,7 +289,8 @@ def _exchange(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm
     """2 min(4 P, B): replicated gradients are summed in float32 buckets of at most B bytes, and parts of one."""
     if run.layout.dims.world_size == 1 or not run.layout.policy.sums_in_buckets:
         return []
-    bucket = min(BUCKET_BYTES, -(-4 * (run.adapter_weights or sizes.parameters) // run.layout.dims.tp_size))
+    trained = run.adapter_weights or sizes.held(run.layout.policy.expert_ranks)
+    bucket = min(BUCKET_BYTES, -(-4 * trained // run.layout.dims.tp_size))
     formula = f"2 x {bucket:,} bytes"
     return [MemoryTerm("gradient exchange", 2 * bucket, formula, in_rollout=False, phase="step")]
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard as CutBy
 from torch.distributed.tensor import distribute_tensor

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rft_core.errors import OptionsError
 from rft_dist.collectives import Collectives
+from rft_dist.planning.parallel_dims import EXPERTS, refuse_uneven_group
 
 
 class SubGroup:
@@ -27,15 +27,7 @@ class SubGroup:
             OptionsError: the size does not divide the number of ranks.
         """
         world_size = collectives.world_size
-        if size < 1 or world_size % size:
-            divisors = [number for number in range(1, world_size + 1) if world_size % number == 0]
-            raise OptionsError(
-                code=code,
-                what=f"{flag} = {size}, {world_size} ranks",
-                where=f"--{flag}",
-                why=f"ranks share {what} in equal groups; allowed: {', '.join(map(str, divisors))}",
-                do=f"--{flag} {min(divisors, key=lambda number: abs(number - size))}",
-            )
+        refuse_uneven_group(size, world_size, flag=flag, code=code, what=what)
         self.size = size
         self.data_rank, self.rank = divmod(collectives.rank, size)
         self.data_size = world_size // size
@@ -144,7 +136,7 @@ class ExpertGroup(MeshGroup):
         Raises:
             OptionsError: the size does not divide the number of ranks.
         """
-        super().__init__(collectives, size, device, flag="ep_size", code="expert.ep_size", what="experts")
+        super().__init__(collectives, size, device, **EXPERTS)
 
     def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Send rows to the ranks of the group and return those that came from them, both in rank order.
@@ -167,9 +159,7 @@ class ExpertGroup(MeshGroup):
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, group: ExpertGroup, sent: tuple[int, ...], received: tuple[int, ...]
-    ) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, group: ExpertGroup, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:
         ctx.way_back = (group, received, sent)
         return group.sent_around(rows.detach(), sent, received)
 

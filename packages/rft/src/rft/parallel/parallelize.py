@@ -14,6 +14,7 @@ from rft.checkpoints.writer import ResumePoint
 from rft.parallel.compiled import compile_layers
 from rft.parallel.shardable import ParallelizableModel
 from rft.process.machine import Machine
+from rft_dist.planning.parallel_dims import EXPERTS, refuse_uneven_group
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_dist.strategies.autocast import compute_type
 from rft_dist.strategies.protocols import DataRanks, ModelWeights, StrategyContext, narrow_dtype
@@ -146,6 +147,7 @@ def trainable_policy(
     # config.json says whether the ranks divide the matrices, so no weight is read for a refusal
     refuse_uneven_model(source, choose_strategy(strategy).group_sizes(strategy).matrix)
     refuse_uneven_experts_of(source, strategy.ep_size)
+    refuse_uneven_group(strategy.ep_size, machine.collectives.world_size, **EXPERTS)
     return load_for_training(
         source, settings, adapter, dtype=dtype, device=machine.device, tokenizer=tokenizer, on_meta=strategy.meta_init
     )
