@@ -20,10 +20,10 @@ from rft_models.policy.expert_parallel import divide_experts, expert_layers
 SIZES: dict[str, Any] = {"vocab_size": 13, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIZES |= {"num_key_value_heads": 2, "num_experts_per_tok": 2, "pad_token_id": None, "head_dim": 4}
 CONFIGS: dict[str, Any] = {
-    "qwen3_moe": Qwen3MoeConfig(**SIZES, num_experts=4, moe_intermediate_size=6),
-    "mixtral": MixtralConfig(**SIZES, num_local_experts=4, intermediate_size=6),
+    "qwen3_moe": Qwen3MoeConfig(**SIZES, num_experts=4, moe_intermediate_size=8),
+    "mixtral": MixtralConfig(**SIZES, num_local_experts=4, intermediate_size=8),
     "dots1": Dots1Config(
-        **SIZES, n_routed_experts=4, moe_intermediate_size=6, n_shared_experts=1, n_group=1, first_k_dense_replace=0
+        **SIZES, n_routed_experts=4, moe_intermediate_size=8, n_shared_experts=1, n_group=1, first_k_dense_replace=0
     ),
 }
 
@@ -83,7 +83,7 @@ def policy_of(config: Any, std: float = 0.4) -> CausalPolicy:
         for name, parameter in model.named_parameters():
             if "norm" not in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
-    return CausalPolicy(model, None, packed=True)
+    return CausalPolicy(model, None, packed=False)
 
 
 def keep_own(policy: CausalPolicy, rank: int) -> Any:
@@ -140,9 +140,9 @@ def test_what_cannot_be_divided_is_refused_by_name() -> None:
             divide_experts(policy, Exchange().of(0), lambda names: None)
         return caught.value.problem
 
-    dense = policy_of(Qwen3Config(**{**SIZES, "intermediate_size": 6}))
+    dense = policy_of(Qwen3Config(**{**SIZES, "intermediate_size": 8}))
     assert (refused(dense).code, refused(dense).do) == ("expert.uneven", "--ep_size 1")
-    odd = policy_of(Qwen3MoeConfig(**SIZES, num_experts=3, moe_intermediate_size=6))
+    odd = policy_of(Qwen3MoeConfig(**SIZES, num_experts=3, moe_intermediate_size=8))
     assert refused(odd).what == "ep_size = 2, but the model has 3 experts"
     several = policy_of(CONFIGS["qwen3_moe"])
     path, layer = next(expert_layers(several.model))
