@@ -156,6 +156,10 @@ class StrategySettings:
     """Tensor-parallel ranks: each holds a part of every matrix and they compute together; a divisor of the number of
     ranks."""
 
+    ep_size: int = field(default=1, metadata={"minimum": 1})
+    """Expert-parallel ranks: each holds a part of the experts of every layer, and tokens are sent to them; a divisor of
+    the number of ranks and of the number of experts."""
+
     adam_offload: bool = False
     """Keep the moments in host memory and run the optimizer there; on a CPU they are there already."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ from rft_dist.planning.run_layout import REPLICATED, Sharding
 from rft_dist.settings import StrategySettings
 from rft_dist.strategies.registry import (
     DATA_PARALLEL,
+    EXPERT_PARALLEL,
     FSDP,
     FULLY_SHARDED,
     SHARDINGS,
@@ -49,6 +50,7 @@ CHOSEN: list[tuple[dict[str, Any], Any, Sharding, bool, bool]] = [
     ({"fsdp": True}, FSDP, FULLY_SHARDED, True, True),
     ({"fsdp": True, "tp_size": 2}, TENSOR_PARALLEL_FSDP, FULLY_SHARDED, True, True),
     ({"tp_size": 2}, TENSOR_PARALLEL, REPLICATED, False, True),
+    ({"ep_size": 2}, EXPERT_PARALLEL, replace(REPLICATED, expert_ranks=2), True, True),
     ({"zero_stage": 1}, ZERO, MOMENTS, True, False),
     ({"zero_stage": 2}, ZERO, GRADIENTS, True, False),
     ({"zero_stage": 3}, ZERO, ALL, True, True),
@@ -76,6 +78,7 @@ FULL = {
     "zero_stage": 0,
     "sp_size": 1,
     "tp_size": 1,
+    "ep_size": 1,
     "adam_offload": False,
     "use_mp_opt": False,
     "fp16": False,
@@ -97,6 +100,7 @@ OWN_TYPE = {"use_mp_opt": False, "fp16": False, "enable_ema": False}
             {**OWN_TYPE, "sp_size": 1, "tp_size": 1, "meta_init": False, "shard_size": None},
         ),
         ({"tp_size": 2}, {}, FULL),
+        ({"ep_size": 2, "sp_size": 1}, {}, FULL),
         ({"zero_stage": 2}, {**OWN_TYPE, "zero_stage": 0, "sp_size": 1}, FULL),
         ({"zero_stage": 3}, {**OWN_TYPE, "zero_stage": 0, "sp_size": 1, "fsdp": True}, FULL),
     ],
@@ -135,6 +139,7 @@ def test_a_sharding_that_is_planned_takes_the_place_of_the_settings_own() -> Non
         ({"fsdp": True}, ["fsdp"]),
         ({"fsdp": True, "tp_size": 2}, ["fsdp", "tp_size"]),
         ({"tp_size": 2}, ["tp_size"]),
+        ({"ep_size": 2}, ["ep_size"]),
         ({"zero_stage": 1}, ["zero_stage"]),
         ({"fsdp": True, "zero_stage": 3, "learning_rate": 1.0}, ["fsdp", "zero_stage"]),
     ],
@@ -162,6 +167,7 @@ def test_options_act_for_the_values_of_the_setting_that_chooses_their_row() -> N
 
 
 PLAIN: dict[str, Any] = {**asdict(StrategySettings()), "aux_loss_coef": 0.0, "flash_attn": False}
+PLAIN |= {"lora_rank": 0, "optimizer": "adamw"}
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"fsdp": True, "tp_size": 2}, []),
     ({"fsdp": True, "shard_size": 1}, []),
@@ -185,6 +191,14 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"tp_size": 2, "sp_size": 2}, ["strategy.tp_sp"]),
     ({"tp_size": 2, "aux_loss_coef": 0.1}, ["strategy.tp_router"]),
     ({"aux_loss_coef": 0.1}, []),
+    ({"ep_size": 2, "aux_loss_coef": 0.1, "amp": True}, []),
+    ({"ep_size": 2, "fsdp": True}, ["strategy.ep_size"]),
+    ({"ep_size": 2, "zero_stage": 2}, ["strategy.ep_size"]),
+    ({"ep_size": 2, "tp_size": 2}, ["strategy.ep_size"]),
+    ({"ep_size": 2, "sp_size": 2}, ["strategy.ep_size"]),
+    ({"ep_size": 2, "lora_rank": 4}, ["strategy.ep_size"]),
+    ({"ep_size": 2, "optimizer": "muon"}, ["strategy.muon"]),
+    ({"ep_size": 2, "compile": "on"}, ["strategy.compile"]),
     ({"sp_mode": "ring"}, ["strategy.sp_mode"]),
     ({"sp_mode": "ulysses", "sp_size": 2}, []),
     ({"sp_mode": "ring", "sp_size": 2}, []),
@@ -228,6 +242,7 @@ def test_a_summary_has_a_line_for_each_thing_that_was_asked_for() -> None:
     assert len(lines(zero_stage=3, zpg=2)) == len(lines(zero_stage=2, overlap_comm=True)) == 2
     assert "every 2 ranks" in lines(zero_stage=3, zpg=2)[1]
     assert len(lines(tp_size=2)) == len(lines()) == 1
+    assert [line[:31] for line in lines(ep_size=4)] == ["4 ranks hold the experts of eac"]
 
 
 def test_a_strategy_is_imported_when_it_distributes_a_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rft_core.errors import OptionsError
-from rft_models.files.divisibility import refuse_uneven, refuse_uneven_model
+from rft_models.files.divisibility import refuse_uneven, refuse_uneven_experts_of, refuse_uneven_model
 
 HEADS = {"num_attention_heads": 12, "num_key_value_heads": 4, "intermediate_size": 40}
 
@@ -60,3 +60,27 @@ def test_a_directory_is_refused_by_the_configuration_of_its_decoder(nested: bool
     assert caught.value.problem.where == str(file)
     file.write_text("{")
     refuse_uneven_model(tmp_path, 1)
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts", "n_routed_experts"])
+def test_experts_that_do_not_divide_are_named_with_the_numbers_that_do(name: str, tmp_path: Path) -> None:
+    refuse_uneven_experts_of(tmp_path, 3)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({name: 6}))
+    for num_ranks in (1, 2, 3, 6):
+        refuse_uneven_experts_of(tmp_path, num_ranks)
+    with pytest.raises(OptionsError) as caught:
+        refuse_uneven_experts_of(tmp_path, 4)
+    problem = caught.value.problem
+    assert (problem.code, problem.what) == ("expert.uneven", "ep_size = 4, but the model has 6 experts")
+    assert problem.why.endswith("allowed: 1, 2, 3, 6")
+    assert problem.do == "--ep_size 3"
+
+
+def test_a_dense_model_has_no_experts_to_divide(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(HEADS))
+    refuse_uneven_experts_of(tmp_path, 1)
+    with pytest.raises(OptionsError) as caught:
+        refuse_uneven_experts_of(tmp_path, 2)
+    assert caught.value.problem.what == "ep_size = 2, but the model has no experts"
+    assert caught.value.problem.do == "--ep_size 1"

@@ -58,6 +58,12 @@ class DecoderSizes:
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         return embeddings + self.layers * (self._attention + self._feed_forward + 2 * self.hidden) + self.hidden
 
+    def held(self, expert_ranks: int) -> int:
+        """Return the parameters that a rank holds where so many divide the experts."""
+        if not self.num_experts:
+            return self.parameters
+        return self.parameters - self.layers * self._expert * (self.num_experts - self.num_experts // expert_ranks)
+
     @property
     def active_ffn(self) -> int:
         """Feed-forward columns that one token passes through."""
@@ -71,9 +77,14 @@ class DecoderSizes:
         return weights + biases + 2 * self.head_norm
 
     @property
+    def _expert(self) -> int:
+        """3 h f, of one expert or of the dense part; biases where the model has them."""
+        return 3 * self.hidden * self.ffn + (2 * self.ffn + self.hidden) * self.ffn_bias
+
+    @property
     def _feed_forward(self) -> int:
-        """3 h f of each expert, with the router's h E; biases where the model has them."""
-        one = 3 * self.hidden * self.ffn + (2 * self.ffn + self.hidden) * self.ffn_bias
+        """`_expert` of each expert, with the router's h E."""
+        one = self._expert
         if not self.num_experts:
             return one
         shared = 3 * self.hidden * self.shared_ffn + self.hidden * self.shared_gate
@@ -162,10 +173,8 @@ def estimate(sizes: DecoderSizes, run: TrainingMemoryConfig, step: StepBytes | N
         own = replace(own, master_copy=False, narrow_compute=False, average=False)
         terms += [replace(term, name=f"critic {term.name}") for term in _weights(sizes, own)]
     if run.reference:
-        shared = run.layout.reference.weights
-        terms.append(
-            _shared_out("reference model", sizes.parameters, run.weight_bytes, run, shared, True, run.host_weights)
-        )
+        shared, count = run.layout.reference.weights, sizes.held(run.layout.reference.expert_ranks)
+        terms.append(_shared_out("reference model", count, run.weight_bytes, run, shared, True, run.host_weights))
     terms += [_activations(sizes, run), _logits(sizes, run)]
     if step is not None:
         terms = [_as_traced(term, step, run) for term in terms]
@@ -232,7 +241,8 @@ def _weights(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]
     if run.average:
         rows.append(("moving average", 4, sharded.optimizer, True, run.host_moments))
     terms = [
-        _shared_out(name, sizes.parameters, size, run, shared, stays, host) for name, size, shared, stays, host in rows
+        _shared_out(name, sizes.held(sharded.expert_ranks), size, run, shared, stays, host)
+        for name, size, shared, stays, host in rows
     ]
     return [*terms, _gathered(sizes, run)] if sharded.weights else terms
 
@@ -279,7 +289,8 @@ def _exchange(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm
     """2 min(4 P, B): replicated gradients are summed in float32 buckets of at most B bytes, and parts of one."""
     if run.layout.dims.world_size == 1 or not run.layout.policy.sums_in_buckets:
         return []
-    bucket = min(BUCKET_BYTES, -(-4 * (run.adapter_weights or sizes.parameters) // run.layout.dims.tp_size))
+    trained = run.adapter_weights or sizes.held(run.layout.policy.expert_ranks)
+    bucket = min(BUCKET_BYTES, -(-4 * trained // run.layout.dims.tp_size))
     formula = f"2 x {bucket:,} bytes"
     return [MemoryTerm("gradient exchange", 2 * bucket, formula, in_rollout=False, phase="step")]
 

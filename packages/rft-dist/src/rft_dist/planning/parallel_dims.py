@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypedDict
 
-from rft_core.errors import PreflightError
+from rft_core.errors import OptionsError, PreflightError
 
 Launcher = Literal["plan", "torchrun", "srun", "--nproc", "by hand"]
 
@@ -279,3 +279,30 @@ def _notes(requested: RequestedDims, per_node: int) -> tuple[str, ...]:
         idle = requested.devices.value - per_node
         return (f"{idle} of {requested.devices.value} GPUs of a node stay idle ({requested.devices.origin})",)
     return ()
+
+
+class GroupNames(TypedDict):
+    """How an error names a group of ranks."""
+
+    flag: str
+    """The setting of its size."""
+    code: str
+    what: str
+    """What its ranks share."""
+
+
+EXPERTS: GroupNames = {"flag": "ep_size", "code": "expert.ep_size", "what": "experts"}
+
+
+def refuse_uneven_group(size: int, world_size: int, *, flag: str, code: str, what: str) -> None:
+    """Raise OptionsError where groups of `size` ranks do not divide all ranks; the names as of `GroupNames`."""
+    if size >= 1 and world_size % size == 0:
+        return
+    divisors = [number for number in range(1, world_size + 1) if world_size % number == 0]
+    raise OptionsError(
+        code=code,
+        what=f"{flag} = {size}, {world_size} {'rank' if world_size == 1 else 'ranks'}",
+        where=f"--{flag}",
+        why=f"ranks share {what} in equal groups; allowed: {', '.join(map(str, divisors))}",
+        do=f"--{flag} {min(divisors, key=lambda number: abs(number - size))}",
+    )

@@ -24,6 +24,8 @@ class Sharding:
     """Whether weights are kept in float32 where the forward computes in a narrower type, in place of master copies."""
     sums_in_buckets: bool = False
     """Whether gradients are summed over the ranks once a step, in flat float32 buckets beside them."""
+    expert_ranks: int = 1
+    """Ranks that the experts of every layer are divided among, with their gradients and moments."""
 
 
 ONE_RANK = ParallelDims(1, 1)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rft_core.errors import OptionsError
 from rft_dist.collectives import Collectives
+from rft_dist.planning.parallel_dims import EXPERTS, refuse_uneven_group
 
 
 class SubGroup:
@@ -26,15 +27,7 @@ class SubGroup:
             OptionsError: the size does not divide the number of ranks.
         """
         world_size = collectives.world_size
-        if size < 1 or world_size % size:
-            divisors = [number for number in range(1, world_size + 1) if world_size % number == 0]
-            raise OptionsError(
-                code=code,
-                what=f"{flag} = {size}, {world_size} ranks",
-                where=f"--{flag}",
-                why=f"ranks share {what} in equal groups; allowed: {', '.join(map(str, divisors))}",
-                do=f"--{flag} {min(divisors, key=lambda number: abs(number - size))}",
-            )
+        refuse_uneven_group(size, world_size, flag=flag, code=code, what=what)
         self.size = size
         self.data_rank, self.rank = divmod(collectives.rank, size)
         self.data_size = world_size // size
@@ -72,11 +65,16 @@ class SubGroup:
         return added
 
 
-class TensorGroup(SubGroup):
-    """The ranks that hold the parts of one copy, see `SubGroup`."""
+class MeshGroup(SubGroup):
+    """The ranks that hold the parts of one copy, see `SubGroup`, with meshes for distributed tensors."""
 
-    def __init__(self, collectives: Collectives, size: int, device: torch.device) -> None:
-        """Every rank must call it, with the same size.
+    dimension: ClassVar[str]
+    """Name of the mesh dimension that this group is."""
+
+    def __init__(
+        self, collectives: Collectives, size: int, device: torch.device, *, flag: str, code: str, what: str
+    ) -> None:
+        """Every rank must call it, with the same size; the last three as of `SubGroup`.
 
         Raises:
             OptionsError: the size does not divide the number of ranks.
@@ -84,18 +82,18 @@ class TensorGroup(SubGroup):
         self._device = device
         self._meshes: DeviceMesh | None = None
         self.everyone = collectives
-        super().__init__(collectives, size, flag="tp_size", code="tensor.tp_size", what="matrices")
+        super().__init__(collectives, size, flag=flag, code=code, what=what)
 
     def _made(self, world_size: int) -> Any:
         shape = (world_size // self.size, self.size)
-        self._meshes = init_device_mesh(self._device.type, shape, mesh_dim_names=("data", "tensor"))
-        return self._meshes["tensor"].get_group()
+        self._meshes = init_device_mesh(self._device.type, shape, mesh_dim_names=("data", self.dimension))
+        return self._meshes[self.dimension].get_group()
 
     @property
     def mesh(self) -> DeviceMesh:
         """The device mesh of this group."""
         assert self._meshes is not None, "a group of one has no mesh"
-        return self._meshes["tensor"]
+        return self._meshes[self.dimension]
 
     @property
     def data_mesh(self) -> DeviceMesh:
@@ -108,6 +106,67 @@ class TensorGroup(SubGroup):
         if self.data_size > 1:
             assert self._meshes is not None
             dist.all_reduce(tensor, group=self._meshes["data"].get_group())
+
+
+class TensorGroup(MeshGroup):
+    """The ranks that hold the parts of one copy, see `SubGroup`."""
+
+    dimension = "tensor"
+
+    def __init__(self, collectives: Collectives, size: int, device: torch.device) -> None:
+        """Every rank must call it, with the same size.
+
+        Raises:
+            OptionsError: the size does not divide the number of ranks.
+        """
+        super().__init__(collectives, size, device, flag="tp_size", code="tensor.tp_size", what="matrices")
+
+
+class ExpertGroup(MeshGroup):
+    """The ranks that hold the experts of one copy; each has samples of its own, so it is no one data rank.
+
+    Example: of 4 ranks with size 2 and 8 experts, ranks 0 and 2 hold experts 0 to 3, ranks 1 and 3 experts 4 to 7.
+    """
+
+    dimension = "expert"
+
+    def __init__(self, collectives: Collectives, size: int, device: torch.device) -> None:
+        """Every rank must call it, with the same size.
+
+        Raises:
+            OptionsError: the size does not divide the number of ranks.
+        """
+        super().__init__(collectives, size, device, **EXPERTS)
+
+    def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Send rows to the ranks of the group and return those that came from them, both in rank order.
+
+        The gradient of each row goes back to where the row came from. Every rank of the group calls it.
+
+        Args:
+            rows: [N, ...] the rows for rank 0 of the group first.
+            sent: number of rows for each rank; they add up to N.
+            received: number of rows from each rank.
+        """
+        return _Exchange.apply(rows, self, tuple(sent), tuple(received)) if self.size > 1 else rows
+
+    def sent_around(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """`exchange` without a gradient."""
+        arrived = rows.new_empty((sum(received), *rows.shape[1:]))
+        dist.all_to_all_single(arrived, rows.contiguous(), list(received), list(sent), group=self._group)
+        return arrived
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: ExpertGroup, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:
+        ctx.way_back = (group, received, sent)
+        return group.sent_around(rows.detach(), sent, received)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        group, sent, received = ctx.way_back
+        return group.sent_around(gradients[0], sent, received), None, None, None
 
 
 class _Merge(torch.autograd.Function):

@@ -18,7 +18,7 @@ from rft_dist.settings import AdamSettings, SequenceMode, StrategySettings
 
 if TYPE_CHECKING:
     from rft_dist.strategies.optimizer import AdamWOptions, StrategyOptimizer
-    from rft_dist.strategies.process_groups import TensorGroup
+    from rft_dist.strategies.process_groups import ExpertGroup, TensorGroup
     from rft_dist.strategies.sequence_parallel import SequenceGroup
 
 ReadBlock = Callable[[str, tuple[int, ...], tuple[int, ...]], Tensor]
@@ -113,6 +113,13 @@ class ShardableModel(Protocol):
 
     def enable_tensor_parallel(self, group: TensorGroup, shard: Callable[[TensorPlan], None]) -> TensorPlan:
         """Compute every matrix together with the ranks of the group; `shard` cuts the module's matrices by the plan."""
+        ...
+
+    def enable_expert_parallel(self, group: ExpertGroup, divide: Callable[[Sequence[str]], None]) -> None:
+        """Run every expert on the rank of the group that holds it.
+
+        `divide` leaves this rank its share of the named parameters of the module, whose first dimension counts experts.
+        """
         ...
 
 

@@ -94,7 +94,8 @@ class ParallelStrategy:
 
     def shards_weights(self, settings: StrategySettings) -> bool:
         """Return whether a rank keeps only a part of the weights between two forwards."""
-        return self.sharding(settings).weights or self.group_sizes(settings).matrix > 1
+        sharding = self.sharding(settings)
+        return sharding.weights or sharding.expert_ranks > 1 or self.group_sizes(settings).matrix > 1
 
     def parallelize(self, model: ShardableModel, context: StrategyContext) -> DistributedModel:
         """Distribute a model in place, see `strategies.protocols`."""
@@ -106,7 +107,7 @@ class ParallelStrategy:
 
 def _full_copies(settings: StrategySettings) -> StrategySettings:
     """Return settings under which every rank keeps full weights, of the type they are loaded in."""
-    return replace(_own_type(settings), zero_stage=0, sp_size=1, tp_size=1, adam_offload=False)
+    return replace(_own_type(settings), zero_stage=0, sp_size=1, tp_size=1, ep_size=1, adam_offload=False)
 
 
 def _own_type(settings: StrategySettings) -> StrategySettings:
@@ -308,6 +309,54 @@ TENSOR_PARALLEL = ParallelStrategy(
         _compile_on_parts("tp_size", lambda values: values["tp_size"] > 1),
     ),
 )
+
+
+def _with_experts(name: str, why: str, do: str, is_set: Callable[[Any], Any] = bool) -> StrategyRefusal:
+    return StrategyRefusal(
+        "strategy.ep_size",
+        ("ep_size", name),
+        lambda values: values["ep_size"] > 1 and is_set(values.get(name)),
+        why,
+        do,
+    )
+
+
+_CUTS_ANEW = "experts are divided whole among replicas, and this strategy divides all weights in another way"
+EXPERT_PARALLEL = ParallelStrategy(
+    name="expert_parallel",
+    module="rft_dist.strategies.expert_parallel",
+    chosen=lambda settings: settings.ep_size > 1,
+    setting="ep_size",
+    sharding=lambda settings: replace(REPLICATED, expert_ranks=settings.ep_size),
+    summary=lambda settings: [
+        f"{settings.ep_size} ranks hold the experts of each layer together (expert parallel), every rank all else; "
+        "gradients are summed once a step"
+    ],
+    collective_forward=True,
+    refusals=(
+        _with_experts("fsdp", _CUTS_ANEW, "--ep_size {ep_size} without fsdp, or --fsdp --ep_size 1"),
+        _with_experts("zero_stage", _CUTS_ANEW, "--ep_size {ep_size} without zero_stage, or --ep_size 1"),
+        _with_experts(
+            "tp_size",
+            "tensor parallel does not cut mixtures of experts",
+            "--ep_size {ep_size} --tp_size 1",
+            lambda size: size > 1,
+        ),
+        _with_experts(
+            "sp_size",
+            "experts are counted over whole rows of each rank, and here no rank has a whole row",
+            "--ep_size {ep_size} --sp_size 1, or --sp_size {sp_size} --ep_size 1",
+            lambda size: size > 1,
+        ),
+        _with_experts(
+            "lora_rank",
+            "an adapter multiplies the experts of all ranks, and a rank holds its own alone",
+            "leave lora_rank out, or --fsdp --ep_size 1",
+        ),
+        _muon_on_parts("ep_size", lambda values: values["ep_size"] > 1),
+        _compile_on_parts("ep_size", lambda values: values["ep_size"] > 1),
+    ),
+)
 DATA_PARALLEL = ParallelStrategy(
     name="data_parallel",
     module="rft_dist.strategies.data_parallel",
@@ -347,6 +396,7 @@ STRATEGIES: tuple[ParallelStrategy, ...] = (
     FSDP,
     ZERO,
     TENSOR_PARALLEL,
+    EXPERT_PARALLEL,
     DATA_PARALLEL,
 )
 """All strategies; the first that the settings choose is taken."""

@@ -29,7 +29,7 @@ from rft_dist.strategies.data_parallel import verify_equal_weights, weights_of
 from rft_dist.strategies.dtensor_shards import ShardedWeights, start_of
 from rft_dist.strategies.fsdp import ShardedOptimizer
 from rft_dist.strategies.optimizer import AdamWOptions
-from rft_dist.strategies.process_groups import DataParallelRanks, TensorGroup
+from rft_dist.strategies.process_groups import DataParallelRanks, MeshGroup, TensorGroup
 from rft_dist.strategies.protocols import DistributedModel, ShardableModel, StrategyContext, TensorPlan, narrow_dtype
 
 
@@ -85,7 +85,7 @@ class TensorParallelModel(ShardedWeights):
         styles |= {name: RowwiseParallel() for name in plan.by_inputs}
         parallelize_module(model, group.mesh, styles, src_data_rank=None)
         _cut_vocabulary(model, plan.vocabulary, group)
-        _keep_own_memory(model)
+        keep_own_memory(model)
 
 
 def _cut_vocabulary(model: nn.Module, names: Sequence[str], group: TensorGroup) -> None:
@@ -124,7 +124,7 @@ class _Lookup:
         return self._group.merge(torch.where(here[..., None], rows, 0.0))
 
 
-def _keep_own_memory(model: nn.Module) -> None:
+def keep_own_memory(model: nn.Module) -> None:
     """Release the full matrices of which a rank's part is a view, by copying the part."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -145,7 +145,7 @@ class TensorParallelOptimizer(ShardedOptimizer):
     def __init__(
         self,
         named_parameters: Iterable[tuple[str, nn.Parameter]],
-        group: TensorGroup,
+        group: MeshGroup,
         *,
         of_heads: Collection[str] = (),
         **options: Unpack[AdamWOptions],
@@ -189,14 +189,18 @@ class TensorParallelOptimizer(ShardedOptimizer):
             if isinstance(parameter, DTensor):
                 cut.append(gradient)
                 continue
-            # the same on all ranks of a group, so that each gives its share; gains of heads are parts of a sum
-            full.append(gradient if name in self._of_heads else gradient.div_(self._group.size))
+            full.append(self._share(name, gradient))
         for flat, parts in buckets(cut):
             self._group.sum_over_copies(flat)
             unflatten_buckets(flat, parts)
         for flat, parts in buckets(full):
             self.everyone.sum_in_place(flat)
             unflatten_buckets(flat, parts)
+
+    def _share(self, name: str, gradient: Tensor) -> Tensor:
+        """Return what this rank adds to the sum over all ranks, of a parameter that is whole on every rank."""
+        # the same on all ranks of a group, so that each gives its share; gains of heads are parts of a sum
+        return gradient if name in self._of_heads else gradient.div_(self._group.size)
 
     @property
     def everyone(self) -> Collectives:

@@ -1,4 +1,4 @@
-"""Check that heads and columns of a decoder divide over ranks, from its configuration alone, without torch."""
+"""Check that heads, columns and experts of a decoder divide over ranks, from its configuration alone, without torch."""
 
 from __future__ import annotations
 
@@ -41,4 +41,30 @@ def refuse_uneven(config: Mapping[str, Any], num_ranks: int, where: str) -> None
         f"allowed: {', '.join(map(str, allowed))}; the tokens of a sequence can be split whatever the number of heads",
         state="nothing was loaded",
         do=f"--tp_size {nearest}, or --sp_size {num_ranks} instead",
+    )
+
+
+def refuse_uneven_experts_of(directory: str | Path, num_ranks: int) -> None:
+    """`refuse_uneven_experts` for the config.json of a model directory; nothing for one rank or without that file."""
+    file = existing_directory(directory) / "config.json"
+    if num_ranks > 1 and file.is_file():
+        config = read_json(file)
+        config = config.get("text_config") or config
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        refuse_uneven_experts(next((int(config[name]) for name in names if config.get(name)), 0), num_ranks, str(file))
+
+
+def refuse_uneven_experts(num_experts: int, num_ranks: int, where: str) -> None:
+    """Raise OptionsError where the experts do not divide over the ranks, or where there are none."""
+    if num_experts and num_experts % num_ranks == 0:
+        return
+    allowed = [number for number in range(1, num_experts + 1) if num_experts % number == 0] or [1]
+    why = f"every rank holds equally many experts; allowed: {', '.join(map(str, allowed))}"
+    raise OptionsError(
+        code="expert.uneven",
+        what=f"ep_size = {num_ranks}, but the model has {num_experts or 'no'} experts",
+        where=where,
+        why=why if num_experts else "experts are what is divided among these ranks, and a dense model has none",
+        state="nothing was loaded",
+        do=f"--ep_size {min(allowed, key=lambda number: abs(number - num_ranks))}",
     )

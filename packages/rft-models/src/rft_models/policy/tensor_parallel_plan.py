@@ -156,12 +156,12 @@ def apply_tensor_parallel(
     Raises:
         PreflightError: it computes something else.
     """
-    before = _probed(policy)  # while every rank still has the full model: the reference of the comparison
+    before = probed(policy)  # while every rank still has the full model: the reference of the comparison
     cut()
     if shares_head:
         shard_output_head(policy, collectives)
     what = f"log-probabilities of {type(policy.model).__name__} in parts"
-    require_equal_logits(before, _probed(policy), of=what, dtype=policy.dtype, where=policy.where)
+    require_equal_logits(before, probed(policy), of=what, dtype=policy.dtype, where=policy.where)
 
 
 def shard_output_head(policy: CausalPolicy, collectives: Collectives) -> None:
@@ -175,7 +175,7 @@ def shard_output_head(policy: CausalPolicy, collectives: Collectives) -> None:
 
 
 @torch.no_grad()
-def _probed(policy: CausalPolicy) -> Tensor:
+def probed(policy: CausalPolicy) -> Tensor:
     config = policy.model.config.get_text_config(decoder=True)
     probe = Probe.of(int(config.vocab_size), policy.device)
     with eval_mode(policy.model):

@@ -53,6 +53,7 @@ save_only_model save_weights_only: save_model_only
 save_best: keep_best
 system: system_prompt
 tensor_model_parallel_size tensor_parallel_size: engine_tp_size tp_size
+expert_model_parallel_size expert_parallel_size: ep_size
 test_freq: eval_steps
 project project_name wandb: use_wandb
 dynamic_filtering: filter_groups

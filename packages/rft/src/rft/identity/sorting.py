@@ -56,7 +56,7 @@ FREE = _names("""
     adam_offload async_save chunk_size compile data_store data_store_max_gb data_store_path data_store_workers
     dataloader_pin_memory debug depth device enable_engine_sleep engine_enforce_eager engine_max_rows
     engine_mem_util engine_replicas engine_tp_size environment_memory environment_variables environment_workers
-    eval_k eval_metrics eval_pick fingerprint_steps flash_attn fsdp fsdp_cpu_offload fused_linear_logprob
+    ep_size eval_k eval_metrics eval_pick fingerprint_steps flash_attn fsdp fsdp_cpu_offload fused_linear_logprob
     gradient_checkpointing gradient_checkpointing_every gradient_checkpointing_mode heartbeat_seconds keep_best
     log_interval max_ckpt_mem max_ckpt_num max_refused_steps max_rollbacks max_tokens_per_micro_batch
     max_unscored_share meta_init micro_rollout_batch_size micro_train_batch_size nproc num_trajectories_to_save

@@ -14,11 +14,12 @@ from rft.checkpoints.writer import ResumePoint
 from rft.parallel.compiled import compile_layers
 from rft.parallel.shardable import ParallelizableModel
 from rft.process.machine import Machine
+from rft_dist.planning.parallel_dims import EXPERTS, refuse_uneven_group
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_dist.strategies.autocast import compute_type
 from rft_dist.strategies.protocols import DataRanks, ModelWeights, StrategyContext, narrow_dtype
 from rft_dist.strategies.registry import choose_strategy
-from rft_models.files.divisibility import refuse_uneven_model
+from rft_models.files.divisibility import refuse_uneven_experts_of, refuse_uneven_model
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load_for_training import load_for_training
 from rft_models.settings import AdapterSettings, ModelSettings
@@ -145,6 +146,8 @@ def trainable_policy(
     dtype = held_dtype(strategy, bf16=settings.bf16)
     # config.json says whether the ranks divide the matrices, so no weight is read for a refusal
     refuse_uneven_model(source, choose_strategy(strategy).group_sizes(strategy).matrix)
+    refuse_uneven_experts_of(source, strategy.ep_size)
+    refuse_uneven_group(strategy.ep_size, machine.collectives.world_size, **EXPERTS)
     return load_for_training(
         source, settings, adapter, dtype=dtype, device=machine.device, tokenizer=tokenizer, on_meta=strategy.meta_init
     )

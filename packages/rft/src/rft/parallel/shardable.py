@@ -14,7 +14,7 @@ from rft_dist.strategies.protocols import ComputeWrapper, ReadBlock, ShardableMo
 from rft_models.backbone.training_flops import TrainingFlops, training_flops
 
 if TYPE_CHECKING:
-    from rft_dist.strategies.process_groups import TensorGroup
+    from rft_dist.strategies.process_groups import ExpertGroup, TensorGroup
     from rft_dist.strategies.sequence_parallel import SequenceGroup
     from rft_models.critic.causal_critic import CausalCritic
     from rft_models.policy.causal_policy import CausalPolicy
@@ -125,6 +125,12 @@ class ShardablePolicy:
         apply_tensor_parallel(self.inner, lambda: shard(plan), group, shares_head=bool(plan.vocabulary))
         return plan
 
+    def enable_expert_parallel(self, group: ExpertGroup, divide: Callable[[Sequence[str]], None]) -> None:
+        """Divide the experts, and compare the log-probabilities of a probe before and after."""
+        from rft_models.policy.expert_parallel import divide_experts
+
+        divide_experts(self.inner, group, divide)
+
 
 class ShardableCritic:
     """A critic as strategies take it: decoder and value head as one module."""
@@ -196,6 +202,10 @@ class ShardableCritic:
         """Raise: a critic computes with whole matrices (`ParallelStrategy.critic`)."""
         raise AssertionError("every rank computes with whole matrices of a critic")
 
+    def enable_expert_parallel(self, group: ExpertGroup, divide: Callable[[Sequence[str]], None]) -> None:
+        """Raise: a critic computes with all its experts (`ParallelStrategy.critic`)."""
+        raise AssertionError("every rank computes with all experts of a critic")
+
 
 class ShardableRewardModel:
     """A reward model as strategies take it: decoder and heads as one module."""
@@ -266,6 +276,10 @@ class ShardableRewardModel:
     def enable_tensor_parallel(self, group: TensorGroup, shard: Callable[[TensorPlan], None]) -> TensorPlan:
         """Raise: the rules of the command refuse it."""
         raise AssertionError("every rank computes with whole matrices of a reward model")
+
+    def enable_expert_parallel(self, group: ExpertGroup, divide: Callable[[Sequence[str]], None]) -> None:
+        """Raise: the rules of the command refuse it."""
+        raise AssertionError("every rank computes with all experts of a reward model")
 
 
 class WrappedRewardModel:

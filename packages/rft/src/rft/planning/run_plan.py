@@ -28,10 +28,18 @@ from rft_dist.planning.memory_estimate import (
     host_peak,
     peak_bytes,
 )
-from rft_dist.planning.parallel_dims import BatchShare, ParallelDims, RequestedDims, SourcedNumber, resolve_grid
+from rft_dist.planning.parallel_dims import (
+    EXPERTS,
+    BatchShare,
+    ParallelDims,
+    RequestedDims,
+    SourcedNumber,
+    refuse_uneven_group,
+    resolve_grid,
+)
 from rft_dist.planning.run_layout import REPLICATED, Sharding
 from rft_dist.strategies.registry import SHARDINGS, run_layout, strategy_settings
-from rft_models.files.divisibility import refuse_uneven_model
+from rft_models.files.divisibility import refuse_uneven_experts_of, refuse_uneven_model
 
 if TYPE_CHECKING:
     from rft.planning.image_tokens import ImagePlan
@@ -121,6 +129,8 @@ def _plan(request: PlanRequest, resolved: Resolved[Any], workload: Workload) -> 
         # an output matrix that is the embedding too takes no memory of its own
         sizes = replace(sizes, tied=True)
     refuse_uneven_model(values["pretrain"], grid.tp_size)
+    refuse_uneven_experts_of(values["pretrain"], values["ep_size"])
+    refuse_uneven_group(values["ep_size"], grid.world_size, **EXPERTS)
     training, more = _training(request, resolved, grid, workload)
     memory = request.numbers.get("gpu_memory")
     engine = engine_parts(values, sizes, training, memory)

@@ -97,7 +97,7 @@ def _checkpoints(values: Values, make_problem: MakeProblem) -> Iterator[Problem]
 
 def _strategies(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     """Yield what divides a sample or a matrix among ranks: a score is read from whole sequences by a whole head."""
-    for name in ("sp_size", "tp_size"):
+    for name in ("sp_size", "tp_size", "ep_size"):
         if values[name] > 1:
             why = "every rank computes whole texts of a reward model with whole matrices"
             yield make_problem("rm.strategy", [name], why, f"--{name} 1")

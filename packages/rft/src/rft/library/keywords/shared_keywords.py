@@ -58,6 +58,7 @@ class TrainingKeywords(TypedDict, total=False):
     sp_size: int
     sp_mode: Literal["auto", "ulysses", "ring"]
     tp_size: int
+    ep_size: int
     adam_offload: bool
     use_mp_opt: bool
     fp16: bool

@@ -39,6 +39,8 @@ def traced_step(
         return None, []
     if grid.tp_size > 1:
         return None, ["activations and logits are a bound by formula: a step of a tensor group is not traced"]
+    if run.layout.policy.expert_ranks > 1:
+        return None, ["activations and logits are a bound by formula: a step of divided experts is not traced"]
     device = "cuda" if on_gpu or torch.cuda.is_available() else "cpu"
     units, unit_tokens = _micro_batch(run, resolved, workload, grid)
     samples, _ = share_of(resolved.values).of(grid.dp_size)
