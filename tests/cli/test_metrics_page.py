@@ -43,6 +43,8 @@ def emitted(
     words.append(("rl", f"--max_unscored_share 1 --reward {bench.reward}:lonely"))
     conversation = f"--environment {bench.root}/environment.py:Talker --tool_call_pattern (?P<arguments>[a-c]+)"
     words.append(("rl", f"--reward= --apply_chat_template --generate_max_len 80 {conversation}"))
+    several = f"--eval_data one={bench.held_out},two={bench.root / 'other.jsonl'}"
+    words.append(("sft", several))
     words += [("rl", "--max_staleness 1"), ("sft", "--fp16 --enable_ema"), ("rl", "--enable_ema")]
     rows = bench.root / "heldout.jsonl"
     sets = f"--eval_data one={rows},two={bench.root / 'other.jsonl'} --pretrain_data {rows}"

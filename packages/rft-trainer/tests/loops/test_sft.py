@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,6 +40,7 @@ class Made:
         patience: int = 0,
         rate: float | Callable[[int], float] = 3.0,
         keep_best: bool = False,
+        sets: Sequence[str] = (),
     ) -> None:
         self.policy, self.writer, one = BigramPolicy(6), MemoryWriter(), OneRank()
         self.directory = RunDirectory.create(path, config_text="{}\n", command=["rft-train"], environment={})
@@ -57,6 +58,7 @@ class Made:
             ledger=ledger,
             samples=SAMPLES,
             held_out=SAMPLES[:3],
+            held_out_sets=sets,
             policy=self.policy,
             updater=Updater(
                 PolicyLoss(self.policy, TokenLikelihood()),
@@ -123,6 +125,22 @@ def test_the_mean_loss_does_not_depend_on_the_cut() -> None:
         for size, cap in ((1, 0), (5, 0), (9, 7))
     ]
     assert losses == pytest.approx([math.log(6)] * 3, rel=1e-6)
+
+
+def test_each_held_out_set_has_its_loss_and_that_of_all_is_the_mean_over_tokens(tmp_path: Path) -> None:
+    # every sample has two learned tokens, so the second set counts twice
+    made = Made(tmp_path / "run", max_steps=3, sets=["one", "two", "two"], patience=1)
+    plain = Made(tmp_path / "plain", max_steps=3)
+    for each in (made, plain):
+        each.run.run(StopSignals())
+    last, whole = (each.directory.read_evaluations().rows[-1] for each in (made, plain))
+    assert last["eval/one/loss"] != pytest.approx(last["eval/two/loss"], rel=1e-3)
+    own = mean_loss(made.policy, SAMPLES[1:3], OneRank(), max_sequences=9, max_tokens=0)
+    assert last["eval/two/loss"] == pytest.approx(own, rel=1e-9)
+    assert last["eval/loss"] == pytest.approx((last["eval/one/loss"] + 2 * last["eval/two/loss"]) / 3, rel=1e-9)
+    assert last["eval/loss"] == pytest.approx(whole["eval/loss"], rel=1e-6)
+    assert made.run.early_stop is not None
+    assert made.run.early_stop.best == min(row["eval/loss"] for row in made.directory.read_evaluations().rows)
 
 
 def test_early_stopping_waits_for_as_many_evaluations_as_told() -> None:

@@ -30,7 +30,7 @@ def read(calls: Any) -> Any:
         row_images="images",
         held_out_text="text",
         read_training=training,
-        read_held_out="held out",
+        read_held_out=(),
         hold_out=(samples[:4], samples[4:]),
         trained_turns="turns",
         wants_store=False,
@@ -74,7 +74,7 @@ def test_held_out_rows_are_those_of_a_file_or_else_taken_from_the_training_rows(
         "trained_turns(data)",
         "read_held_out('e.jsonl', data.eval_split, data.max_eval_samples, 'text', tokenizer, images='images', "
         "label_key=None, limit_flag='--max_len', output_key=data.output_key, prompt_max_len=77, turns='turns')",
-        "demonstrations('held out', tokenizer, 77)",
+        "demonstrations((), tokenizer, 77)",
     ]
     assert (len(found.samples), len(found.held_out)) == (6, 6)
     sft.sft_data(settings_of(read, eval_data="e.jsonl", eval_output_key="own"), read.double("tokenizer"), 77)
@@ -85,6 +85,15 @@ def test_held_out_rows_are_those_of_a_file_or_else_taken_from_the_training_rows(
     assert [sample.sample_id for sample in found.held_out] == ["s4", "s5"]
     # the rows that are held out are not among those that an epoch visits
     assert found.mixture == ("mixture", ["s0", "s1", "s2", "s3"])
+
+
+@pytest.mark.parametrize(("sources", "sets"), [(["a", "a"], ()), (["a", "b"], ("b", "a"))])
+def test_several_held_out_sets_are_told_apart(read: Any, sources: list[str], sets: tuple[str, ...]) -> None:
+    rows = [SimpleNamespace(prompt_id=f"s{number}", source=source) for number, source in enumerate(sources)]
+    samples = [SimpleNamespace(sample_id=f"s{number}", num_loss_tokens=number) for number in (1, 0)]
+    read.put(sft, read_held_out=rows, demonstrations=(samples, []))
+    given = settings_of(read, eval_data="a.jsonl,b.jsonl")
+    assert sft.sft_data(given, read.double("tokenizer"), 77).held_out_sets == sets
 
 
 @pytest.mark.parametrize(
@@ -136,6 +145,7 @@ def test_the_loop_has_the_likelihood_of_its_rows_as_its_loss(calls: Any) -> None
         "common": ("PolicyLoss()", "counting()"),
         "samples": ["a", "b", "c"],
         "held_out": "data.held_out",
+        "held_out_sets": "data.held_out_sets",
         "policy": "model",
         "data_ranks": "parallel.data",
         "collective_forward": "parallel.collective_forward",

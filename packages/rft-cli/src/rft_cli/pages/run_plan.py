@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -213,7 +214,9 @@ def sft_lines(resolved: Resolved[SftSettings], data: SftData) -> list[tuple[str,
 def _held_out_line(settings: SftSettings, data: SftData) -> str:
     kept_out = settings.data.held_out_rows and not settings.data.eval_data
     origin = f", kept out of the training rows by seed {settings.run.seed}" if kept_out else ""
-    return f"held out: {len(data.held_out):,} demonstrations{origin}"
+    counts = Counter(data.held_out_sets)
+    sets = " (" + ", ".join(f"{name}: {count:,}" for name, count in counts.items()) + ")" if counts else ""
+    return f"held out: {len(data.held_out):,} demonstrations{sets}{origin}"
 
 
 def dpo_lines(resolved: Resolved[DpoSettings], data: PreferenceData) -> list[tuple[str, list[str]]]:

@@ -134,6 +134,7 @@ def _evaluations(run: RunFiles) -> RenderableType | None:
             for measure, value in found
             if is_number(value)
         ]
+        numbers += [line for measure, _ in found for line in _by_set(row, measure)]
         shown = "  ".join(numbers) or "not scored"
         count = f"n={row['eval/n']}" if "eval/n" in row else ""
         table.add_row(
@@ -143,6 +144,15 @@ def _evaluations(run: RunFiles) -> RenderableType | None:
             Text(count, "dim"),
         )
     return table if table.row_count else None
+
+
+def _by_set(row: Mapping[str, Any], measure: Measure) -> list[str]:
+    """Return the number of each of several held-out sets, where the evaluation has them."""
+    end = f"/{measure.name}"
+    names = [key for key in row if key.startswith("eval/") and key.endswith(end)]
+    # eval/NAME is of all sets, eval/SET/NAME of one
+    sets = [(key, key.removeprefix("eval/").removesuffix(end)) for key in names if key != f"eval{end}"]
+    return [f"{name} {_number(row[key], measure)}" for key, name in sets if is_number(row[key])]
 
 
 def _ends(row: Mapping[str, Any], measure: Measure) -> str:

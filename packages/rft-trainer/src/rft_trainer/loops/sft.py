@@ -96,12 +96,38 @@ def mean_loss(
     return summed / num_tokens if num_tokens else math.nan
 
 
+def loss_metrics(
+    samples: Sequence[TrainingSample], sets: Sequence[str], loss_of: Callable[[Sequence[TrainingSample]], float]
+) -> dict[str, float]:
+    """Compute the held-out losses as metrics: of all rows together, and of each set where there are several.
+
+    The loss of all is the mean over all learned tokens, sum_s T_s l_s / sum_s T_s for sets of T_s tokens and losses
+    l_s, so a set counts by its tokens.
+
+    Args:
+        samples: the held-out rows.
+        sets: the set of each row, where there are several; else empty.
+        loss_of: computes the mean loss a learned token of some of the rows, in nats.
+    """
+    if not sets:
+        return {"eval/loss": loss_of(samples)}
+    total, num_tokens, losses = 0.0, 0, dict[str, float]()
+    for name in dict.fromkeys(sets):
+        own = [sample for sample, of in zip(samples, sets, strict=True) if of == name]
+        count = sum(sample.num_loss_tokens for sample in own)
+        loss = losses[f"eval/{name}/loss"] = loss_of(own)
+        total, num_tokens = total + loss * count, num_tokens + count
+    return {"eval/loss": total / num_tokens, **losses}
+
+
 @dataclass(slots=True, kw_only=True)
 class SftLoop(SupervisedLoop[Sequence[TrainingSample]]):
     """The supervised fine-tuning loop of a run, with its collaborators as fields."""
 
     samples: Sequence[TrainingSample]
     held_out: Sequence[TrainingSample]
+    held_out_sets: Sequence[str] = ()
+    """The set of each held-out row, where there are several."""
     policy: Policy
     eval_max_sequences: int
     eval_max_tokens: int
@@ -123,16 +149,19 @@ class SftLoop(SupervisedLoop[Sequence[TrainingSample]]):
         return data
 
     def _measure(self) -> HeldOutResult | None:
-        """Compute the mean loss of the held-out rows, in nats a response token."""
+        """Compute the mean loss of the held-out rows and of each of several sets, in nats a response token."""
         if not self.held_out:
             return None
-        loss = mean_loss(
+        metrics = loss_metrics(self.held_out, self.held_out_sets, self._mean_loss)
+        return HeldOutResult(metrics["eval/loss"], metrics)
+
+    def _mean_loss(self, samples: Sequence[TrainingSample]) -> float:
+        return mean_loss(
             self.policy,
-            self.held_out,
+            samples,
             self.data_ranks or self.collectives,
             max_sequences=self.eval_max_sequences,
             max_tokens=self.eval_max_tokens,
             device=self.device,
             collective_forward=self.collective_forward,
         )
-        return HeldOutResult(loss, {"eval/loss": loss})

@@ -27,11 +27,12 @@ from rft.settings import EvalSettings, RlSettings
 from rft.tokenizing.row_store import wants_store
 from rft.tokenizing.stored_prompts import StoredPromptRows, open_prompts
 from rft_algos.algorithms.published import PolicyAlgorithm
-from rft_core.errors import OptionsError
+from rft_core.errors import DataError, OptionsError
 from rft_dist.strategies.registry import run_dims
 from rft_models.loading.context_length import model_facts
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.batch_plan import BatchPlan, BatchSizes, plan_batches
+from rft_trainer.data.images import ImageColumn
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.rendering import RenderedPrompt
 from rft_trainer.evaluation.task_metrics import TaskMetrics
@@ -39,6 +40,7 @@ from rft_trainer.loops.rl import StepConfig
 from rft_trainer.records.rollouts import Prompt, TrainingSample
 from rft_trainer.rewards.routes import RoutedRow, require_routes
 from rft_trainer.settings.data import DataSettings, PromptTextSettings, TrainRowsSettings
+from rft_trainer.settings.images import RowImageSettings
 
 
 def response_limits(settings: RlSettings | EvalSettings, longest_prompt: int) -> tuple[int, int]:
@@ -284,8 +286,10 @@ def _eval_every(eval_steps: int, data: RlData) -> int:
 def pretraining_data(settings: RlSettings, tokenizer: HfTokenizer) -> PretrainingData | None:
     """Read and render the rows; None without any. They are cut like no prompt: a row is used whole or left out.
 
+    Where the prompts have images, demonstrations may have images in the same column, each of them or some.
+
     Raises:
-        DataError, OptionsError: as of training rows, with the flags of these.
+        DataError, OptionsError: as of training rows, with the flags of these; plain texts that have images.
     """
     chosen, data = settings.pretraining, settings.data
     if not chosen.pretrain_data:
@@ -306,10 +310,34 @@ def pretraining_data(settings: RlSettings, tokenizer: HfTokenizer) -> Pretrainin
             label_key=None,
             output_key=None if chosen.pretrain_text_key else chosen.pretrain_output_key,
             prompt_max_len=limit,
+            images=_row_images(settings.images),
         )
         make = _texts if chosen.pretrain_text_key else demonstrations
+        if chosen.pretrain_text_key:
+            _refuse_images(found.rendered, settings.images.images_key, chosen.pretrain_input_key)
         samples, left_out = make(found.rendered, tokenizer, limit)
     return _prepared(settings, found, samples, left_out)
+
+
+def _row_images(images: RowImageSettings) -> ImageReading:
+    """Return the reading of the rows' images, which are never exchanged, and which a row need not have."""
+    if not images.images_key:
+        return ImageReading()
+    return ImageReading(ImageColumn(images.images_key, images.limit_mm_image_per_prompt, mixed=True))
+
+
+def _refuse_images(rendered: Sequence[RenderedPrompt], images_key: str, input_key: str) -> None:
+    """Refuse plain texts with images: of a text every token is learned, and places of images are not text."""
+    for row in rendered:
+        if row.media is not None:
+            raise DataError(
+                code="ptx.text_with_image",
+                what=f"{row.prompt_id} is a plain text (pretrain_text_key) and has an image",
+                where=f"{row.place}:{images_key}" if row.place else "--pretrain_text_key",
+                why="every token of a plain text is learned, and the places of an image in it stand for no text",
+                do=f"give it as a demonstration, with a prompt and a response: --pretrain_text_key '' "
+                f"--pretrain_input_key {input_key}",
+            )
 
 
 def _prepared(

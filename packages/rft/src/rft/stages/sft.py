@@ -75,6 +75,8 @@ class SftData:
     """What a person should know of the data before training on them."""
     stored: StoredRows | None = None
     """The store of the training rows, where they are in one."""
+    held_out_sets: tuple[str, ...] = ()
+    """The set of each held-out row, where `eval_data` names several."""
 
 
 def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) -> SftData:
@@ -113,7 +115,16 @@ def sft_data(settings: SftSettings, tokenizer: HfTokenizer, max_positions: int) 
     num_loss_tokens = sum(sample.num_loss_tokens for sample in samples)
     num_steps = _num_steps(chosen, len(samples))
     return SftData(
-        training, samples, left_out, held_out, num_steps, mixture, num_loss_tokens, training.data_hash, notes
+        training,
+        samples,
+        left_out,
+        held_out,
+        num_steps,
+        mixture,
+        num_loss_tokens,
+        training.data_hash,
+        notes,
+        held_out_sets=_sets_of(held_out, rendered),
     )
 
 
@@ -138,6 +149,14 @@ def _held_out(
     return demonstrations(rendered, tokenizer, max_len)[0], rendered
 
 
+def _sets_of(held_out: Sequence[TrainingSample], rendered: Sequence[RenderedPrompt]) -> tuple[str, ...]:
+    """Return the set of each held-out sample; empty where all rows are of one."""
+    sources = {row.prompt_id: row.source for row in rendered}
+    if len(set(sources.values())) < 2:
+        return ()
+    return tuple(sources[sample.sample_id] for sample in held_out)
+
+
 def _num_steps(chosen: SequenceTrainingSettings, num_samples: int) -> int:
     num_steps = -(-num_samples // chosen.train_batch_size) * chosen.max_epochs
     return min(num_steps, chosen.max_steps) if chosen.max_steps else num_steps
@@ -156,8 +175,9 @@ def _stored_data(settings: SftSettings, tokenizer: HfTokenizer, max_len: int) ->
     num_loss_tokens = stored.num_loss_tokens
     held_out: list[TrainingSample] = []
     apart: list[TrainingSample] = []
+    rendered: Sequence[RenderedPrompt] = ()
     if data.eval_data:
-        held_out, _ = _held_out(settings, tokenizer, max_len, row_images(settings.images, settings.run.seed))
+        held_out, rendered = _held_out(settings, tokenizer, max_len, row_images(settings.images, settings.run.seed))
     elif data.held_out_rows:
         chosen_out, kept = held_out_indices(len(samples), data.held_out_rows, settings.run.seed)
         held_out = apart = [samples[index] for index in chosen_out]
@@ -180,6 +200,7 @@ def _stored_data(settings: SftSettings, tokenizer: HfTokenizer, max_len: int) ->
         stored.data_hash,
         notes,
         stored,
+        _sets_of(held_out, rendered),
     )
 
 
@@ -213,6 +234,7 @@ def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, 
         **state.loop_parts(loss, counting(parallel.model, noisy)),
         samples=data.samples,
         held_out=data.held_out,
+        held_out_sets=data.held_out_sets,
         policy=parallel.model,
         data_ranks=parallel.data,
         collective_forward=parallel.collective_forward,
