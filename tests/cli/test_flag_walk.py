@@ -585,6 +585,8 @@ PRETRAIN = {name: row for name, row in SHARED.items() if name not in NOT_OF_TEXT
     "learning_rate": Row("--learning_rate 2e-2", "weights"),
     "train_tokens": Row("--train_tokens 50", "metrics:step"),
     "train_batch_tokens": Row("--train_batch_tokens 60", "refused:pretrain.two_batches"),
+    "lr_warmup_tokens": Row("--lr_warmup_tokens 50", "metrics:policy/learning_rate", "--lr_warmup_ratio 0.03"),
+    "lr_decay_tokens": Row("--lr_decay_tokens 50", "metrics:policy/learning_rate", "--lr_schedule wsd"),
     "max_len": Row("--max_len 11", "plan"),
     "z_loss_coef": Row("--z_loss_coef 1", "weights"),
     "max_tokens_per_micro_batch": Row("--max_tokens_per_micro_batch 24", "metrics:policy/micro_batches"),

@@ -39,6 +39,17 @@ NOISE = ("sft.noise_and_dropout", "neftune_noise_alpha lora_dropout")
     [
         ("rl", "--temperature 0", [("sampling.greedy", "temperature")]),
         ("rl", "--temperature 0.1", []),
+        (
+            "pretrain",
+            "--lr_warmup_tokens 9 --lr_warmup_steps 0 --lr_warmup_ratio 0.5",
+            [("pretrain.two_lengths", "lr_warmup_tokens lr_warmup_steps lr_warmup_ratio")],
+        ),
+        (
+            "pretrain",
+            "--lr_schedule wsd --lr_decay_tokens 9 --lr_decay_ratio 0.5",
+            [("pretrain.two_lengths", "lr_decay_tokens lr_decay_ratio")],
+        ),
+        ("pretrain", "--lr_warmup_tokens 9 --lr_schedule wsd --lr_decay_tokens 9", []),
         ("generate", "--temperature 0", []),
         ("rl", "--pretrain_data t --ptx_coef 0", [("ptx.no_weight", "pretrain_data ptx_coef")]),
         (

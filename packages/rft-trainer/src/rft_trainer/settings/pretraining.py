@@ -122,6 +122,14 @@ class PretrainTrainingSettings(SequenceTrainingSettings):
     train_batch_tokens: int = field(default=0, metadata={"minimum": 0})
     """Tokens in one optimizer step, over all ranks, rounded up to whole windows; 0 = `train_batch_size` says it."""
 
+    lr_warmup_tokens: int = field(default=0, metadata={"minimum": 0})
+    """Tokens in which the learning rate rises, rounded up to whole steps; 0 = `lr_warmup_steps` or `lr_warmup_ratio`
+    says it."""
+
+    lr_decay_tokens: int = field(default=0, metadata={"minimum": 0})
+    """Tokens, the last ones, in which the learning rate falls in a line, rounded up to whole steps (with `lr_schedule`
+    wsd); 0 = `lr_decay_ratio` says it."""
+
     micro_train_batch_size: int = field(default=8, metadata={"minimum": 1})
     """Windows in one forward and backward pass of a rank."""
 

@@ -24,8 +24,8 @@ DECIDES = _names("""
     judge_max_new_tokens judge_model judge_pattern judge_range judge_url kl_estimator kl_horizon kl_target l2
     l2_factors label_key label_smoothing labels_key lambd lambd_value ld_alpha learning_rate length_alpha
     length_penalty length_range length_slack length_unit limit_mm_image_per_prompt load_in_4bit lora_alpha
-    lora_dropout lora_rank lora_type loss_agg_mode loss_type loss_weights lr_decay_ratio lr_factors lr_schedule
-    lr_warmup_ratio lr_warmup_steps margin margin_key mask_documents mask_truncated_completions max_epochs
+    lora_dropout lora_rank lora_type loss_agg_mode loss_type loss_weights lr_decay_ratio lr_decay_tokens lr_factors
+    lr_schedule lr_warmup_ratio lr_warmup_steps lr_warmup_tokens margin margin_key mask_documents mask_truncated_completions max_epochs
     max_eval_samples max_len max_logprob_gap max_norm max_norm_spike max_pixels max_rows_set_aside max_samples
     max_seq_len max_staleness max_steps max_turns min_improvement min_lr_ratio min_p min_pixels mixed_mm_data
     n_samples_per_prompt neftune_noise_alpha num_episodes num_experts num_heads num_kv_heads num_layers

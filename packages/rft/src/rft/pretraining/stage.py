@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rft.build.lora import counting
@@ -11,6 +11,7 @@ from rft.front_end import SILENT, FrontEnd
 from rft.identity.contents import rows_content, run_contents
 from rft.identity.record import Content
 from rft.pretraining.new_decoder import with_decoder
+from rft.pretraining.rate_lengths import RateLengths, in_steps, rate_lengths
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun
 from rft.settings import PretrainSettings
@@ -37,6 +38,8 @@ class PretrainData:
     train_batch_size: int
     """Windows of an optimizer step."""
     num_steps: int
+    rates: RateLengths
+    """What the lengths of the learning rate in tokens are in steps."""
 
 
 def pretrain_data(settings: PretrainSettings, tokenizer: HfTokenizer, max_positions: int) -> PretrainData:
@@ -49,7 +52,8 @@ def pretrain_data(settings: PretrainSettings, tokenizer: HfTokenizer, max_positi
     num_steps = min(num_steps, chosen.max_steps) if chosen.max_steps else num_steps
     if chosen.train_tokens:
         num_steps = min(num_steps, -(-chosen.train_tokens // (batch * (window - 1))))
-    return PretrainData(rows, window, batch, num_steps)
+    rates = rate_lengths(chosen, settings.optimizer.lr_schedule, batch * (window - 1), num_steps)
+    return PretrainData(rows, window, batch, num_steps, rates)
 
 
 def window_of(chosen: PretrainTrainingSettings, max_positions: int) -> int:
@@ -67,6 +71,7 @@ def build_pretrain(
     settings: PretrainSettings, started: RunStart, tokenizer: HfTokenizer, data: PretrainData
 ) -> PretrainLoop:
     """Build the run, ready to begin; where it continues from a checkpoint, exactly in that state."""
+    settings = replace(settings, optimizer=in_steps(settings.optimizer, data.rates, data.num_steps))
     machine, chosen, rows = started.machine, settings.training, data.rows
     order = RowOrder(rows.mixture, rows.data_hash, len(rows.training), data.num_steps)
     state = policy_state(settings, started, tokenizer, order)

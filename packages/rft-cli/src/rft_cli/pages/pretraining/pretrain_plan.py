@@ -21,6 +21,7 @@ def pretrain_lines(resolved: Resolved[PretrainSettings], data: PretrainData) -> 
             [
                 _arithmetic(settings, data),
                 *_early_end(resolved, data),
+                *_rate_lines(resolved, data),
                 cut_line(
                     chosen.micro_train_batch_size,
                     chosen.max_tokens_per_micro_batch,
@@ -56,6 +57,21 @@ def _early_end(resolved: Resolved[PretrainSettings], data: PretrainData) -> list
 
 def _bytes_a_token(num_bytes: int, num_tokens: int) -> str:
     return f"{num_bytes / max(num_tokens, 1):.2f} bytes a token"
+
+
+def _rate_lines(resolved: Resolved[PretrainSettings], data: PretrainData) -> list[str]:
+    """Say how many steps a length of the learning rate in tokens is, and where the tokens came from."""
+    a_step = data.train_batch_size * (data.window - 1)
+    lengths = (
+        ("rises in the first", "lr_warmup_tokens", data.rates.warmup_steps),
+        ("falls in the last", "lr_decay_tokens", data.rates.decay_steps),
+    )
+    return [
+        f"the learning rate {how} {steps:,} of {data.num_steps:,} steps: {name} = {resolved.values[name]:,} "
+        f"({resolved.origins[name]}) at {a_step:,} tokens a step"
+        for how, name, steps in lengths
+        if steps is not None
+    ]
 
 
 def _arithmetic(settings: PretrainSettings, data: PretrainData) -> str:

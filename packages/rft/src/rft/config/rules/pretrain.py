@@ -8,6 +8,7 @@ from dataclasses import fields
 from rft.config.rules.sourced_values import MakeProblem, SourcedValues, Values
 from rft.config.rules.training import training_problems
 from rft_core.errors import Problem
+from rft_dist.settings import AdamSettings
 from rft_models.new_decoders.sizes import decoder_refusals
 from rft_models.settings import DecoderSettings, PretrainModelSettings
 from rft_trainer.settings.pretraining import PretrainTrainingSettings
@@ -18,6 +19,14 @@ _OF_NEW_MODELS: Mapping[str, object] = {item.name: item.default for item in fiel
     "depth": PretrainTrainingSettings.depth,
 }
 """Settings that a model which exists has already, with their defaults."""
+_IN_TOKENS: Mapping[str, Mapping[str, object]] = {
+    "lr_warmup_tokens": {
+        "lr_warmup_steps": AdamSettings.lr_warmup_steps,
+        "lr_warmup_ratio": AdamSettings.lr_warmup_ratio,
+    },
+    "lr_decay_tokens": {"lr_decay_ratio": AdamSettings.lr_decay_ratio},
+}
+"""Lengths in tokens, and the settings that say the same in steps or shares, with their defaults."""
 
 
 def problems(given: SourcedValues) -> Iterator[Problem]:
@@ -73,6 +82,12 @@ def _length(given: SourcedValues) -> Iterator[Problem]:
         names = ["train_batch_tokens", "train_batch_size"]
         why = "both say how much a step trains on"
         yield given.make_problem("pretrain.two_batches", names, why, "leave train_batch_size out")
+    for in_tokens, others in _IN_TOKENS.items():
+        twice = [name for name, default in others.items() if given.values[name] != default]
+        if given.values[in_tokens] and twice:
+            why = f"{in_tokens} and {' and '.join(twice)} say the same length in different units"
+            do = f"leave {' and '.join(twice)} out"
+            yield given.make_problem("pretrain.two_lengths", [in_tokens, *twice], why, do)
 
 
 def idle_settings(given: SourcedValues, defaults: Values) -> list[str]:

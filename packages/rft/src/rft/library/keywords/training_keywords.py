@@ -221,6 +221,8 @@ class PretrainKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     depth: int
     train_tokens: int
     train_batch_tokens: int
+    lr_warmup_tokens: int
+    lr_decay_tokens: int
     z_loss_coef: float
 
 
