@@ -1,4 +1,4 @@
-"""R1 of sft, rm, dpo and pretrain: `kill -9` at random instants, and a restart by the same two commands, change no bit."""
+"""R1 of sft, rm, dpo and pretrain: `kill -9` at any instant and a restart by the same two commands change no bit."""
 
 from __future__ import annotations
 

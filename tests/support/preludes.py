@@ -379,7 +379,7 @@ def spoil_an_output(module: str, number: int, value: float) -> None:
             return (first, *output[1:]) if isinstance(output, tuple) else first
 
         _before_losses(training.updater, look)
-        chosen = [inner for name, inner in training.updater.model.named_modules() if name.endswith(module)]
+        chosen = [inner for name, inner in training.updater.model.model.named_modules() if name.endswith(module)]
         chosen[0].register_forward_hook(planted)
 
     for stage in STAGES:
@@ -416,6 +416,11 @@ def break_compilation(text: str) -> None:
         raise RuntimeError(text)
 
     compiled_blocks.BACKEND = backend  # type: ignore[assignment]
+
+
+def compile_with(name: str) -> None:
+    """Layers are compiled by this backend of torch, which needs no compiler of a machine's language."""
+    compiled_blocks.BACKEND = name
 
 
 def skew_routers(widest: float) -> None:
