@@ -84,15 +84,6 @@ def test_a_step_is_the_same_however_it_is_divided(
         assert row["eval/bits_per_byte"] == pytest.approx(other["eval/bits_per_byte"], rel=1e-4)
 
 
-def test_a_run_goes_on_on_another_number_of_ranks(server: ForkServer, text: Path, reference: Path, runs: Path) -> None:
-    ended = server.run(*words(text, runs / "run"), preludes=[("signal_at", ["pretrain.logged", 5, "SIGKILL"])])
-    assert ended.code == KILLED
-    server.must_finish("resume", str(runs / "run"), num_ranks=2)
-    expected, found = (read_rows(run / "metrics.jsonl") for run in (reference, runs / "run"))
-    assert [row["step"] for row in found] == [row["step"] for row in expected]
-    assert found[-1]["sft/loss"] == pytest.approx(expected[-1]["sft/loss"], rel=1e-4)
-
-
 def test_what_it_writes_is_trained_further(server: ForkServer, text: Path, reference: Path, runs: Path) -> None:
     model = final_checkpoint(reference) / "model"
     flags = (

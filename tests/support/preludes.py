@@ -6,6 +6,7 @@ Each takes JSON arguments. They hook into fault points, so that the run itself i
 from __future__ import annotations
 
 import errno
+import importlib
 import mmap
 import os
 import resource
@@ -22,8 +23,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from rft.pretraining import stage as pretrain
 from rft.stages import rl, sft
 from rft_core import fault_points
+from rft_models.layers import compiled_blocks
 from rft_models.tiny_models.text import build_character_model
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 from rft_trainer.runs.checkpointing import Saver
@@ -32,6 +35,7 @@ from support.rank_preludes import differ_at as differ_at
 from support.terminal_preludes import close_output as close_output
 
 PHASE_BYTES = 64
+STAGES = (rl, sft, pretrain)
 _hooks: list[Callable[[str], None]] = []
 
 
@@ -115,7 +119,7 @@ def record_phase(path: str) -> None:
 
     PhaseTimer.phase = phase  # pyright: ignore[reportAttributeAccessIssue]
     Saver.save = save
-    for stage in (rl, sft):
+    for stage in STAGES:
         _wrap_run(stage, lambda training: _say_end(training, say))
 
 
@@ -133,7 +137,7 @@ def _say_end(training: Any, say: Callable[[str], None]) -> None:
 
 def _wrap_run(stage: Any, found: Callable[[Any], None]) -> None:
     """Show `found` the loop as soon as it is built."""
-    name = "build_rl" if stage is rl else "build_sft"
+    name = {rl: "build_rl", sft: "build_sft", pretrain: "build_pretrain"}[stage]
     build = getattr(stage, name)
 
     def built(*arguments: Any, **named: Any) -> Any:
@@ -174,6 +178,10 @@ def signal_rank_at(rank: int, point: str, nth: int, name: str) -> None:
 
 def signal_in_phase(name: str, nth: int, signal_name: str) -> None:
     """Send this process a signal as it enters a phase of the timer for the nth time."""
+    _in_phase(name, nth, lambda: os.kill(os.getpid(), signal.Signals[signal_name]))
+
+
+def _in_phase(name: str, nth: int, action: Callable[[], object]) -> None:
     timed, passed = PhaseTimer.phase, Counter[str]()
 
     @contextmanager
@@ -181,10 +189,23 @@ def signal_in_phase(name: str, nth: int, signal_name: str) -> None:
         with timed(self, phase):
             passed[phase] += 1
             if phase == name and passed[phase] == nth:
-                os.kill(os.getpid(), signal.Signals[signal_name])
+                action()
             yield
 
     PhaseTimer.phase = phase  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def signal_in_micro_batch(nth: int, name: str) -> None:
+    """Send this process a signal before the nth forward pass of a training step, counted from the start of the run."""
+    passed = Counter[str]()
+
+    def before(batch: Any) -> None:
+        passed["forward"] += 1
+        if passed["forward"] == nth:
+            os.kill(os.getpid(), signal.Signals[name])
+
+    for stage in STAGES:
+        _wrap_run(stage, lambda training: _before_losses(training.updater, before))
 
 
 def refuse_at(point: str, nth: int, name: str) -> None:
@@ -209,6 +230,22 @@ def sleep_rank_at(rank: int, point: str, nth: int, seconds: float) -> None:
         _at(point, nth, lambda: time.sleep(seconds))
 
 
+def raise_rank_at(rank: int, point: str, nth: int, text: str) -> None:
+    """One of the ranks raises a ValueError at the nth pass of a point."""
+
+    def fail() -> None:
+        raise ValueError(text)
+
+    if os.environ["RANK"] == str(rank):
+        _at(point, nth, fail)
+
+
+def sleep_rank_in_phase(rank: int, name: str, nth: int, seconds: float) -> None:
+    """One of the ranks sleeps in a phase of the timer that it enters for the nth time."""
+    if os.environ["RANK"] == str(rank):
+        _in_phase(name, nth, lambda: time.sleep(seconds))
+
+
 def limit_file_size(num_bytes: int) -> None:
     """No file of this process grows beyond `num_bytes`: a write that would is refused with EFBIG."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -228,7 +265,8 @@ def spoil_a_weight(point: str, nth: int, name_part: str, value: float) -> None:
 
         _at(point, nth, spoil)
 
-    _wrap_run(rl, found)
+    for stage in STAGES:
+        _wrap_run(stage, found)
 
 
 def spoil_gradients(first: int, last: int, digests: str) -> None:
@@ -249,7 +287,8 @@ def spoil_gradients(first: int, last: int, digests: str) -> None:
 
         optimizer.step = spoiled
 
-    _wrap_run(rl, found)
+    for stage in STAGES:
+        _wrap_run(stage, found)
 
 
 def spoil_rows(part: str, numbers: list[int]) -> None:
@@ -257,8 +296,7 @@ def spoil_rows(part: str, numbers: list[int]) -> None:
 
     def found(training: Any) -> None:
         updater = training.updater if part == "policy" else training.critic.update
-        rows = training.samples if hasattr(training, "samples") else training.prompts
-        texts = [_characters(rows[number].token_ids) for number in numbers]
+        texts = [_characters(tokens) for number in numbers for tokens in _rows_of(training, number)]
         inner = updater._loss
 
         class Spoiled:
@@ -272,12 +310,12 @@ def spoil_rows(part: str, numbers: list[int]) -> None:
 
         updater._loss = Spoiled()
 
-    for stage in (rl, sft):
+    for stage in STAGES:
         _wrap_run(stage, found)
 
 
-def run_out_of_memory(rank: int, most_tokens: int) -> None:
-    """On one of the ranks no micro-batch of more tokens fits into memory."""
+def run_out_of_memory(rank: int, most_tokens: int, since: int = 1) -> None:
+    """On one of the ranks no micro-batch of more tokens fits into memory, from the update with this number on."""
     if os.environ["RANK"] != str(rank):
         return
 
@@ -290,14 +328,116 @@ def run_out_of_memory(rank: int, most_tokens: int) -> None:
                 return getattr(inner, name)
 
             def __call__(self, batch: Any, counts: Any, totals: Any) -> Any:
-                if len(batch.token_ids_T) > most_tokens:
+                if len(batch.token_ids_T) > most_tokens and training.progress.updates + 1 >= since:
                     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
                 return inner(batch, counts, totals)
 
         updater._loss = Limited()
 
-    for stage in (rl, sft):
+    for stage in STAGES:
         _wrap_run(stage, found)
+
+
+def _rows_of(training: Any, number: int) -> list[Sequence[int]]:
+    """Tokens of a row of the training data; of a window of texts, those of each document in it."""
+    if hasattr(training, "windows"):
+        return [piece.token_ids for piece in training.windows[number]]
+    rows = training.samples if hasattr(training, "samples") else training.prompts
+    return [rows[number].token_ids]
+
+
+def _before_losses(updater: Any, action: Callable[[Any], object]) -> None:
+    """Show every micro-batch to `action` before its loss is computed."""
+    inner = updater._loss
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
+
+        def __call__(self, batch: Any, counts: Any, totals: Any) -> Any:
+            action(batch)
+            return inner(batch, counts, totals)
+
+    updater._loss = Watched()
+
+
+def spoil_an_output(module: str, number: int, value: float) -> None:
+    """Plant a value in what a module of the policy returns, in every micro-batch with this row of the training data."""
+
+    def found(training: Any) -> None:
+        texts, held = [_characters(tokens) for tokens in _rows_of(training, number)], [False]
+
+        def look(batch: Any) -> None:
+            tokens = _characters(batch.token_ids_T.tolist())
+            held[0] = any(text in tokens for text in texts)
+
+        def planted(_: Any, __: Any, output: Any) -> Any:
+            first = output[0] if isinstance(output, tuple) else output
+            if held[0]:
+                first = first.clone()
+                first.view(-1)[0] = value
+            return (first, *output[1:]) if isinstance(output, tuple) else first
+
+        _before_losses(training.updater, look)
+        chosen = [inner for name, inner in training.updater.model.model.named_modules() if name.endswith(module)]
+        chosen[0].register_forward_hook(planted)
+
+    for stage in STAGES:
+        _wrap_run(stage, found)
+
+
+def spoil_rank_in_update(rank: int, number: int) -> None:
+    """On one of the ranks every loss of an update (from 1) is NaN, also where the step is taken again."""
+    if os.environ["RANK"] != str(rank):
+        return
+
+    def found(training: Any) -> None:
+        inner = training.updater._loss
+
+        class Spoiled:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(inner, name)
+
+            def __call__(self, batch: Any, counts: Any, totals: Any) -> Any:
+                output = inner(batch, counts, totals)
+                bad = training.progress.updates + 1 == number
+                return replace(output, loss=output.loss * float("nan")) if bad else output
+
+        training.updater._loss = Spoiled()
+
+    for stage in STAGES:
+        _wrap_run(stage, found)
+
+
+def break_compilation(text: str) -> None:
+    """No graph of a layer compiles here."""
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError(text)
+
+    compiled_blocks.BACKEND = backend  # type: ignore[assignment]
+
+
+def compile_with(name: str) -> None:
+    """Layers are compiled by this backend of torch, which needs no compiler of a machine's language."""
+    compiled_blocks.BACKEND = name
+
+
+def skew_routers(widest: float) -> None:
+    """Add fixed numbers from -widest to widest to the logits of every router of dots1, whatever its weights learn."""
+    module = importlib.import_module("transformers.models.dots1.modeling_dots1")
+    functional = module.F
+
+    class Skewed:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(functional, name)
+
+        def linear(self, states: Any, weight: Any, bias: Any = None) -> Any:
+            logits = functional.linear(states, weight, bias)
+            # the products of experts are of other types or shapes: a router's weight is [experts, width]
+            return logits + torch.linspace(-widest, widest, len(weight)) if weight.shape[0] < 16 else logits
+
+    module.F = Skewed()
 
 
 def _characters(tokens: Sequence[int]) -> str:

@@ -101,6 +101,27 @@ ptx_coef: 0.5
 pretrain_data: FOLDER/train.jsonl
 """
 """The same with demonstrations beside the rewards, whose epochs end within a batch."""
+PRETRAIN = """
+recipe: {command: pretrain}
+hidden_size: 16
+num_layers: 2
+num_heads: 2
+max_seq_len: 24
+tokenizer: char
+dropout: 0.1
+text_separator: "|"
+held_out_share: 0.2
+train_batch_size: 5
+micro_train_batch_size: 2
+max_epochs: 2
+learning_rate: 3.0e-3
+eval_steps: 4
+patience: 50
+save_steps: 3
+save_interval: 0
+max_ckpt_num: 2
+"""
+"""A new decoder with dropout, on windows with several documents and documents of several windows."""
 VARIANTS = {
     "rl": ("rl", RL),
     "kl_in_reward": ("rl", KL_IN_REWARD),
@@ -112,6 +133,7 @@ VARIANTS = {
     "dpo": ("dpo", DPO),
     "kto": ("dpo", KTO),
     "rm": ("rm", RM),
+    "pretrain": ("pretrain", PRETRAIN),
 }
 """Name -> (command, recipe)."""
 
@@ -151,6 +173,10 @@ class TinyTask:
         recipe = self.folder / f"{name}.yaml"
         latest = {line.split(":")[0]: line for line in text.strip().splitlines() if line}
         recipe.write_text("\n".join(latest.values()).replace("FOLDER", str(self.folder)) + "\n")
+        if command == "pretrain":
+            words = [command, "--config", str(recipe), "--save_path", str(run)]
+            words += ["--prompt_data", str(self.folder / "texts.txt"), "--data_store_path", str(self.folder / "tokens")]
+            return [*words, *more]
         words = [command, "--config", str(recipe), "--pretrain", str(model), "--save_path", str(run)]
         words += ["--prompt_data", str(self.folder / "train.jsonl"), "--eval_data", str(self.folder / "heldout.jsonl")]
         return [*words, *more]
@@ -164,6 +190,10 @@ def _row(a: int, b: int) -> dict[str, object]:
     return {"input": f"{a}+{b}=", **answers, "weight": 1 + a / 4}
 
 
+def _document(n: int) -> str:
+    return f"{n} and {n + 1} are {2 * n + 1}. " * (1 + 5 * (n % 3 == 0))
+
+
 def make_task(folder: Path, server: ForkServer) -> TinyTask:
     """Write the data, build the model, and warm it up by supervised training."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -172,6 +202,7 @@ def make_task(folder: Path, server: ForkServer) -> TinyTask:
     for name, chosen in (("heldout", pairs[:NUM_HELD_OUT]), ("train", pairs[NUM_HELD_OUT:])):
         rows = [_row(a, b) for a, b in chosen]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "texts.txt").write_text("|".join(map(_document, range(24))))
     task = TinyTask(folder)
     server.must_finish(*task.warm_up(), preludes=[("build_model", [str(folder / "untrained"), ALPHABET])])
     server.warm_up(task.model)

@@ -159,6 +159,8 @@ def test_a_run_does_everything_in_its_order_and_its_phase() -> None:
         "policy/loss": 1.5,
         "policy/gradient_norm": 2.0,
         "policy/learning_rate": 0.5,
+        "policy/updates": 1,
+        "policy/updates_refused": 0,
         "policy/micro_batches": 3,
         "data/samples": 3,
         "num_samples": 3,

@@ -10,6 +10,7 @@ import pytest
 
 from rft.identity import sorting
 from rft.settings import DpoSettings, PretrainSettings, RlSettings, RmSettings, SftSettings
+from rft_models.settings import DecoderSettings
 
 LISTS = {name: getattr(sorting, name) for name in ("DECIDES", "CONTENT", "FREE", "OF_ONE_START")}
 
@@ -50,3 +51,14 @@ def test_what_no_resume_can_change_decides_the_result() -> None:
     staleness = sorting.FIXED["max_staleness"]
     assert [staleness.differs(*pair) for pair in ((0, 2), (2, 0), (1, 2), (0, 0))] == [True, True, False, False]
     assert sorting.FIXED["seed"].differs(1, 2)
+
+
+def test_no_resume_of_a_pretraining_run_changes_its_decoder_and_other_commands_have_the_names_for_other_things() -> None:
+    decoder = {item.name for item in fields(DecoderSettings)} | {"tokenizer", "tokenizer_size"}
+    assert set(sorting.FIXED_OF["pretrain"]) == decoder
+    assert decoder <= sorting.DECIDES
+    assert sorting.fixed_setting("rl", "top_k") is None
+    found = sorting.fixed_setting("pretrain", "top_k")
+    assert found is not None
+    assert found.differs(2, 4)
+    assert not found.from_weights

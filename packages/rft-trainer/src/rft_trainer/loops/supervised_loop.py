@@ -20,7 +20,7 @@ from rft_trainer.metrics.phase_timer import Phase
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.runs.stop_signals import StopSignals
-from rft_trainer.update.optimizer_step import Updater, scale_metrics
+from rft_trainer.update.optimizer_step import Updater, update_metrics
 
 _AVERAGED = ("loss", "accuracy")
 """Of an evaluation under the moving averages."""
@@ -113,11 +113,8 @@ class SupervisedLoop(TrainingLoop[DataT]):
         return {
             **merged,
             **found,
-            "policy/gradient_norm": outcome.gradient_norm,
-            "policy/learning_rate": outcome.learning_rate,
-            "policy/micro_batches": outcome.num_micro_batches,
+            **update_metrics("policy", [outcome]),
             **self._counts(data, batch),
-            **scale_metrics("policy", [outcome]),
         }
 
     def _size(self, data: DataT) -> StepSize:

@@ -18,7 +18,7 @@ from rft.hub.hub_names import with_recorded_commits
 from rft.hub.run_settings import pinned
 from rft.identity.contents import SETTING_OF
 from rft.identity.record import plain, shown
-from rft.identity.sorting import CONTENT, FIXED, decides, is_recorded
+from rft.identity.sorting import CONTENT, decides, fixed_setting, is_recorded
 from rft.identity.storage import CONFIG, IDENTITY, StoredRecord, config_bytes, read_record
 from rft.resolved import Origin, Resolved
 from rft_core.errors import CheckpointError, OptionsError
@@ -208,7 +208,7 @@ def _refuse_fixed(resolved: Resolved[Any], recorded: StoredRecord, changed: list
     """Raise `OptionsError` for the first setting that no resume can change."""
     for name in changed:
         before, now = recorded.identity.settings[name].value, plain(resolved.values[name])
-        fixed = FIXED.get(name)
+        fixed = fixed_setting(resolved.command, name)
         if fixed is None or not fixed.differs(before, now):
             continue
         remedy = f"leave --{name} out" if given(resolved, name) else f"--{name} {shown(before)}"

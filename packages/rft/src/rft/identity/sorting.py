@@ -119,3 +119,20 @@ FIXED: Mapping[str, Fixed] = {
     "enable_ema": Fixed("the average begins with the first step of a run", _is_turned),
 }
 """Settings that no resume can change, by name."""
+
+_DECODER = Fixed("the weights and moments in the checkpoint are those of the decoder that it describes", from_weights=False)
+FIXED_OF: Mapping[str, Mapping[str, Fixed]] = {
+    "pretrain": dict.fromkeys(
+        _names("""
+            dropout family ffn_hidden_size hidden_size init_std max_seq_len num_experts num_heads num_kv_heads
+            num_layers shared_experts tie_embeddings tokenizer tokenizer_size top_k use_glu use_moe vocab_size
+        """),
+        _DECODER,
+    )
+}
+"""The same of one command alone, in which a name may mean another thing than elsewhere."""
+
+
+def fixed_setting(command: str, name: str) -> Fixed | None:
+    """Return why no resume of the command can change the setting; None where it may."""
+    return FIXED.get(name) or FIXED_OF.get(command, {}).get(name)
