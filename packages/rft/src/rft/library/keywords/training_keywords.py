@@ -222,6 +222,8 @@ class PretrainKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     train_tokens: int
     train_batch_tokens: int
     z_loss_coef: float
+    sample_texts: int
+    sample_tokens: int
 
 
 class DpoKeywords(PolicyKeywords, SupervisedKeywords, total=False):
