@@ -582,6 +582,8 @@ PRETRAIN = {name: row for name, row in SHARED.items() if name not in NOT_OF_TEXT
     "held_out_share": Row("--held_out_share 0.2", "plan", "--eval_data="),
     "data_store_path": Row(f"--data_store_path {BENCH}/other_tokens", "plan"),
     "data_store_workers": Row("--data_store_workers 3", "calls:text workers", f"--data_store_path {BENCH}/more_tokens"),
+    "sample_texts": Row("--sample_texts 1", "rollouts"),
+    "sample_tokens": Row("--sample_tokens 2", "rollouts"),
     "learning_rate": Row("--learning_rate 2e-2", "weights"),
     "train_tokens": Row("--train_tokens 50", "metrics:step"),
     "train_batch_tokens": Row("--train_batch_tokens 60", "refused:pretrain.two_batches"),

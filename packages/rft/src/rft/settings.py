@@ -62,6 +62,7 @@ from rft_trainer.settings.preference_training import (
 from rft_trainer.settings.pretraining import (
     PerplexityDataSettings,
     PretrainDataSettings,
+    PretrainEvaluationSettings,
     PretrainingSettings,
     PretrainTrainingSettings,
     TokenizerDataSettings,
@@ -141,7 +142,7 @@ class PretrainSettings:
     training: PretrainTrainingSettings = field(default_factory=PretrainTrainingSettings)
     optimizer: AdamSettings = field(default_factory=AdamSettings)
     strategy: StrategySettings = field(default_factory=StrategySettings)
-    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    evaluation: PretrainEvaluationSettings = field(default_factory=PretrainEvaluationSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     run: RunSettings = field(default_factory=RunSettings)
     launch: LaunchSettings = field(default_factory=LaunchSettings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -9,7 +10,7 @@ from typing import Any, cast
 from rich.text import Text
 
 from rft_cli.records.discovery import training_of, with_training
-from rft_trainer.runs.reader import RunFiles, as_object, read_run
+from rft_trainer.runs.reader import RunFiles, as_object, read_run, rows
 from rft_trainer.runs.verdict import evidence_of, verdict
 
 
@@ -42,11 +43,23 @@ def after_pretrain(directory: Path) -> list[tuple[str, str]]:
     """Return commands worth trying after pre-training."""
     from rft.run_lifecycle import final_model
 
-    model = final_model(directory)
+    model, run = shlex.quote(str(final_model(directory))), shlex.quote(str(directory))
+    read = read_run(directory)
+    # a text of the run has only characters that its tokenizer knows
+    kept = rows(read.rollout_files[-1]) if read.rollout_files else []
+    prompt = next((str(row["prompt"]) for row in kept if str(row.get("prompt", "")).isprintable()), "") or "your text"
+    measured = any("eval/loss" in row for row in read.evaluations)
     return [
-        (f"rft-train generate --pretrain {model} --prompt 'your text'", "see how it continues a text"),
-        (f"rft-train sft --pretrain {model} --prompt_data train.jsonl", "go on with demonstrations"),
-        (f"rft-train runs show {directory}", "curves, settings and files of this run"),
+        (f"rft-train generate --pretrain {model} --prompt {shlex.quote(prompt)}", "see how it continues a text"),
+        (
+            f"rft-train eval --perplexity {run}{'' if measured else ' --eval_data test.txt'}",
+            f"measure it on {'the same held-out text' if measured else 'a text that it has not seen'}",
+        ),
+        (
+            f"rft-train sft --pretrain {model} --prompt_data train.jsonl",
+            "go on with demonstrations: rows with the columns input and output",
+        ),
+        (f"rft-train runs show {run}", "curves, settings and files of this run"),
     ]
 
 

@@ -15,6 +15,7 @@ from rft.stages.evaluate import change_interval
 from rft_cli.diagnostics.console import SafeConsole
 from rft_cli.pages import samples_html
 from rft_cli.pages.advice import next_lines, verdict_lines
+from rft_cli.pages.pretraining.end_page import curve_lines, is_continued, text_table
 from rft_core.errors import StorageError
 from rft_trainer.runs.reader import UNSCORED_KIND, RunFiles, is_number, read_run, rows
 
@@ -46,6 +47,7 @@ def show(path: Path, summary: Mapping[str, Any], next_commands: Sequence[tuple[s
             console.print(
                 f"the weights are those of step {evaluations['after']['best_step']}, the lowest held-out loss"
             )
+    _show_texts(console, run)
     samples = _last_samples(run, 3)
     if samples:
         console.print(_samples(samples, run.rollout_files[-1].parent))
@@ -63,12 +65,25 @@ def show(path: Path, summary: Mapping[str, Any], next_commands: Sequence[tuple[s
         page = samples_html.write(path)
     except StorageError as error:  # the run has ended well; this page can be had again from its rows
         page = None
-        console.print(f"no page of sampled answers: {error.problem.what}", markup=False, soft_wrap=True)
+        console.print(f"no page of samples: {error.problem.what}", markup=False, soft_wrap=True)
     if page is not None:
-        console.print(f"sampled answers, for a browser: {page}", markup=False, soft_wrap=True)
+        what = "texts and loss" if run.verb == "pretrain" else "sampled answers"
+        console.print(f"{what}, for a browser: {page}", markup=False, soft_wrap=True)
     console.print()
     for line in next_lines(next_commands):
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _show_texts(console: SafeConsole, run: RunFiles) -> None:
+    """Print the loss of a pre-training run, and the texts that its model continued."""
+    if run.verb == "pretrain":
+        for line in curve_lines(run):
+            console.print(line, markup=False)
+    kept = rows(run.rollout_files[-1]) if run.rollout_files else []
+    if is_continued(kept):
+        step = int(run.rollout_files[-1].stem.removeprefix("step_"))
+        console.print(f"texts that the model of step {step} continued")  # no title, which a narrow table would break
+        console.print(text_table(kept))
 
 
 def _unscored(run: RunFiles) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rft_cli.pages.pretraining.end_page import curve_section, is_continued, text_section
 from rft_core.durable_files import replace_text
 from rft_trainer.data.image_headers import media_type
 from rft_trainer.runs.image_entries import entries_of, image_path
@@ -39,7 +40,8 @@ def write(run: Path) -> Path | None:
     Raises:
         StorageError: the disk refuses.
     """
-    files = read_run(run).rollout_files
+    read = read_run(run)
+    files = read.rollout_files
     count = min(len(files), _MOST_STEPS)
     # the last alone where there is one
     chosen = [files[-1 - round(i * (len(files) - 1) / max(count - 1, 1))] for i in range(count)]
@@ -48,7 +50,9 @@ def write(run: Path) -> Path | None:
     if not steps:
         return None
     file = run / SAMPLES_PAGE
-    replace_text(file, _page(run, steps))
+    # answers have rewards; texts that a model continued are shown with its loss
+    before = curve_section(read) if is_continued(steps[0][1]) else ""
+    replace_text(file, _page(run, steps, before))
     return file
 
 
@@ -69,17 +73,19 @@ def _measures(entry: Mapping[str, Any]) -> str:
     return f"({sides}, {entry['tokens']} tokens)" if entry.get("tokens") else f"({sides})"
 
 
-def _page(run: Path, steps: Sequence[tuple[Path, Sequence[Mapping[str, Any]]]]) -> str:
+def _page(run: Path, steps: Sequence[tuple[Path, Sequence[Mapping[str, Any]]]], before: str) -> str:
     name = html.escape(run.resolve().name)
     head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{name}: samples</title><style>{_STYLE}</style>"
     has_images = any(entries_of(row) for _, rows in steps for row in rows)
     shown: dict[str, str] = {}
     body = "\n".join(_step(file, rows, shown if has_images else None) for file, rows in steps)
-    return f"{head}\n<h1>{name}</h1>\n{body}\n</html>\n"
+    return f"{head}\n<h1>{name}</h1>\n{before}{body}\n</html>\n"
 
 
 def _step(file: Path, rows: Sequence[Mapping[str, Any]], shown: dict[str, str] | None) -> str:
     """Return the table of a step; `shown` are the images that the page holds so far, None where no prompt has any."""
+    if is_continued(rows):
+        return text_section(rows, _number(file))
     # rows of an older version have none
     more = ["advantage"] if any("advantage" in row for row in rows) else []
     titles = [*([] if shown is None else ["images"]), "prompt", "wanted", "answer", "reward", *more]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -16,6 +16,7 @@ from rft_trainer.loops.sft import mean_loss
 from rft_trainer.loops.supervised_loop import HeldOutResult, SupervisedLoop
 from rft_trainer.protocols import Collectives, Policy
 from rft_trainer.records.rollouts import TrainingSample
+from rft_trainer.runs.stop_signals import StopSignals
 
 POINT_LOGGED = declare("pretrain.logged", "the row of a step is written, its checkpoint is not")
 
@@ -55,6 +56,16 @@ class PretrainLoop(SupervisedLoop[Sequence[TrainingSample]]):
     """The ranks over which samples are sharded; None = `collectives`."""
     collective_forward: bool = False
     """Whether every forward is a collective operation, so that all ranks must run equally many."""
+    continue_texts: Callable[[int], None] | None = None
+    """Called once on the first rank, with the last step, when nothing is left to train and its checkpoint is there."""
+
+    def run(self, signals: StopSignals) -> None:
+        """Train until the epochs, `max_steps` or patience end; then let the model continue some texts."""
+        self.steps(signals)
+        if self.continue_texts is not None:
+            self.saver.wait()
+            if self.collectives.rank == 0:
+                self.continue_texts(self.progress.step)
 
     @property
     def logged_point(self) -> str:

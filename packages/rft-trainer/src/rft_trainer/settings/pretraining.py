@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rft_trainer.settings.evaluation import EvaluationSettings
 from rft_trainer.settings.sft import SequenceTrainingSettings
 
 
@@ -142,6 +143,18 @@ class PretrainTrainingSettings(SequenceTrainingSettings):
 
     z_loss_coef: float = field(default=0.0, metadata={"minimum": 0.0})
     """Weight of (log Z)^2 of each learned token in the loss, Z the sum of exp(logit); PaLM has 1e-4."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainEvaluationSettings(EvaluationSettings):
+    """The schedule of held-out evaluations, and the texts that the model continues at the end."""
+
+    sample_texts: int = field(default=3, metadata={"minimum": 0})
+    """Texts that the model continues at the end of the run, from the first tokens of held-out windows or, without any,
+    from nothing; shown at the end and in samples.html; 0 = none."""
+
+    sample_tokens: int = field(default=64, metadata={"minimum": 1})
+    """Most tokens that each of these texts is continued by (with `sample_texts`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from rft.build.lora import counting
 from rft.front_end import SILENT, FrontEnd
 from rft.identity.contents import rows_content, run_contents
 from rft.identity.record import Content
+from rft.pretraining.continued_texts import ContinuedTexts
 from rft.pretraining.new_decoder import with_decoder
 from rft.pretraining.rate_lengths import RateLengths, in_steps, rate_lengths
 from rft.resolved import Resolved
@@ -82,6 +83,7 @@ def build_pretrain(
     # the length in tokens, and a batch of tokens, are known now that the text is counted
     parts["max_steps"], parts["train_batch_size"] = data.num_steps, data.train_batch_size
     held_out = rows.held_out
+    texts = ContinuedTexts(settings, started, tokenizer, held_out)
     return PretrainLoop(
         **parts,
         windows=rows.training,
@@ -92,6 +94,7 @@ def build_pretrain(
         eval_max_sequences=chosen.micro_train_batch_size,
         eval_max_tokens=chosen.max_tokens_per_micro_batch,
         device=machine.device,
+        continue_texts=texts if settings.evaluation.sample_texts else None,
     )
 
 

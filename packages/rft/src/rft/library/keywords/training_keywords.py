@@ -224,6 +224,8 @@ class PretrainKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     lr_warmup_tokens: int
     lr_decay_tokens: int
     z_loss_coef: float
+    sample_texts: int
+    sample_tokens: int
 
 
 class DpoKeywords(PolicyKeywords, SupervisedKeywords, total=False):
