@@ -1,0 +1,233 @@
+"""Pre-training of this project beside plain torch and transformers' Trainer, on a CPU in float32: tokens a second.
+
+    uv sync --group bench
+    RFT_DATA_DIR=... python benchmarks/pretrain.py [--cases dense mixture] [--steps 10] [--rounds 5] [--threads 1]
+
+Every side trains one new model of a few million parameters (Qwen3; the mixture: Qwen3-MoE, 8 experts of which a token
+goes to 2) on the same windows of tinyshakespeare in the same order, a batch a step in one piece, without padding, with
+AdamW and clipping. `torch` is peers/small_qwen3.py, nanoGPT's way; `trainer` is transformers' Trainer with what it
+takes for itself (SDPA, fused AdamW, for the mixture grouped_mm), `trainer_eager` the same with the loop over the
+experts. The gate comes first: the loss of every step agrees to 1e-4 relative. Sides take turns; a figure is the median
+over rounds of the median step of a round, the first two steps left out, and a ratio the median of the rounds' ratios.
+See README.md. The last line is `worst_ratio=<x> against <side> at <case>`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results" / "pretrain.json"
+WARM_UP, WITHIN = 2, 1e-4
+RATE, BETAS, SEED = 1e-3, (0.9, 0.95), 42
+SHAPE: dict[str, Any] = {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2}
+CASES: dict[str, dict[str, Any]] = {"dense": {}, "mixture": {"use_moe": True, "num_experts": 8, "top_k": 2}}
+SIDES = {"dense": ("torch", "trainer"), "mixture": ("trainer", "trainer_eager")}
+Steps = tuple[list[float], list[float]]
+"""(loss, seconds) of every step."""
+
+
+def ours(model: Path, text: Path, steps: int, chosen: argparse.Namespace, folder: Path) -> Steps:
+    """Train with `rft.pretrain`; the seconds are those of whole steps, what writes their metrics included."""
+    import rft
+
+    run = rft.pretrain(
+        str(text),
+        model=str(model),
+        save_path=str(folder),
+        data_store_path=str(folder.parent / "tokens"),
+        max_len=chosen.context + 1,
+        max_steps=steps,
+        train_batch_size=chosen.batch,
+        micro_train_batch_size=chosen.batch,
+        learning_rate=RATE,
+        lr_schedule="constant",
+        lr_warmup_ratio=0.0,
+        adam_betas=BETAS,
+        seed=SEED,
+        device="cpu",
+        eval_steps=0,
+        save_interval=0,
+        panel=False,
+    )
+    rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    seconds = [row["time/step"] - row["time/eval"] - row["time/save"] for row in rows]
+    return [row["sft/loss"] for row in rows], seconds
+
+
+def trainer(model: Path, batches: list[Any], folder: Path, *, experts: str | None = None) -> Steps:
+    """Train with transformers' Trainer; the seconds run from the end of one step to that of the next."""
+    from torch.utils.data import SequentialSampler
+    from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+    losses: list[float] = []
+    ends: list[float] = []
+
+    class Watch(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            ends.append(time.perf_counter())
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            ends.append(time.perf_counter())
+
+        def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
+            if "loss" in logs:
+                losses.append(float(logs["loss"]))
+
+    class InOrder(Trainer):
+        def _get_train_sampler(self, *_: Any) -> SequentialSampler:
+            return SequentialSampler(self.train_dataset)
+
+    loaded = AutoModelForCausalLM.from_pretrained(model, **({"experts_implementation": experts} if experts else {}))
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        bf16=False,
+        max_steps=len(batches),
+        per_device_train_batch_size=len(batches[0]),
+        learning_rate=RATE,
+        lr_scheduler_type="constant",
+        warmup_steps=0,
+        weight_decay=0.0,
+        adam_beta1=BETAS[0],
+        adam_beta2=BETAS[1],
+        max_grad_norm=1.0,
+        gradient_checkpointing=False,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+    rows = [{"input_ids": ids, "labels": ids} for batch in batches for ids in batch]
+    InOrder(model=loaded, args=arguments, train_dataset=rows, callbacks=[Watch()]).train()  # type: ignore[arg-type]
+    return losses, [after - before for before, after in zip(ends, ends[1:], strict=False)]
+
+
+def plain(model: Path, batches: list[Any], folder: Path) -> Steps:
+    """Train in plain torch."""
+    from peers.small_qwen3 import train
+
+    del folder
+    losses, seconds = train(model, batches, RATE, BETAS)
+    return losses, seconds
+
+
+def new_model(case: str, text: Path, context: int, folder: Path) -> Path:
+    """A new decoder with a byte-pair tokenizer of the text, by a run whose step changes nothing that is kept."""
+    import rft
+
+    os.environ["RFT_CACHE"] = str(folder / "cache")
+    settings = SHAPE | CASES[case] | {"max_seq_len": context + 1, "max_len": context + 1, "tokenizer_size": 4096}
+    given = {"data_store_path": str(folder / "tokens"), "panel": False, "device": "cpu", "seed": SEED}
+    rft.pretrain(str(text), save_path=str(folder / "made"), max_steps=1, eval_steps=0, **settings, **given)
+    (found,) = (folder / "cache").rglob("model.safetensors")
+    return found.parent
+
+
+def windows(model: Path, text: Path, steps: int, chosen: argparse.Namespace, folder: Path) -> list[Any]:
+    """[B, T + 1] batches: the windows that ours reads, in its order."""
+    import torch
+
+    from rft_models.tokenization.tokenizer import load_tokenizer
+    from rft_trainer.data.token_shards.open import open_windows
+    from rft_trainer.settings.pretraining import PretrainDataSettings
+
+    data = PretrainDataSettings(prompt_data=str(text), data_store_path=str(folder / "tokens"))
+    rows = open_windows(data, load_tokenizer(model), window=chosen.context + 1, seed=SEED)
+    order = rows.order(0)
+    ids = [rows.training[order[place]][0].token_ids for place in range(steps * chosen.batch)]
+    return list(torch.tensor(ids).split(chosen.batch))
+
+
+def compare(case: str, text: Path, chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Pass the gate, then take turns; the medians of all sides, and their ratios to ours."""
+    folder.mkdir()
+    model = new_model(case, text, chosen.context, folder)
+    batches = windows(model, text, chosen.steps, chosen, folder)
+    peers: dict[str, Callable[[Path], Steps]] = {
+        "torch": partial(plain, model, batches),
+        "trainer": partial(trainer, model, batches),
+        "trainer_eager": partial(trainer, model, batches, experts="eager"),
+    }
+    sides: dict[str, Callable[[Path], Steps]] = {
+        "ours": partial(ours, model, text, chosen.steps, chosen),
+        **{name: peers[name] for name in SIDES[case]},
+    }
+    rounds: dict[str, list[float]] = {name: [] for name in sides}
+    apart: dict[str, float] = {}
+    for turn in range(chosen.rounds):
+        losses = {}
+        # every other round backwards, so that what a side leaves behind is not always the same side's to bear
+        for name in list(sides)[:: 1 if turn % 2 == 0 else -1]:
+            losses[name], taken = sides[name](folder / f"{name}_{turn}")
+            rounds[name].append(statistics.median(taken[WARM_UP:]))
+        if turn == 0:
+            apart = {name: difference(losses["ours"], losses[name]) for name in SIDES[case]}
+            if max(apart.values()) > WITHIN:
+                sys.exit(f"gate of {case}: {losses}")
+        print(case, turn, {name: round(taken[-1], 4) for name, taken in rounds.items()}, flush=True)
+    tokens = chosen.batch * chosen.context
+    found: dict[str, Any] = {"ours": {"tokens_per_second": tokens / statistics.median(rounds["ours"])}}
+    for name in SIDES[case]:
+        ratios = [theirs / mine for mine, theirs in zip(rounds["ours"], rounds[name], strict=True)]
+        found[name] = {
+            "tokens_per_second": tokens / statistics.median(rounds[name]),
+            "ratio": statistics.median(ratios),
+            "ratios": ratios,
+            "largest_difference": apart[name],
+        }
+    return found
+
+
+def difference(losses: list[float], others: list[float]) -> float:
+    """Largest relative difference of the steps' losses."""
+    return max(abs(one - other) / abs(other) for one, other in zip(losses, others, strict=True))
+
+
+def main(argv: list[str]) -> int:
+    """Print the table and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    for name, value in {"steps": 10, "rounds": 5, "threads": 1, "context": 256, "batch": 8}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    chosen = parser.parse_args(argv)
+    os.environ |= {"OMP_NUM_THREADS": str(chosen.threads), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    import torch
+
+    torch.set_num_threads(chosen.threads)
+    text = Path(os.environ.get("RFT_DATA_DIR", "")) / "tinyshakespeare" / "input.txt"
+    if not text.is_file():
+        sys.exit(f"{text} is not there: RFT_DATA_DIR names the directory that holds tinyshakespeare/input.txt")
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for case in chosen.cases:
+            found[case] = compare(case, text, chosen, Path(folder) / case)
+            print(f"{case:<8} ours {found[case]['ours']['tokens_per_second']:,.0f} tokens/s")
+            for name in SIDES[case]:
+                row = found[case][name]
+                print(
+                    f"{'':<8} {name} {row['tokens_per_second']:,.0f} tokens/s, ratio {row['ratio']:.2f} "
+                    f"({min(row['ratios']):.2f} to {max(row['ratios']):.2f}), losses {row['largest_difference']:.1e}"
+                )
+    packages = {name: version(name) for name in ("transformers", "torch", "rft")}
+    arguments = {name: str(value) if name == "output" else value for name, value in vars(chosen).items()}
+    arguments.pop("output")
+    chosen.output.write_text(json.dumps({"packages": packages, "arguments": arguments, "cases": found}, indent=1) + "\n")
+    ratio, side, case = min((found[case][side]["ratio"], side, case) for case in found for side in SIDES[case])
+    print(f"worst_ratio={ratio:.2f} against {side} at {case}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
