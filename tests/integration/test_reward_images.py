@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from support.compare import differences, final_checkpoint, read_rows
+from safetensors.torch import load_file
+from support.compare import differences, differing_tensors, final_checkpoint, read_rows
 from support.references import KILLED
 from support.runs import ForkServer
 from support.vision_task import VisionTask, make_vision_task
@@ -56,6 +57,62 @@ def test_a_killed_run_goes_on_to_the_bit_and_its_model_scores_what_a_policy_sees
     reward = ["--reward_pretrain", str(model), "--save_path", str(runs / "rl")]
     server.must_finish("rl", *given[:at], *given[at + 2 :], *reward)
     assert {row["status"] for row in read_rows(runs / "rl" / "rollouts" / "step_000001.jsonl")} == {"ok"}
+
+
+STRATEGIES = {"replicas": (), "fsdp": ("--fsdp",)}
+
+
+def assert_same_steps(run: Path, expected: Path) -> None:
+    for file in ("metrics.jsonl", "evals.jsonl"):
+        rows, others = read_rows(run / file), read_rows(expected / file)
+        assert len(rows) == len(others) > 0
+        for row, other in zip(rows, others, strict=True):
+            for name in ("rm/loss", "rm/chosen", "rm/rejected", "policy/gradient_norm", "eval/loss", "eval/margin"):
+                assert (name in row) == (name in other), name
+                assert row.get(name, 0.0) == pytest.approx(other.get(name, 0.0), rel=1e-4, abs=1e-6), name
+
+
+def assert_same_to_the_bit(run: Path, expected: Path) -> None:
+    files, others = (
+        {str(f.relative_to(at)): f for f in at.rglob("*.safetensors")} for at in map(final_checkpoint, (run, expected))
+    )
+    assert files.keys() == others.keys()
+    assert [name for name in files if differing_tensors(load_file(files[name]), load_file(others[name]))] == []
+    for file in ("metrics.jsonl", "evals.jsonl"):
+        assert read_rows(run / file) == read_rows(expected / file)
+
+
+@pytest.mark.parametrize(("adapted", "killed"), [(False, "fsdp"), (True, "replicas")], ids=["all weights", "adapters"])
+def test_ranks_take_the_steps_of_one_and_go_on_to_the_bit(
+    server: ForkServer, images: VisionTask, runs: Path, adapted: bool, killed: str
+) -> None:
+    # rows with and without images, so that a rank may have none
+    more = ("--prompt_data", str(images.mixed), "--mixed_mm_data", "--learning_rate", "1e-2", "--max_ckpt_num", "9")
+    # of the decoder and of the tower
+    more = (*more, "--lora_rank", "2", "--target_modules", "q_proj,v_proj,attn.qkv") if adapted else more
+    kill = [("signal_at", ["rm.logged", 2, "SIGKILL"])]
+    server.must_finish(*words(images, runs / "one", *more))
+    for name, flags in STRATEGIES.items():
+        server.must_finish(*words(images, runs / name, *more, *flags), num_ranks=2)
+        assert_same_steps(runs / name, runs / "one")
+    given = words(images, runs / "again", *more, *STRATEGIES[killed])
+    assert server.run(*given, preludes=kill, num_ranks=2).code != 0
+    server.must_finish("resume", str(runs / "again"), num_ranks=2)
+    assert_same_to_the_bit(runs / "again", runs / killed)
+    if adapted:
+        assert server.run(*words(images, runs / "alone", *more), preludes=kill).code == KILLED
+        server.must_finish("resume", str(runs / "alone"))
+        assert differences(runs / "one", runs / "alone") == []
+        moved = moved_tensors(runs / "one") - {"score.weight"}
+        assert {"visual" in name for name in moved} == {False, True}
+        assert all(name.endswith(("q_proj.weight", "v_proj.weight", "attn.qkv.weight")) for name in moved)
+
+
+def moved_tensors(run: Path) -> set[str]:
+    """Names of the weights that training changed."""
+    file = "model/model.safetensors"
+    before, after = (load_file(at / file) for at in (run / "checkpoints" / "step_000000", final_checkpoint(run)))
+    return set(differing_tensors(before, after))
 
 
 def test_an_image_that_is_missing_is_named_by_its_row_and_field(

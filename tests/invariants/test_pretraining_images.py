@@ -37,7 +37,16 @@ def demonstrations(images: VisionTask) -> Path:
 
 
 def words(images: VisionTask, data: Path, run: Path, *more: object) -> list[str]:
-    term = ("--pretrain_data", data, "--ptx_coef", "0.5", "--max_tokens_per_micro_batch", "64", "--adam_epsilon", "1e-3")
+    term = (
+        "--pretrain_data",
+        data,
+        "--ptx_coef",
+        "0.5",
+        "--max_tokens_per_micro_batch",
+        "64",
+        "--adam_epsilon",
+        "1e-3",
+    )
     return ["rl", *images.rl_words(*term, "--save_path", run, "--save_steps", 1, *more)]
 
 

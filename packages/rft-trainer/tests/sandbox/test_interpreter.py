@@ -67,6 +67,51 @@ def test_the_copy_holds_interpreter_library_and_shared_libraries_and_no_package(
     assert interpreter.caged_python() is python
 
 
+HOLDER = """
+import sys, tempfile, time
+tempfile.tempdir = sys.argv[1]
+from rft_trainer.sandbox import interpreter
+print(interpreter._locked_directory(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_copy_is_removed_once_its_process_was_killed_and_not_before(tmp_path: Path) -> None:
+    others = tmp_path / "rft-cage-locked-target"
+    (tmp_path / "kept").mkdir()
+    others.symlink_to(tmp_path / "kept")
+    (tmp_path / "rft-cage-old").mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        copy = Path(holder.stdout.readline().strip())
+        (copy / "bin").mkdir()
+        (copy / "bin" / "python3").write_text("")
+        interpreter.remove_stale_copies(tmp_path)
+        assert (copy / "bin" / "python3").is_file(), "its process is there"
+        holder.kill()
+        holder.wait()
+        interpreter.remove_stale_copies(tmp_path)
+    assert not copy.exists()
+    # a link, and the folder of an older version, whose process holds no lock
+    assert {path.name for path in tmp_path.iterdir()} == {others.name, "kept", "rft-cage-old"}
+
+
+def test_a_start_removes_stale_copies_and_keeps_those_of_other_users(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = library.parent / "copies"
+    (copies / "rft-cage-locked-stale" / "bin").mkdir(parents=True)
+    user = interpreter.os.getuid()
+    with monkeypatch.context() as patch:
+        patch.setattr(interpreter.os, "getuid", lambda: user + 1)
+        interpreter.remove_stale_copies(copies)
+    assert (copies / "rft-cage-locked-stale").is_dir()
+    python = interpreter.caged_python()
+    assert list(copies.iterdir()) == [python.directory]
+
+
 def test_an_interpreter_without_a_loader_is_refused(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="not a dynamic executable"))
     with pytest.raises(PreflightError, match="names no dynamic loader"):

@@ -52,14 +52,19 @@ class AttentionPooling(nn.Module):
 
 
 class ScoreHead(nn.Module):
-    """Pooled states to one number a head. Tensors: `score.weight` [K, D], and those of the pooling if it has any."""
+    """Pooled states to one number a head. Tensors: `score.weight` [K, D], and those of the pooling if it has any.
 
-    def __init__(self, spec: RewardSpec, weight_KD: Tensor, *, seed: int = 0) -> None:
+    A head that was read from a token classifier has `score.bias` [K] too.
+    """
+
+    def __init__(self, spec: RewardSpec, weight_KD: Tensor, *, bias_K: Tensor | None = None, seed: int = 0) -> None:
         super().__init__()
         self.spec = spec
         # without memory: values of its own would be drawn from torch's generator and replaced in the next line
         self.score = nn.Linear(weight_KD.shape[1], weight_KD.shape[0], bias=False, device="meta")
         self.score.weight = nn.Parameter(weight_KD)
+        if bias_K is not None:
+            self.score.bias = nn.Parameter(bias_K)
         learned = spec.pooling == "attention"
         self.pooling = AttentionPooling(weight_KD.shape[1], spec.attention_heads, seed=seed) if learned else None
         self.log_scale = nn.Parameter(torch.tensor(_FIRST_SCALE)) if spec.scale_for_train else None

@@ -32,7 +32,8 @@ from rft_models.loading.transformers_loading import (
 )
 from rft_models.reward_model.head import ScoreHead, new_head
 from rft_models.reward_model.model import RewardModel
-from rft_models.reward_model.spec import RECORD, RewardSpec, spec_of_classifier, stored_spec
+from rft_models.reward_model.spec import RECORD, RewardSpec, TokenClassifierSteps, spec_of_classifier, stored_spec
+from rft_models.reward_model.token_classifier import is_token_classifier, token_classifier_head, token_classifier_spec
 from rft_models.reward_model.truncated_decoder import truncate_decoder
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_models.vision.processor import load_processor
@@ -47,7 +48,9 @@ def load_reward_model(
     flash_attn: bool = False,
     gradient_checkpointing: Checkpointing | bool | None = None,
 ) -> RewardModel:
-    """Load the reward model in a directory: one that was written here, or a sequence classifier of transformers.
+    """Load the reward model in a directory: one that was written here, or a classifier of transformers.
+
+    A sequence classifier scores whole responses, a token classifier with two labels their steps.
 
     Of a vision-language architecture it is a model with a tensor "score.weight", as such classifiers name it.
 
@@ -133,12 +136,16 @@ def make_reward_model(
 def spec_in_files(path: Path, config: dict[str, Any]) -> RewardSpec:
     """Read the spec of the head in a checked directory; needs no transformers where the spec was written here.
 
+    A token classifier of two labels is a step reward model.
+
     Raises:
         DataError: there is no head for scores.
     """
     stored = stored_spec(config, path)
     if stored is not None:
         return stored
+    if is_token_classifier(config):
+        return token_classifier_spec(path, config)
     weight_KD = stored_tensor(path, f"{HEAD}.weight")
     if weight_KD is None or weight_KD.dim() != 2:
         raise DataError(
@@ -169,7 +176,7 @@ def weighted_head(path: Path, config: dict[str, Any]) -> Tensor | None:
 
 
 def _decoder(path: Path, config: dict[str, Any], dtype: torch.dtype, device: torch.device | str) -> Any:
-    bare = has_no_token_head(config) or is_vision(config.get("model_type", ""))
+    bare = has_no_token_head(config) or is_token_classifier(config) or is_vision(config.get("model_type", ""))
     refuse_other_kinds(path, {**config, "architectures": []} if bare else config, takes_images=True)
     with no_load_report():
         model = load_model(path, dtype, native_attention(config), auto_class="AutoModel")
@@ -182,6 +189,8 @@ def read_head(path: Path, spec: RewardSpec) -> ScoreHead:
     Raises:
         DataError: a tensor is not there, or there are others than one row a head.
     """
+    if isinstance(spec.steps, TokenClassifierSteps):
+        return token_classifier_head(path, spec)
     weight_KD = _required(path, f"{spec.tensor_prefix}{HEAD}.weight")
     if weight_KD.shape[0] != len(spec.heads):
         raise DataError(

@@ -45,6 +45,14 @@ class StepSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenClassifierSteps(StepSpec):
+    """Steps as TRL's PRMTrainer encodes them: prompts without a chat template, behind the begin token if there is one.
+
+    Of models that are scored with alone: none is written here.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RewardSpec:
     """Specification of the layer that is read, the pooling of a text's states, and the heads on it.
 

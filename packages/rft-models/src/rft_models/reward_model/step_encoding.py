@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rft_core.errors import DataError
-from rft_models.reward_model.spec import StepSpec
+from rft_models.reward_model.spec import StepSpec, TokenClassifierSteps
 from rft_models.reward_model.text import Messages
 from rft_models.tokenization.tokenizer import HfTokenizer
 
@@ -47,7 +47,8 @@ class StepTextEncoder:
     """Encoder of prompts with steps with a reward model's own tokenizer and chat template.
 
     Where the tokenizer has a template, the prompt is a conversation and the steps are the assistant's next turn;
-    elsewhere the prompt is a text. Each step has its separator behind it, and nothing stands behind the last one.
+    elsewhere, and for a token classifier, the prompt is a text. Each step has its separator behind it, and nothing
+    stands behind the last one.
     """
 
     def __init__(self, tokenizer: HfTokenizer, steps: StepSpec) -> None:
@@ -59,6 +60,7 @@ class StepTextEncoder:
         self.tokenizer = tokenizer
         self.separator = steps.separator
         self._separator_ids = _separator_ids(tokenizer, steps.separator)
+        self._is_plain = isinstance(steps, TokenClassifierSteps)
 
     def encode(self, prompt: str, messages: Messages, steps: Sequence[str]) -> StepText:
         """Encode a prompt and its steps, whose texts hold no separator.
@@ -80,12 +82,21 @@ class StepTextEncoder:
         return StepText(tuple(ids), prompt_length, tuple(ends))
 
     def _prompt(self, prompt: str, messages: Messages) -> list[int]:
+        if self._is_plain:
+            return self._plain_prompt(prompt, messages)
         if self.tokenizer.has_chat_template:
             turns = list(messages) or [{"role": "user", "content": prompt}]
             return self.tokenizer.encode(self.tokenizer.render_chat(turns, add_generation_prompt=True))
         ids = self.tokenizer.encode(prompt, add_special_tokens=True)
         # some tokenizers end every text; here the steps are still to come
         return ids[:-1] if ids and ids[-1] in self.tokenizer.eos_ids else ids
+
+    def _plain_prompt(self, prompt: str, messages: Messages) -> list[int]:
+        """Encode a prompt as TRL does: its text alone, behind the begin token where the tokenizer has one."""
+        # what was asked, without the template in which a policy saw it
+        text = "\n".join(str(turn.get("content", "")) for turn in messages) if messages else prompt
+        begin = self.tokenizer.hf_tokenizer.bos_token_id
+        return [*([] if begin is None else [int(begin)]), *self.tokenizer.encode(text)]
 
 
 def _separator_ids(tokenizer: HfTokenizer, separator: str) -> list[int]:

@@ -7,6 +7,7 @@ interpreter often lies, and a user without rights can read it, which root's cage
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,6 +27,8 @@ _NOT_NEEDED = (
     *("config-*", "distutils", "pydoc_data", "unittest", "_tkinter*", "_test*", "*.opt-?.pyc"),
 )
 """Not copied: packages, tests, windows, and what builds or installs something."""
+_PREFIX = "rft-cage-locked-"
+"""Of copies whose process holds a lock on their folder. Copies without one, of older versions, are left alone."""
 _LIBRARY = re.compile(r"(\S+) => (/\S+) \(0x")
 _LOADER = re.compile(r"^\s*(/\S+) \(0x", re.MULTILINE)
 
@@ -43,10 +47,13 @@ class CagedPython:
 def caged_python() -> CagedPython:
     """Copy the interpreter, once a process; the copy is removed when the process ends.
 
+    Copies of processes that were killed are removed first.
+
     Raises:
         PreflightError: the libraries of this interpreter cannot be listed.
     """
-    directory = Path(tempfile.mkdtemp(prefix="rft-cage-"))
+    remove_stale_copies(Path(tempfile.gettempdir()))
+    directory = _locked_directory()
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     standard_library = directory / sys.platlibdir / version
@@ -62,6 +69,35 @@ def caged_python() -> CagedPython:
             path = Path(folder, name)
             path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
     return CagedPython(directory, loader)
+
+
+def remove_stale_copies(folder: Path) -> None:
+    """Remove the copies in a folder that belong to this user and to no living process.
+
+    A process holds a lock on its copy's folder, which ends with the process however it ends, in whatever container it
+    runs. Several processes may call this at once: one of them gets the lock of a stale copy and removes it.
+    """
+    for directory in folder.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # another process was faster, or it is no folder
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(descriptor).st_uid == os.getuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    # a removal that is interrupted leaves a folder that nobody holds, for the next start
+                    shutil.rmtree(directory, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _locked_directory() -> Path:
+    """Make the folder of this process's copy, with a lock on it that is held until the process has ended."""
+    made = Path(tempfile.mkdtemp(prefix=".rft-cage-"))
+    # never closed: closing gives the lock back; programs that this process starts do not inherit it
+    descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+    with suppress(OSError):  # a file system without locks, where nothing is found stale either
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    # it gets the name under which others look for stale copies only now that it is locked
+    return made.rename(made.with_name(_PREFIX + made.name.removeprefix(".rft-cage-")))
 
 
 def _copy_libraries(files: list[Path], into: Path) -> str:

@@ -24,7 +24,7 @@ from rft.run_lifecycle import RunStart, TrainedRun
 from rft.settings import DpoSettings
 from rft.stages.preference_data import PreferenceData, preference_data
 from rft.stages.supervised.parts import RowOrder, policy_state
-from rft.stages.supervised.row_training import ReadRun, train_on_rows
+from rft.stages.supervised.row_training import ReadRun, held_out_records, train_on_rows
 from rft_algos.algorithms.preference import PreferenceLoss, weighted_losses
 from rft_models.loading.context_length import model_facts
 from rft_models.lora.adapters import BaseModelView
@@ -174,7 +174,7 @@ def dpo_contents(resolved: Resolved[DpoSettings], data: PreferenceData) -> dict[
     chosen, training = resolved.settings.data, data.training
     rows = rows_content(data.data_hash, training.num_rows, chosen.prompt_data)
     samples: Sequence[TrainingSample] = data.held_out.samples if data.held_out else []
-    held_out = records_content(([sample.sample_id, *sample.token_ids] for sample in samples), chosen.eval_data)
+    held_out = records_content(held_out_records(samples), chosen.eval_data)
     return run_contents(resolved, rows, held_out)
 
 

@@ -18,7 +18,7 @@ from rft_models.loading.sequence_classifiers import HEAD
 from rft_models.policy.load_for_training import checkpointing_of
 from rft_models.reward_model.loading import load_reward_model, new_reward_model, read_head, spec_in_files
 from rft_models.reward_model.model import RewardModel
-from rft_models.reward_model.spec import RewardSpec, StepSpec, stored_spec
+from rft_models.reward_model.spec import RewardSpec, StepSpec, TokenClassifierSteps, stored_spec
 from rft_models.reward_model.truncated_decoder import truncate_decoder
 from rft_models.settings import RewardHeadSettings, TrainedWeightsSettings
 
@@ -47,7 +47,7 @@ def trained_spec(pretrain: str | Path, settings: RewardHeadSettings, *, steps: b
 
     Raises:
         OptionsError: settings of the head that are not those of the reward model which is trained on; one of steps
-            trained on pairs, or the other way round.
+            trained on pairs, or the other way round; a token classifier.
         DataError: the directory is none of a model, or its head is damaged.
     """
     asked = head_spec(settings, steps=steps)
@@ -55,6 +55,14 @@ def trained_spec(pretrain: str | Path, settings: RewardHeadSettings, *, steps: b
         return asked
     path, config = checked_model_directory(pretrain)
     found = spec_in_files(path, config)
+    if isinstance(found.steps, TokenClassifierSteps):
+        raise OptionsError(
+            code="rm.token_classifier",
+            what=f"{pretrain} is a token classifier with two labels",
+            where="--pretrain",
+            why="it is read to score with; training would go on with another head than it has",
+            do="--pretrain LANGUAGE_MODEL, or give it to rm-test --model or to rl --reward_pretrain",
+        )
     if (found.steps is not None) != steps:
         has, asks = ("whole responses", "steps") if steps else ("steps of responses", "pairs")
         raise OptionsError(

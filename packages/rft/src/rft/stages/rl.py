@@ -28,6 +28,7 @@ from rft.run_lifecycle import RunStart, TrainedRun, compared_facts, execute, sta
 from rft.settings import RlSettings
 from rft.stages.rl_loop import build_rl
 from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_trainer.data.media_cache import image_digests
 from rft_trainer.loops.rl import RlLoop
 from rft_trainer.records.scores import Reward
 from rft_trainer.runs.rollback import Rollback
@@ -45,6 +46,8 @@ def rl_contents(
         (
             # columns in the order of their names, which says nothing
             [p.prompt_id, p.text, p.label, *([json.dumps(p.columns, sort_keys=True)] if p.columns else [])]
+            # a list of its own, so that it is no column; only where there are images
+            + ([digests] if (digests := image_digests(p.media)) else [])
             for p in data.held_out
         ),
         chosen.eval_data,

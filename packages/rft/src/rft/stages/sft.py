@@ -35,7 +35,7 @@ from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun
 from rft.settings import PretrainSettings, SftSettings
 from rft.stages.supervised.parts import RowOrder, policy_state
-from rft.stages.supervised.row_training import ReadRun, train_on_rows
+from rft.stages.supervised.row_training import ReadRun, held_out_records, train_on_rows
 from rft.tokenizing.demonstrations import WEIGHTLESS, StoredText
 from rft.tokenizing.kinds import StoredRowsText
 from rft.tokenizing.row_store import StoredRows, open_store, stored_sources, wants_store
@@ -281,7 +281,7 @@ def sft_contents(resolved: Resolved[SftSettings], data: SftData) -> dict[str, Co
     """Return what the rows, files and code of a run hold."""
     chosen = resolved.settings.data
     rows = rows_content(data.data_hash, len(data.samples), chosen.prompt_data)
-    held_out = records_content(([sample.sample_id, *sample.token_ids] for sample in data.held_out), chosen.eval_data)
+    held_out = records_content(held_out_records(data.held_out), chosen.eval_data)
     return run_contents(resolved, rows, held_out)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +17,8 @@ from rft.process.rollbacks import with_rollbacks
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun, Training, compared_facts, execute, start
 from rft.stages.supervised.parts import SupervisedSettings
+from rft_trainer.data.media_cache import image_digests
+from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.runs.rollback import Rollback
 from rft_trainer.runs.stop_signals import StopSignals
 
@@ -34,6 +36,12 @@ class ReadRun:
     """What the rows, files and code of the run hold."""
     build: Callable[[RunStart], Training]
     """Builds the loop, ready to begin; where the run continues from a checkpoint, exactly in that state."""
+
+
+def held_out_records(samples: Iterable[TrainingSample]) -> Iterable[list[object]]:
+    """Yield held-out samples as JSON values: name, tokens, and the digest of each image."""
+    for sample in samples:
+        yield [sample.sample_id, *sample.token_ids, *image_digests(sample.media)]
 
 
 def train_on_rows(
