@@ -55,7 +55,7 @@ def test_a_run_without_a_step_at_its_peak_is_refused(given: tuple[int, int], rem
     assert caught.value.problem.code == "pretrain.rate_length"
     assert caught.value.problem.do == remedy
     longest = int(remedy.split()[1])
-    lengths(**{side: longest for side, tokens in zip(("warmup", "decay"), given, strict=True) if tokens})
+    lengths(warmup=longest if given[0] else 0, decay=longest if given[1] else 0)
 
 
 def test_a_run_of_one_step_has_no_room_for_a_rise() -> None:
