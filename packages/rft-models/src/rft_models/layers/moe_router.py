@@ -183,18 +183,23 @@ def load_balancing_loss(
     chosen = counts_E.sum().clamp(min=1.0)
     frequencies_E = router.num_choices * counts_E / chosen
     # f and R are constants of the step: autograd is left with one product a layer
-    weights_E = (router.num_experts * router.num_choices / chosen * frequencies_E).float()
+    weights_E = router.num_experts * router.num_choices / chosen * frequencies_E
     share, max_logit = (torch.zeros((), device=rows_R.device) for _ in range(2))
     log_normalisers: list[Tensor] = []
     for layer_KE in logits:
-        share = share + _probabilities(layer_KE.float(), router).index_select(0, rows_R).sum(0) @ weights_E
-        rows_RE = layer_KE.index_select(0, rows_R).float()
+        sums_E = _probabilities(_at_least_float32(layer_KE), router).index_select(0, rows_R).sum(0)
+        share = share + sums_E @ weights_E.to(sums_E.dtype)
+        rows_RE = _at_least_float32(layer_KE.index_select(0, rows_R))
         log_normalisers.append(rows_RE.logsumexp(-1))
         if rows_R.numel():
-            max_logit = torch.maximum(max_logit, rows_RE.detach().abs().amax())
+            max_logit = torch.maximum(max_logit, rows_RE.detach().abs().amax().float())
     return AuxLossShare(
         share, counts_E.max() * router.num_experts / chosen, torch.stack(log_normalisers), loads_LE, max_logit
     )
+
+
+def _at_least_float32(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _probabilities(logits_KE: Tensor, router: Router) -> Tensor:
