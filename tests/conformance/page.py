@@ -16,6 +16,7 @@ TITLES = {
     "aggregation": "Aggregation",
     "value": "Critics",
     "preference": "Preferences",
+    "router": "Routers of mixtures of experts",
     "shaping": "Shaping of rewards",
 }
 HEAD = """# Conformance

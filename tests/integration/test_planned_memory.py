@@ -38,6 +38,8 @@ SHAPES: list[tuple[str, int, dict[str, Any], str]] = [
     ("rm", 96, SQUARE, "--micro_train_batch_size 2"),
     ("rm", 128, WIDE, "--micro_train_batch_size 1 --gradient_checkpointing true"),
     ("rm", 64, DEEP, "--micro_train_batch_size 4"),
+    ("sft", 96, WIDE, "--micro_train_batch_size 1 --optimizer muon"),
+    ("sft", 96, WIDE, "--micro_train_batch_size 2 --amp true --amp_dtype bf16"),
 ]
 """Stage, tokens of a sample, widths, settings."""
 

@@ -84,6 +84,22 @@ def test_a_step_is_the_same_however_it_is_divided(
         assert row["eval/bits_per_byte"] == pytest.approx(other["eval/bits_per_byte"], rel=1e-4)
 
 
+def test_muon_on_blocks_takes_the_steps_of_replicas_and_goes_on_to_the_bit(
+    server: ForkServer, text: Path, runs: Path
+) -> None:
+    muon = ("--optimizer", "muon", "--max_epochs", "1")
+    server.must_finish(*words(text, runs / "replicas", *muon), num_ranks=2)
+    server.must_finish(*words(text, runs / "one", *muon, "--fsdp"), num_ranks=2)
+    expected, found = (read_rows(runs / name / "metrics.jsonl") for name in ("replicas", "one"))
+    assert [row["sft/loss"] for row in found] == pytest.approx([row["sft/loss"] for row in expected], rel=1e-4)
+    step = len(found) - 2
+    preludes = [("signal_at", ["pretrain.logged", step, "SIGKILL"])]
+    ended = server.run(*words(text, runs / "run", *muon, "--fsdp"), preludes=preludes, num_ranks=2)
+    assert ended.code == KILLED
+    server.must_finish("resume", str(runs / "run"), num_ranks=2)
+    assert differences(runs / "one", runs / "run") == []
+
+
 def test_what_it_writes_is_trained_further(server: ForkServer, text: Path, reference: Path, runs: Path) -> None:
     model = final_checkpoint(reference) / "model"
     flags = (

@@ -11,7 +11,18 @@ from collections.abc import Callable, Mapping
 from decimal import localcontext
 from typing import Any
 
-from conformance.twins import advantages, aggregation, corrections, kl, preference, shaping, surrogates, tokens, value
+from conformance.twins import (
+    advantages,
+    aggregation,
+    corrections,
+    kl,
+    preference,
+    router,
+    shaping,
+    surrogates,
+    tokens,
+    value,
+)
 from conformance.twins.numbers import PRECISION, as_float
 
 Twin = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
@@ -23,6 +34,7 @@ TWINS: dict[str, dict[str, Twin]] = {
     "correction": corrections.TWINS,
     "kl": kl.TWINS,
     "preference": preference.TWINS,
+    "router": router.TWINS,
     "shaping": shaping.TWINS,
     "surrogate": surrogates.TWINS,
     "value": value.TWINS,

@@ -15,6 +15,7 @@ from rft_dist.planning.memory_estimate import (
     MemoryTerm,
     TrainingMemoryConfig,
     activation_bytes_of_block,
+    checkpoint_copy,
     estimate,
     host_peak,
     peak_bytes,
@@ -124,6 +125,28 @@ def test_copies_of_a_shard_group_and_a_tensor_group_divide_by_their_own_numbers(
     assert sizes_of(sharding="fsdp", dp_size=8, shard_size=4)["parameters"] == -(-4 * P // 4)
     assert sizes_of(dp_size=2, tp_size=3)["parameters"] == -(-4 * P // 3)
     assert sizes_of(sharding="fsdp", dp_size=2, tp_size=3)["Adam moments"] == -(-8 * P // 6)
+
+
+def test_muon_keeps_one_momentum_of_each_matrix_of_the_layers() -> None:
+    matrices = L * (ATTENTION + 3 * H * F)
+    found = sizes_of(muon=True)
+    assert (found["Muon momenta"], found["Adam moments"]) == (4 * matrices, 8 * (P - matrices))
+    assert "Muon momenta" not in sizes_of()
+    assert sizes_of(muon=True, sharding="fsdp", dp_size=5)["Muon momenta"] == -(-4 * matrices // 5)
+    copied = checkpoint_copy(list(terms(muon=True).values()), with_optimizer=True)
+    assert copied.num_bytes == 4 * P + 4 * matrices + 8 * (P - matrices)
+    mixture = replace(SMALL, num_experts=7, experts_per_token=2, shared_ffn=11, shared_gate=True)
+    assert mixture.layer_matrices == L * (ATTENTION + 7 * 3 * H * F + 7 * H + 3 * H * 11)
+
+
+def test_autocast_halves_what_products_keep_and_has_copies_of_their_matrices() -> None:
+    found, exact = sizes_of(autocast=True, micro_tokens=3), sizes_of(micro_tokens=3)
+    assert found["autocast copies"] == 2 * (L * (ATTENTION + 3 * H * F) + V * H)
+    assert found["activations"] == 3 * L * (activation_bytes_of_block(SMALL, 2) + 12 * H) < exact["activations"]
+    assert all(found[name] == exact[name] for name in ("parameters", "gradients", "Adam moments", "logits"))
+    assert "autocast copies" not in exact
+    again = sizes_of(autocast=True, recomputes=True, recompute_every=2)
+    assert again["autocast copies"] == 2 * (2 * (ATTENTION + 3 * H * F) + V * H)
 
 
 def test_adapters_take_the_place_of_the_gradients_of_the_model() -> None:

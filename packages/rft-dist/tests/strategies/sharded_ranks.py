@@ -15,12 +15,15 @@ from torch import Tensor, nn
 from rft_core.errors import OptionsError
 from rft_dist.collectives import Collectives
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
+from rft_dist.optim.parameter_groups import ParameterGroups
 from rft_dist.strategies.data_parallel import DataParallelOptimizer
 from rft_dist.strategies.dtensor_shards import is_first_copy, is_sharded, local, start_of
 from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
 
 torch.set_num_threads(1)
 ADAM = {"betas": (0.9, 0.95), "epsilon": 1e-6, "weight_decay": 0.1, "max_norm": 0.5}
+MATRICES = frozenset({f"layers.{layer}.{part}.weight" for layer in (0, 1) for part in (0, 2)} | {"short", "stack"})
+MUON = {**ADAM, "groups": ParameterGroups(matrices=MATRICES, embeddings=frozenset({"embedding.weight"}))}
 CPU = torch.device("cpu")
 NUM_STEPS, BATCH, VOCABULARY, WIDTH = 3, 12, 11, 6
 SEEDED = threading.Lock()
@@ -45,12 +48,29 @@ class Tiny(nn.Module):
         hidden_TD = self.embedding(tokens_T)
         for layer in self.layers:
             hidden_TD = hidden_TD + layer(hidden_TD)
-        return self.frozen(hidden_TD) * self.gain.repeat(2)
+        return self.frozen(self.mixed(hidden_TD)) * self.gain.repeat(2)
+
+    def mixed(self, hidden_TD: Tensor) -> Tensor:
+        return hidden_TD
 
     def loss(self, tokens_T: Tensor) -> Tensor:
         """The output matrix is read outside of any forward, as the trainer's head does."""
         logits_TV = self.states(tokens_T[:-1]) @ self.embedding.weight.T
         return nn.functional.cross_entropy(logits_TV.float(), tokens_T[1:], reduction="sum") / 100
+
+
+class Matrices(Tiny):
+    """Also a matrix of fewer rows than four ranks, and a stack of matrices, which is cut between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.short = nn.Parameter(torch.randn(3, WIDTH, generator=generator))
+        self.stack = nn.Parameter(torch.randn(5, 2, WIDTH, generator=generator))
+
+    def mixed(self, hidden_TD: Tensor) -> Tensor:
+        mixed_TD = hidden_TD @ self.short.mT @ self.short
+        return hidden_TD + 0.1 * (mixed_TD + (mixed_TD @ self.stack.mT @ self.stack).sum(0))
 
 
 def share(step: int, rank: int, world_size: int) -> list[Tensor]:
@@ -73,21 +93,23 @@ def directly(function, *arguments):
     return function(*arguments)
 
 
-def case_replicated(ranks: Collectives, out: Path, **changes) -> dict:
-    model = Tiny()
-    optimizer = DataParallelOptimizer(model.named_parameters(), ranks, **ADAM, **changes)
+def made_for(adam: dict) -> Tiny:
+    return Matrices() if adam is MUON else Tiny()
+
+
+def case_replicated(ranks: Collectives, out: Path, name: str = "replicated", adam: dict = ADAM) -> dict:
+    model = made_for(adam)
+    optimizer = DataParallelOptimizer(model.named_parameters(), ranks, **adam)
     norms = train(model, optimizer, directly, ranks)
-    save_file(
-        {n: p.detach().clone() for n, p in model.named_parameters()}, out / f"replicated_{ranks.rank}.safetensors"
-    )
+    save_file({n: p.detach().clone() for n, p in model.named_parameters()}, out / f"{name}_{ranks.rank}.safetensors")
     return {"norms": norms}
 
 
-def case_sharded(ranks: Collectives, out: Path, name: str, **options) -> dict:
-    model = Tiny()
+def case_sharded(ranks: Collectives, out: Path, name: str, adam: dict = ADAM, **options) -> dict:
+    model = made_for(adam)
     total = sum(parameter.numel() for parameter in model.parameters())
     sharded = FullyShardedModel(model, list(model.layers), ranks, device=CPU, **options)
-    optimizer = ShardedOptimizer(model.named_parameters(), ranks, **ADAM)
+    optimizer = ShardedOptimizer(model.named_parameters(), ranks, **adam)
     norms = train(model, optimizer, sharded.compute, ranks)
     save_file({n: p.clone() for n, p in sharded.full_tensors()}, out / f"{name}_{ranks.rank}.safetensors")
     held = sum(local(parameter.detach()).numel() for parameter in model.parameters())
@@ -104,12 +126,11 @@ def case_sharded(ranks: Collectives, out: Path, name: str, **options) -> dict:
     }
 
 
-def case_resumed(ranks: Collectives, out: Path) -> dict:
+def case_resumed(ranks: Collectives, adam: dict = ADAM) -> dict:
     """Two steps, all state into a new model, one step more: equal to three in a row."""
-    del out
-    model = Tiny()
+    model = made_for(adam)
     sharded = FullyShardedModel(model, list(model.layers), ranks, device=CPU)
-    optimizer = ShardedOptimizer(model.named_parameters(), ranks, **ADAM)
+    optimizer = ShardedOptimizer(model.named_parameters(), ranks, **adam)
 
     def one(step: int, model: Tiny, sharded: FullyShardedModel, optimizer: ShardedOptimizer) -> None:
         for tokens in share(step, ranks.rank, ranks.world_size):
@@ -119,7 +140,7 @@ def case_resumed(ranks: Collectives, out: Path) -> dict:
     one(0, model, sharded, optimizer)
     weights = {name: tensor.clone() for name, tensor in sharded.full_tensors()}
     state = {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
-    other = Tiny()
+    other = made_for(adam)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
@@ -130,7 +151,7 @@ def case_resumed(ranks: Collectives, out: Path) -> dict:
         ],
         CPU,
     )
-    other_optimizer = ShardedOptimizer(other.named_parameters(), ranks, **ADAM)
+    other_optimizer = ShardedOptimizer(other.named_parameters(), ranks, **adam)
     other_optimizer.load_state_tensors(state)
     one(1, model, sharded, optimizer)
     one(1, other, other_sharded, other_optimizer)
@@ -169,12 +190,17 @@ def run_cases(ranks: Collectives, out: Path) -> None:
         "kept": case_sharded(ranks, out, "kept", reshard_after_forward=False),
         "offload": case_sharded(ranks, out, "offload", cpu_offload=True),
         "bfloat16": case_sharded(ranks, out, "bfloat16", compute_dtype=torch.bfloat16),
-        "resumed": case_resumed(ranks, out),
+        "resumed": case_resumed(ranks),
+        "muon replicated": case_replicated(ranks, out, "muon_replicated", MUON),
+        "muon": case_sharded(ranks, out, "muon", MUON),
+        "muon offload": case_sharded(ranks, out, "muon_offload", MUON, cpu_offload=True),
+        "muon resumed": case_resumed(ranks, MUON),
         "not_finite": case_not_finite(ranks, out),
         "shard_size": case_shard_size(ranks, out),
     }
     if ranks.world_size == 4:
         results["hybrid"] = case_sharded(ranks, out, "hybrid", shard_size=2)
+        results["muon hybrid"] = case_sharded(ranks, out, "muon_hybrid", MUON, shard_size=2)
     (out / f"rank_{ranks.rank}.json").write_text(json.dumps(results))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rft_core.packed_tokens import PackedTokens
+from rft_models.layers.moe_router import gates_of
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import make_policy
 
@@ -48,6 +50,49 @@ def test_products_are_rounded_and_weights_and_gradients_are_float32(
     assert {gradient.dtype for gradient in gradients.values()} == {torch.float32}
     flat = [torch.cat([each.reshape(-1) for each in found.values()]) for found in (own, gradients)]
     assert torch.cosine_similarity(*flat, dim=0) > 0.98
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "dots1"])
+def test_routers_compute_in_float32(tiny_model: Build, family: str, dtype: torch.dtype) -> None:
+    policy = make_policy(tiny_model(family), None, packed=True)
+    policy.backbone.autocast = dtype
+    policy.backbone.autocast = dtype  # once more changes nothing
+    for model in (policy.model, deepcopy(policy.model)):
+        gates = gates_of(model)
+        assert gates
+        for gate in gates:
+            hidden = torch.randn(9, gate.weight.shape[1], generator=torch.Generator().manual_seed(2))
+            with torch.autocast("cpu", dtype=dtype):
+                logits, _, experts = gate(hidden)
+            (other,) = torch.autograd.grad(logits.square().sum(), gate.weight)
+            expected = hidden @ gate.weight.detach().mT
+            torch.testing.assert_close(logits.detach(), expected, atol=1e-6, rtol=1e-6)
+            torch.testing.assert_close(other, 2 * expected.mT @ hidden, atol=1e-5, rtol=1e-5)
+            own = type(gate).forward(gate, hidden)
+            assert torch.equal(logits, own[0])
+            assert torch.equal(experts, own[2])
+
+
+def test_the_logits_of_a_step_are_float32(tiny_model: Build) -> None:
+    policy = make_policy(tiny_model("qwen3_moe"), None, packed=True)
+    routed: dict[bool, list[Tensor]] = {}
+    for on in (False, True):
+        policy.backbone.autocast = torch.bfloat16 if on else None
+        policy.backbone.states(tokens(), routed=routed.setdefault(on, []))
+    assert {logits.dtype for logits in routed[True]} == {torch.float32}
+    for exact, found in zip(routed[False], routed[True], strict=True):
+        torch.testing.assert_close(found, exact, atol=0.1, rtol=0)
+
+
+def test_a_patch_of_one_gate_stays(tiny_model: Build) -> None:
+    policy = make_policy(tiny_model("mixtral"), None, packed=True)
+    gate = gates_of(policy.model)[0]
+    gate.forward = lambda hidden: (hidden @ gate.weight.mT, torch.is_autocast_enabled("cpu"))
+    policy.backbone.autocast = torch.bfloat16
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits, rounded = gate(torch.ones(2, gate.weight.shape[1]))
+    assert (logits.dtype, rounded) == (torch.float32, False)
 
 
 def test_terms_of_the_vocabulary_follow_the_rounded_head(tiny_model: Build) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from rft.build.shared_parts import learning_rate_schedule
@@ -13,20 +11,21 @@ from rft_dist.settings import AdamSettings, Schedule
 from rft_trainer.settings.pretraining import PretrainTrainingSettings
 
 
-def lengths(*, schedule: Schedule = "wsd", num_steps: int = 10, **given: Any) -> RateLengths:
-    return rate_lengths(PretrainTrainingSettings(**given), schedule, 100, num_steps)
+def lengths(*, schedule: Schedule = "wsd", num_steps: int = 10, warmup: int = 0, decay: int = 0) -> RateLengths:
+    chosen = PretrainTrainingSettings(lr_warmup_tokens=warmup, lr_decay_tokens=decay)
+    return rate_lengths(chosen, schedule, 100, num_steps)
 
 
 def test_tokens_are_whole_steps_rounded_up() -> None:
     assert lengths() == RateLengths()
-    assert lengths(lr_warmup_tokens=300, lr_decay_tokens=301) == RateLengths(3, 4)
-    assert lengths(lr_warmup_tokens=1, lr_decay_tokens=301, schedule="cosine") == RateLengths(1, None)
+    assert lengths(warmup=300, decay=301) == RateLengths(3, 4)
+    assert lengths(warmup=1, decay=301, schedule="cosine") == RateLengths(1, None)
 
 
 @pytest.mark.parametrize("schedule", ["wsd", "cosine", "constant"])
 def test_a_run_has_the_rates_of_the_same_lengths_in_steps(schedule: Schedule) -> None:
     adam = AdamSettings(lr_schedule=schedule, lr_decay_ratio=0.9)
-    found = in_steps(adam, lengths(lr_warmup_tokens=250, lr_decay_tokens=390, schedule=schedule), 10)
+    found = in_steps(adam, lengths(warmup=250, decay=390, schedule=schedule), 10)
     expected = AdamSettings(
         lr_schedule=schedule, lr_warmup_steps=3, lr_decay_ratio=0.4 if schedule == "wsd" else adam.lr_decay_ratio
     )
@@ -45,21 +44,21 @@ def test_a_fall_of_any_length_is_that_number_of_steps() -> None:
 @pytest.mark.parametrize(
     ("given", "remedy"),
     [
-        ({"lr_warmup_tokens": 901}, "--lr_warmup_tokens 900"),
-        ({"lr_decay_tokens": 5000}, "--lr_decay_tokens 900"),
-        ({"lr_warmup_tokens": 500, "lr_decay_tokens": 500}, "--lr_warmup_tokens 400 --lr_decay_tokens 400"),
+        ((901, 0), "--lr_warmup_tokens 900"),
+        ((0, 5000), "--lr_decay_tokens 900"),
+        ((500, 500), "--lr_warmup_tokens 400 --lr_decay_tokens 400"),
     ],
 )
-def test_a_run_without_a_step_at_its_peak_is_refused(given: dict[str, int], remedy: str) -> None:
+def test_a_run_without_a_step_at_its_peak_is_refused(given: tuple[int, int], remedy: str) -> None:
     with pytest.raises(OptionsError, match="the run has 1,000 tokens") as caught:
-        lengths(**given)
+        lengths(warmup=given[0], decay=given[1])
     assert caught.value.problem.code == "pretrain.rate_length"
     assert caught.value.problem.do == remedy
-    words = remedy.split()
-    lengths(**{name.removeprefix("--"): int(n) for name, n in zip(words[::2], words[1::2], strict=True)})
+    longest = int(remedy.split()[1])
+    lengths(warmup=longest if given[0] else 0, decay=longest if given[1] else 0)
 
 
 def test_a_run_of_one_step_has_no_room_for_a_rise() -> None:
     with pytest.raises(OptionsError) as caught:
-        lengths(lr_warmup_tokens=1, num_steps=1)
+        lengths(warmup=1, num_steps=1)
     assert caught.value.problem.do == "leave lr_warmup_tokens out"

@@ -5,6 +5,8 @@ A load c_i is the number of rows (a token in a layer) that go to expert i; E exp
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -75,7 +77,7 @@ def load_entropy(loads_LE: Tensor) -> Tensor:
         [L] the measure of each layer.
     """
     shares_LE = loads_LE / loads_LE.sum(-1, keepdim=True)
-    return -torch.xlogy(shares_LE, shares_LE).sum(-1) / torch.log(torch.tensor(float(loads_LE.shape[-1])))
+    return -torch.xlogy(shares_LE, shares_LE).sum(-1) / math.log(loads_LE.shape[-1])
 
 
 def dead_experts(loads_LE: Tensor) -> Tensor:

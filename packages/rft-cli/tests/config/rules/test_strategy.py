@@ -32,7 +32,7 @@ def refused(command: str, words: str) -> Refused:
         ("--fp16", []),
         ("--bf16 --use_mp_opt", []),
         ("--optimizer muon", []),
-        ("--optimizer muon --fsdp", [("strategy.muon", "optimizer fsdp")]),
+        ("--optimizer muon --fsdp", []),
         ("--optimizer muon --zero_stage 2", [("strategy.muon", "optimizer zero_stage")]),
         ("--optimizer muon --tp_size 2", [("strategy.muon", "optimizer tp_size")]),
         ("--optimizer muon --fsdp --tp_size 2", [("strategy.muon", "optimizer tp_size")]),

@@ -65,8 +65,8 @@ class LocalAdamW:
         Args:
             local: the tensors by name; they are changed in place.
             betas, epsilon, weight_decay: of AdamW.
-            groups: rates and decays by name, and the whole matrices that Muon steps on; None = one rate, a decay of
-                what has two or more dimensions, and AdamW alone.
+            groups: rates and decays by name, and the matrices that Muon steps on; None = one rate, a decay of what has
+                two or more dimensions, and AdamW alone.
             master: keep a float32 copy of tensors of fewer bits, step on it and round it back: an update smaller than
                 the last bit of a weight is then not lost.
             offload: keep moments and copies in host memory and step there; gradients go to the host, weights back.

@@ -16,7 +16,8 @@ biases) is stepped on by AdamW.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,23 @@ _STEPS = 5
 _TINY = 1e-7
 
 
+class BlockOrthogonaliser(Protocol):
+    """Orthogonalises matrices of which every rank has a block, by an exchange."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All of the matrices, in the same order on every rank."""
+        ...
+
+    def shape(self, name: str) -> Sequence[int]:
+        """Return the shape of the whole matrix."""
+        ...
+
+    def orthogonalised(self, name: str, block: Tensor | None) -> Tensor:
+        """Return this rank's block of `orthogonalised` of the whole; None = this rank has none of it."""
+        ...
+
+
 class Muon:
     """Muon over named matrices, and stacks of matrices, which change in place.
 
@@ -43,8 +61,14 @@ class Muon:
     """
 
     def __init__(self, matrices: Mapping[str, Tensor], groups: ParameterGroups, *, weight_decay: float) -> None:
-        """`groups` has the factors of rates and decays by name."""
-        self._matrices = dict(matrices)
+        """Set up a momentum for each matrix.
+
+        Args:
+            matrices: whole ones by name, or this rank's blocks of them.
+            groups: has the factors of rates and decays by name, and what orthogonalises blocks.
+            weight_decay: per unit of the learning rate.
+        """
+        self._matrices, self._sharded = dict(matrices), groups.sharded
         self._momenta = {name: torch.zeros_like(matrix) for name, matrix in matrices.items()}
         self._rates = {name: groups.rate_factor(name) for name in matrices}
         self._decays = {
@@ -53,14 +77,23 @@ class Muon:
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        """One step along the gradients, which every matrix has."""
-        for name, matrix in self._matrices.items():
+        """One step along the gradients, which every matrix has; with `sharded` every rank calls it."""
+        for name in self._matrices if self._sharded is None else self._sharded.names:
+            matrix = self._matrices.get(name)
+            if matrix is None:  # the ranks that hold rows of it need this one for the exchange
+                assert self._sharded is not None
+                self._sharded.orthogonalised(name, None)
+                continue
             gradient, rate = matrix.grad, learning_rate * self._rates[name]
             assert gradient is not None, f"{name} has no gradient"
             momentum = self._momenta[name].lerp_(gradient, 1 - MOMENTUM)
-            direction = orthogonalised(gradient.lerp(momentum, MOMENTUM))
+            momentum_ahead = gradient.lerp(momentum, MOMENTUM)
+            if self._sharded is None:
+                direction, shape = orthogonalised(momentum_ahead), matrix.shape
+            else:
+                direction, shape = self._sharded.orthogonalised(name, momentum_ahead), self._sharded.shape(name)
             matrix.mul_(1 - rate * self._decays[name])
-            matrix.add_(direction, alpha=-rate * 0.2 * math.sqrt(max(matrix.shape[-2:])))
+            matrix.add_(direction, alpha=-rate * 0.2 * math.sqrt(max(shape[-2:])))
 
     def state(self, name: str) -> dict[str, Tensor]:
         """Return the live state of a matrix."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from torch import Tensor, nn
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_dist.settings import FACTOR_SETTINGS, AdamSettings, Factors, factors_of
+
+if TYPE_CHECKING:
+    from rft_dist.optim.muon import BlockOrthogonaliser
 
 _SHOWN = 8
 """Names that an error lists where none is near."""
@@ -43,6 +46,8 @@ class ParameterGroups:
     embeddings: frozenset[str] = frozenset()
     matrices: frozenset[str] = frozenset()
     """Those that Muon steps on in the place of AdamW."""
+    sharded: BlockOrthogonaliser | None = None
+    """Orthogonalises these where a rank has blocks of them; None = they are whole."""
 
     def rate_factor(self, name: str) -> float:
         """r_p of a parameter."""

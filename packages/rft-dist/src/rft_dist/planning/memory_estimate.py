@@ -19,7 +19,7 @@ GIB = 2**30
 Phase = Literal["always", "passes", "step"]
 """In the passes of micro-batches, in the optimizer's step, or in both."""
 _WEIGHTS = {"parameters", "adapters"}
-_STATE = {"Adam moments", "master copy", "moving average"}
+_STATE = {"Adam moments", "Muon momenta", "master copy", "moving average"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,14 @@ class DecoderSizes:
         return (self.experts_per_token if self.num_experts else 1) * self.ffn + self.shared_ffn
 
     @property
+    def layer_matrices(self) -> int:
+        """L (h q + 2 h k + q h + feed-forward): weights in matrices of the layers, without biases, norms and gates."""
+        attention = 2 * self.hidden * (self.query_width + self.kv_width)
+        experts = max(self.num_experts, 1)
+        feed_forward = self.hidden * (3 * experts * self.ffn + self.num_experts + 3 * self.shared_ffn)
+        return self.layers * (attention + feed_forward)
+
+    @property
     def _attention(self) -> int:
         """h q + 2 h k + q h, with biases and norms of heads."""
         weights = 2 * self.hidden * self.query_width + 2 * self.hidden * self.kv_width
@@ -102,6 +110,10 @@ class TrainingMemoryConfig:
     """Float32 copies of the weights, and float32 moments, beside weights of two bytes."""
     narrow_compute: bool = False
     """Whether float32 blocks are rounded to two bytes where they are gathered (FSDP)."""
+    autocast: bool = False
+    """Whether products are computed in two bytes beside float32 weights, of which a step has copies (`--amp`)."""
+    muon: bool = False
+    """Whether matrices of the layers have one momentum in the place of two moments."""
     average: bool = False
     """Whether a float32 moving average of the weights is kept."""
     host_moments: bool = False
@@ -170,12 +182,14 @@ def estimate(sizes: DecoderSizes, run: TrainingMemoryConfig, step: StepBytes | N
         host_moments = run.host_moments and run.layout.critic.optimizer
         own = replace(run, layout=run.layout.of_critic(), host_moments=host_moments)
         # a critic is stepped on in its own type, whatever the policy does
-        own = replace(own, master_copy=False, narrow_compute=False, average=False)
+        own = replace(own, master_copy=False, narrow_compute=False, autocast=False, average=False)
         terms += [replace(term, name=f"critic {term.name}") for term in _weights(sizes, own)]
     if run.reference:
         shared, count = run.layout.reference.weights, sizes.held(run.layout.reference.expert_ranks)
         terms.append(_shared_out("reference model", count, run.weight_bytes, run, shared, True, run.host_weights))
     terms += [_activations(sizes, run), _logits(sizes, run)]
+    if run.autocast and step is None:  # a trace has them among its activations
+        terms.append(_autocast_copies(sizes, run))
     if step is not None:
         terms = [_as_traced(term, step, run) for term in terms]
     return terms + ([_cache(sizes, run)] if run.cache_rows else [])
@@ -223,26 +237,31 @@ def _as_traced(term: MemoryTerm, step: StepBytes, run: TrainingMemoryConfig) -> 
 def _weights(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]:
     """P w of weights, P g of gradients, 2 P m of moments, 4 P each of master copies and of an average.
 
-    With master copies, moments and sums of gradients are float32 (m = g = 4), else as the weights (w). With adapters of
-    A weights: P w, and 4 A of adapters, 4 A of gradients, 8 A of moments.
+    With Muon on M of them: M m of momenta, and 2 (P - M) m of moments. With master copies, moments and sums of
+    gradients are float32 (m = g = 4), else as the weights (w). With adapters of A weights: P w, and 4 A of adapters,
+    4 A of gradients, 8 A of moments.
     """
     if run.adapter_weights:
         return _adapters(sizes, run)
     moment_bytes = 4 if run.master_copy else run.weight_bytes
     gradient_bytes = 4 if run.master_copy else run.weight_bytes
     sharded = run.layout.policy
+    every = sizes.held(sharded.expert_ranks)
+    # what other ranks hold of the experts are matrices
+    matrices = sizes.layer_matrices - (sizes.parameters - every) if run.muon else 0
     rows = [
-        ("parameters", run.weight_bytes, sharded.weights, True, run.host_weights),
-        ("gradients", gradient_bytes, sharded.gradients, False, run.host_weights),
-        ("Adam moments", 2 * moment_bytes, sharded.optimizer, True, run.host_moments),
+        ("parameters", every, run.weight_bytes, sharded.weights, True, run.host_weights),
+        ("gradients", every, gradient_bytes, sharded.gradients, False, run.host_weights),
+        ("Adam moments", every - matrices, 2 * moment_bytes, sharded.optimizer, True, run.host_moments),
     ]
+    if matrices:
+        rows.append(("Muon momenta", matrices, moment_bytes, sharded.optimizer, True, run.host_moments))
     if run.master_copy:
-        rows.append(("master copy", 4, sharded.optimizer, True, run.host_moments))
+        rows.append(("master copy", every, 4, sharded.optimizer, True, run.host_moments))
     if run.average:
-        rows.append(("moving average", 4, sharded.optimizer, True, run.host_moments))
+        rows.append(("moving average", every, 4, sharded.optimizer, True, run.host_moments))
     terms = [
-        _shared_out(name, sizes.held(sharded.expert_ranks), size, run, shared, stays, host)
-        for name, size, shared, stays, host in rows
+        _shared_out(name, count, size, run, shared, stays, host) for name, count, size, shared, stays, host in rows
     ]
     return [*terms, _gathered(sizes, run)] if sharded.weights else terms
 
@@ -307,6 +326,21 @@ def activation_bytes_of_block(sizes: DecoderSizes, weight_bytes: int, tp_size: i
     return weight_bytes * (6 * h + -(-(4 * q + 5 * k + 5 * f) // tp_size)) + 16 * h
 
 
+def _autocast_bytes_of_block(sizes: DecoderSizes) -> int:
+    """Bytes a token that one block keeps under autocast, at most.
+
+    Those of two bytes an element, and 12 h more: inputs and outputs of norms and sums stay float32.
+    """
+    return activation_bytes_of_block(sizes, 2) + 12 * sizes.hidden
+
+
+def _autocast_copies(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
+    """2 (M + V h): matrices rounded for a product are kept for its backward pass; recomputed, of some blocks alone."""
+    layers = min(run.recompute_every, sizes.layers) if run.recomputes else sizes.layers
+    count = sizes.layer_matrices // sizes.layers * layers + sizes.vocab * sizes.hidden
+    return MemoryTerm("autocast copies", 2 * count, f"at most {count:,} x 2 bytes", in_rollout=False, phase="passes")
+
+
 def cache_bytes_of_token(sizes: DecoderSizes, weight_bytes: int) -> int:
     """2 L k w: keys and values of one token in all blocks."""
     return 2 * sizes.layers * sizes.kv_width * weight_bytes
@@ -316,6 +350,8 @@ def _activations(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
     """T L b of all blocks; recomputed: T h w of each kept block's input, and b of the blocks between two of them."""
     tokens = -(-run.micro_tokens // run.layout.dims.sp_size)
     block = activation_bytes_of_block(sizes, run.compute_bytes, run.layout.dims.tp_size)
+    if run.autocast:
+        block = _autocast_bytes_of_block(sizes)
     if not run.recomputes:
         formula = f"at most {tokens:,} tokens x {sizes.layers} blocks x {block:,} bytes"
         num_bytes = tokens * sizes.layers * block

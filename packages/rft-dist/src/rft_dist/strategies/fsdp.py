@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -43,6 +44,7 @@ from rft_dist.strategies.protocols import (
     StrategyContext,
     narrow_dtype,
 )
+from rft_dist.strategies.sharded_matrices import ShardedMatrices
 
 _METHOD = "rft_compute"
 
@@ -192,7 +194,7 @@ def _reduce_dtype(compute_dtype: torch.dtype | None) -> torch.dtype | None:
 
 
 class ShardedOptimizer(AdamWOptimizer):
-    """AdamW over shards: each rank steps on those that it keeps, with the norm of the full gradient.
+    """AdamW over shards: each rank steps on those that it keeps, with the norm of the full gradient; Muon on matrices.
 
     The same equations as `DataParallelOptimizer`; gradients arrive summed from the backward pass: every rank must call
     `backward` as often. What is kept between two micro-batches is a shard, not the full gradient.
@@ -205,7 +207,12 @@ class ShardedOptimizer(AdamWOptimizer):
         **options: Unpack[AdamWOptions],
     ) -> None:
         """Set up moments for this rank's shards; `options` as of `AdamWOptimizer`."""
-        super().__init__(named_parameters, collectives, local, **options)
+        named, groups = dict(named_parameters), options.get("groups")
+        if groups is not None and groups.matrices:
+            # in the order of their names, which every rank has
+            matrices = ShardedMatrices({name: named[name] for name in sorted(groups.matrices)})
+            options["groups"] = replace(groups, sharded=matrices)
+        super().__init__(named.items(), collectives, local, **options)
         self._arrived: dict[str, Tensor] = {}
 
     def restore(self, stored: StoredComponent) -> None:

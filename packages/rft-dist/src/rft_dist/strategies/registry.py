@@ -189,8 +189,8 @@ def _muon_on_parts(name: str, on: Callable[[Values], Any]) -> StrategyRefusal:
         "strategy.muon",
         ("optimizer", name),
         lambda values: values.get("optimizer") == "muon" and on(values),
-        "muon orthogonalises whole matrices, and a rank holds parts of them",
-        f"--optimizer adamw, or --optimizer muon without {name}",
+        "muon orthogonalises whole matrices, and a rank holds parts of them that FSDP2 alone gathers",
+        f"--optimizer muon --fsdp without {name}, or --optimizer adamw",
     )
 
 
@@ -224,10 +224,7 @@ FSDP = ParallelStrategy(
     collective_forward=True,
     reference=_fsdp_reference,
     critic=_fsdp_critic,
-    refusals=(
-        _muon_on_parts("fsdp", lambda values: values["fsdp"] and values["tp_size"] == 1),
-        _compile_on_parts("fsdp", lambda values: values["fsdp"] and values["tp_size"] == 1),
-    ),
+    refusals=(_compile_on_parts("fsdp", lambda values: values["fsdp"] and values["tp_size"] == 1),),
 )
 ZERO = ParallelStrategy(
     name="zero",

@@ -19,6 +19,7 @@ from rft_models.attention.sequence_parallel import SequenceMode, SequenceRanks, 
 from rft_models.attention.shared_prefix import find_shared_prefixes
 from rft_models.attention.varlen import VarlenKernel
 from rft_models.layers.embedding_noise import EmbeddingNoise
+from rft_models.layers.moe_router import compute_gates_in_float32
 from rft_models.vision.packed_rows import RowInputs, no_tower
 
 if TYPE_CHECKING:
@@ -58,12 +59,22 @@ class Backbone:
         """The ranks that share a row, see `sequence_parallel`; None: each has rows of its own."""
         self.by_ring = False
         """True where their attention is a ring."""
-        self.autocast: torch.dtype | None = None
-        """Type of the layers' products and of the final states; None: that of the weights."""
+        self._autocast: torch.dtype | None = None
         self.noise: EmbeddingNoise | None = None
         """Noise on the embeddings while gradients are taken; None: without."""
         self._drops_out = _drops_out(decoder)
         self._accepts = frozenset(inspect.signature(decoder.forward).parameters)
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """Type of the layers' products, the routers' apart, and of the final states; None: that of the weights."""
+        return self._autocast
+
+    @autocast.setter
+    def autocast(self, dtype: torch.dtype | None) -> None:
+        self._autocast = dtype
+        if dtype is not None:
+            compute_gates_in_float32(self.decoder)
 
     def states(self, tokens: PackedTokens, *, routed: list[Tensor] | None = None) -> States:
         """Compute the final hidden states of the packed row, or of this rank's part of it.

@@ -27,6 +27,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -100,10 +101,34 @@ def router_facts(directory: str | Path) -> Router:
 
 def gates_of(model: Any) -> list[Any]:
     """Return the modules that give the routers' logits, in the order of the layers; none in a dense model."""
-    decoder = model.get_decoder()
+    return gates_in(model.get_decoder())
+
+
+def gates_in(decoder: Any) -> list[Any]:
+    """Return the routers' modules of a decoder, as `gates_of`."""
     recorder = (getattr(decoder, "_can_record_outputs", None) or {}).get("router_logits")
     kind = getattr(recorder, "target_class", None)
     return [] if kind is None else [module for module in decoder.modules() if isinstance(module, kind)]
+
+
+def compute_gates_in_float32(decoder: Any) -> None:
+    """Let the routers compute in the type of their weights where autocast rounds all other products.
+
+    Two experts whose logits are close change places under a rounding, and a token then goes to another one; routers
+    are a small share of the products (Fedus et al. 2021, arXiv 2101.03961, section 2.4, "selective precision").
+    """
+    for gate in gates_in(decoder):
+        if getattr(gate.__dict__.get("forward"), "__func__", None) is not _without_autocast:
+            gate.own_forward = gate.__dict__.get("forward")
+            # a method, which a deep copy of the model binds to the copy
+            gate.forward = MethodType(_without_autocast, gate)
+
+
+def _without_autocast(gate: Any, hidden_states: Tensor) -> Any:
+    hidden_states = hidden_states.to(gate.weight.dtype)
+    with torch.autocast(hidden_states.device.type, enabled=False):
+        # a patch of this one module stands before the forward of its class
+        return type(gate).forward(gate, hidden_states) if gate.own_forward is None else gate.own_forward(hidden_states)
 
 
 def biases_of(gates: Sequence[Any]) -> list[Tensor]:
@@ -158,18 +183,23 @@ def load_balancing_loss(
     chosen = counts_E.sum().clamp(min=1.0)
     frequencies_E = router.num_choices * counts_E / chosen
     # f and R are constants of the step: autograd is left with one product a layer
-    weights_E = (router.num_experts * router.num_choices / chosen * frequencies_E).float()
+    weights_E = router.num_experts * router.num_choices / chosen * frequencies_E
     share, max_logit = (torch.zeros((), device=rows_R.device) for _ in range(2))
     log_normalisers: list[Tensor] = []
     for layer_KE in logits:
-        share = share + _probabilities(layer_KE.float(), router).index_select(0, rows_R).sum(0) @ weights_E
-        rows_RE = layer_KE.index_select(0, rows_R).float()
+        sums_E = _probabilities(_at_least_float32(layer_KE), router).index_select(0, rows_R).sum(0)
+        share = share + sums_E @ weights_E.to(sums_E.dtype)
+        rows_RE = _at_least_float32(layer_KE.index_select(0, rows_R))
         log_normalisers.append(rows_RE.logsumexp(-1))
         if rows_R.numel():
-            max_logit = torch.maximum(max_logit, rows_RE.detach().abs().amax())
+            max_logit = torch.maximum(max_logit, rows_RE.detach().abs().amax().float())
     return AuxLossShare(
         share, counts_E.max() * router.num_experts / chosen, torch.stack(log_normalisers), loads_LE, max_logit
     )
+
+
+def _at_least_float32(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _probabilities(logits_KE: Tensor, router: Router) -> Tensor:

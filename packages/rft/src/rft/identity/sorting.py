@@ -25,24 +25,24 @@ DECIDES = _names("""
     l2_factors label_key label_smoothing labels_key lambd lambd_value ld_alpha learning_rate length_alpha
     length_penalty length_range length_slack length_unit limit_mm_image_per_prompt load_in_4bit lora_alpha
     lora_dropout lora_rank lora_type loss_agg_mode loss_type loss_weights lr_decay_ratio lr_decay_tokens lr_factors
-    lr_schedule lr_warmup_ratio lr_warmup_steps lr_warmup_tokens margin margin_key mask_documents mask_truncated_completions max_epochs
-    max_eval_samples max_len max_logprob_gap max_norm max_norm_spike max_pixels max_rows_set_aside max_samples
-    max_seq_len max_staleness max_steps max_turns min_improvement min_lr_ratio min_p min_pixels mixed_mm_data
-    n_samples_per_prompt neftune_noise_alpha num_episodes num_experts num_heads num_kv_heads num_layers
-    number_relative_tolerance number_tolerance off_policy_cap off_policy_correction off_policy_delta off_policy_high
-    off_policy_limit off_policy_low off_policy_normalize off_policy_veto on_reward_outage optimizer outcome_key
-    output_key overlong_buffer overlong_buffer_len overlong_buffer_penalty_factor pass_k patience policy_loss
-    pooling_method pretrain_data_probs pretrain_input_key pretrain_output_key pretrain_split pretrain_text_key
-    probing_layer prompt_data_probs prompt_max_len prompt_split ptx_coef reference_free rejected_key remote_rm_url
-    response_language response_pattern response_pattern_match reward_clip reward_routes reward_running_norm
-    reward_running_norm_minus_mean reward_source_key reward_timeout reward_weights roles_to_train rollout_batch_size
-    rollout_timeout router_z_loss_coef rpo_alpha scale_for_train seed shared_experts shuffle_images shuffle_rewards
-    simpo_gamma step_reduction step_separator system_prompt target_loss target_modules task_instruction
-    teacher_kl_coef temperature text_key text_separator tie_embeddings tie_margin tokenizer tokenizer_size
-    tool_call_pattern tool_timeout top_k top_p train_batch_size train_batch_tokens train_on_last_step_only
-    train_on_turns train_only_tokens_from train_tokens turn_gamma turn_max_len undesirable_weight use_cpg_loss
-    use_fire use_glu use_gmpo use_gspo use_kl_loss use_moe use_mp_opt use_weighting value_clip value_head_prefix
-    vocab_size weight_key z_loss_coef
+    lr_schedule lr_warmup_ratio lr_warmup_steps lr_warmup_tokens margin margin_key mask_documents
+    mask_truncated_completions max_epochs max_eval_samples max_len max_logprob_gap max_norm max_norm_spike
+    max_pixels max_rows_set_aside max_samples max_seq_len max_staleness max_steps max_turns min_improvement
+    min_lr_ratio min_p min_pixels mixed_mm_data n_samples_per_prompt neftune_noise_alpha num_episodes num_experts
+    num_heads num_kv_heads num_layers number_relative_tolerance number_tolerance off_policy_cap
+    off_policy_correction off_policy_delta off_policy_high off_policy_limit off_policy_low off_policy_normalize
+    off_policy_veto on_reward_outage optimizer outcome_key output_key overlong_buffer overlong_buffer_len
+    overlong_buffer_penalty_factor pass_k patience policy_loss pooling_method pretrain_data_probs pretrain_input_key
+    pretrain_output_key pretrain_split pretrain_text_key probing_layer prompt_data_probs prompt_max_len prompt_split
+    ptx_coef reference_free rejected_key remote_rm_url response_language response_pattern response_pattern_match
+    reward_clip reward_routes reward_running_norm reward_running_norm_minus_mean reward_source_key reward_timeout
+    reward_weights roles_to_train rollout_batch_size rollout_timeout router_z_loss_coef rpo_alpha scale_for_train
+    seed shared_experts shuffle_images shuffle_rewards simpo_gamma step_reduction step_separator system_prompt
+    target_loss target_modules task_instruction teacher_kl_coef temperature text_key text_separator tie_embeddings
+    tie_margin tokenizer tokenizer_size tool_call_pattern tool_timeout top_k top_p train_batch_size
+    train_batch_tokens train_on_last_step_only train_on_turns train_only_tokens_from train_tokens turn_gamma
+    turn_max_len undesirable_weight use_cpg_loss use_fire use_glu use_gmpo use_gspo use_kl_loss use_moe use_mp_opt
+    use_weighting value_clip value_head_prefix vocab_size weight_key z_loss_coef
 """)
 """Another value gives another result: it is changed by a flag of a resume, or knowingly."""
 

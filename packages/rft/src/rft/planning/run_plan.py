@@ -234,6 +234,8 @@ def _training(
     return TrainingMemoryConfig(
         layout=layout,
         **_precision(values, layout.policy),
+        autocast=_autocasts(request, values, notes),
+        muon=values.get("optimizer") == "muon",
         average=bool(values.get("enable_ema")),
         host_moments=bool(values.get("adam_offload") or values.get("fsdp_cpu_offload")),
         host_weights=bool(values.get("fsdp_cpu_offload")),
@@ -270,6 +272,21 @@ def _longest_tokens(workload: Workload, values: Mapping[str, Any], notes: list[s
         )
         return positions
     return allowed
+
+
+def _autocasts(request: PlanRequest, values: Mapping[str, Any], notes: list[str]) -> bool:
+    """Return whether products are computed in two bytes; a note says where that depends on the machine."""
+    if not values.get("amp"):
+        return False
+    if values["amp_dtype"] != "auto" or {*request.numbers} & _OF_GPUS:
+        return True
+    if not request.traced:
+        notes.append("amp: counted in float32, as without a GPU and without bfloat16 of the CPU (--amp_dtype bf16)")
+        return False
+    # torch is not imported for a plan by formula
+    from rft.planning.traced.traced_plan import autocasts_here
+
+    return autocasts_here()
 
 
 def _precision(values: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:

@@ -128,10 +128,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "async_deterministic": ("max_staleness", bool),
     "max_logprob_gap": ("max_staleness", lambda versions: versions == 0),
     "min_lr_ratio": ("lr_schedule", lambda schedule: schedule != "constant"),
-    **{
-        name: ("lr_schedule", lambda schedule: schedule == "wsd")
-        for name in ("lr_decay_ratio", "lr_decay_tokens")
-    },
+    **{name: ("lr_schedule", lambda schedule: schedule == "wsd") for name in ("lr_decay_ratio", "lr_decay_tokens")},
     "lr_warmup_ratio": ("lr_warmup_steps", lambda steps: steps is None),
 }
 """Settings that act only when another one is on."""

@@ -37,7 +37,9 @@ class StepToTrace:
     """The settings by their flat names."""
     shape: MicroBatchShape
     dtype: torch.dtype
-    """What the forward computes in."""
+    """Type of the weights in the forward."""
+    autocast: torch.dtype | None = None
+    """Type of the products, where that is another one."""
     device_type: str
     """ "cuda" or "cpu": by its limits the head is computed."""
     num_layers: int
@@ -118,7 +120,7 @@ def _trace(step: StepToTrace) -> TracedStep:
     else:
         traced.watch(parameters)
     # a float16 loss is scaled before the head, which cannot make gradients in the forward then
-    loss = step.stage.loss(step.settings, policy, None if step.dtype is torch.float16 else policy)
+    loss = step.stage.loss(step.settings, policy, None if torch.float16 in (step.dtype, step.autocast) else policy)
     samples = step.stage.samples(step.settings, step.values, step.shape)
     counts = count(samples)
     with planned_for(step.device_type), traced:
@@ -159,6 +161,7 @@ def _policy(step: StepToTrace, traced: TracedBytes) -> CausalPolicy:
         freeze=freezing_of(settings.model) if has_head else None,
         head_chunk_size=head_chunk_size(settings.model) if has_head else None,
     )
+    policy.backbone.autocast = step.autocast
     policy.head = _LabelledHead(policy.head, traced)  # pyright: ignore[reportAttributeAccessIssue]  # the same methods
     return policy
 

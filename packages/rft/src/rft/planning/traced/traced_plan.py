@@ -13,6 +13,7 @@ from rft.process.launching import share_of
 from rft.resolved import Resolved
 from rft_dist.planning.memory_estimate import DecoderSizes, StepBytes, TrainingMemoryConfig
 from rft_dist.planning.parallel_dims import ParallelDims
+from rft_dist.strategies.autocast import of_device
 
 
 def traced_step(
@@ -44,13 +45,15 @@ def traced_step(
     device = "cuda" if on_gpu or torch.cuda.is_available() else "cpu"
     units, unit_tokens = _micro_batch(run, resolved, workload, grid)
     samples, _ = share_of(resolved.values).of(grid.dp_size)
-    half = torch.float16 if resolved.values.get("fp16") else torch.bfloat16
+    is_float16 = resolved.values.get("fp16") or resolved.values.get("amp_dtype") == "fp16"
+    half = torch.float16 if is_float16 else torch.bfloat16
     step = StepToTrace(
         stage=stage,
         settings=resolved.settings,
         values=resolved.values,
         shape=MicroBatchShape(units, unit_tokens, sizes.vocab),
         dtype=half if run.compute_bytes == 2 else torch.float32,
+        autocast=half if run.autocast else None,
         device_type=device,
         num_layers=sizes.layers,
         several=samples > units,
@@ -66,6 +69,11 @@ def traced_step(
             f"({type(error).__name__}{': ' + why[0] if why else ''})"
         ]
     return _bytes(found, step), [_note(found, device)]
+
+
+def autocasts_here() -> bool:
+    """Return whether autocast computes in fewer bits on this machine, where no type is asked for."""
+    return of_device(torch.device("cuda" if torch.cuda.is_available() else "cpu")).dtype is not None
 
 
 def _micro_batch(
