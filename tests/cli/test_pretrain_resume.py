@@ -85,7 +85,7 @@ def test_another_decoder_is_refused_with_the_setting_and_both_values(
     problem = outcome.problem
     assert (outcome.code, problem["code"]) == (2, "identity.fixed"), problem
     # what a setting needs beside it differs too, and is told first
-    first, value = (NEEDS.get(name, f"--{name} {OTHERS[name]}").split() + ["true"])[:2]
+    first, value = [*NEEDS.get(name, f"--{name} {OTHERS[name]}").split(), "true"][:2]
     assert problem["what"].startswith(f"a resume cannot change {first[2:]} from ")
     assert problem["what"].endswith(f" to {value}")
     assert problem["do"] == f"leave {first} out"
