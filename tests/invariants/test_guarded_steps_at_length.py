@@ -252,4 +252,4 @@ def test_n5_memory_that_runs_out(command: str, world_size: int, number: int) -> 
     def work(ranks: TorchCollectives) -> Counter[str]:
         return Counter(one(ranks, Random(f"n5 {command} {seed}")) for seed in range(number))
 
-    require(on(world_size, work), number, least={"recovered": 0.5})
+    require(on(world_size, work), number, least={"recovered": 0.4})
