@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ NEEDS = {
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, call: Callable[..., Any]) -> Iterator[Path]:
+def run(tmp_path_factory: pytest.TempPathFactory, call: Callable[..., Any]) -> Path:
     """A run of one step."""
     folder = tmp_path_factory.mktemp("shapes")
     (folder / "text.txt").write_text("Before we proceed any further, hear me speak. " * 10)

@@ -426,7 +426,7 @@ def compile_with(name: str) -> None:
 
 def skew_routers(widest: float) -> None:
     """Add fixed numbers from -widest to widest to the logits of every router of dots1, whatever its weights learn."""
-    module = importlib.import_module("transformers.models.dots1.modeling_dots1")
+    module: Any = importlib.import_module("transformers.models.dots1.modeling_dots1")
     functional = module.F
 
     class Skewed:
