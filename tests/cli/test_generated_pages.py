@@ -66,6 +66,7 @@ def test_every_exit_code_but_the_reserved_one_is_that_of_an_error(generator: Mod
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 RELIABILITY = ROOT / "docs" / "reliability.md"
+PRETRAINING = ROOT / "docs" / "pretraining-problems.md"
 SOURCES = [*ROOT.glob("packages/*/src/**/*.py"), *ROOT.glob("kernels/src/**/*.py")]
 
 
@@ -95,3 +96,15 @@ def test_every_label_of_a_fault_is_explained_beside_tests_that_exist() -> None:
     templates = {label for path in SOURCES for label in re.findall(r"\(template (F\d+)\)", path.read_text())}
     assert all(f"{label} is the message" in page for label in templates)
     assert [file for file in re.findall(r"`([\w/-]+/test_\w+\.py)`", page) if not (ROOT / file).is_file()] == []
+
+
+def test_every_promise_of_pretraining_is_beside_tests_that_exist_or_a_benchmark() -> None:
+    rows = re.findall(r"^\| (\d[a-z]) \|(.*)$", PRETRAINING.read_text(), flags=re.M)
+    letters = {"1": "abcde", "2": "abcdefg", "3": "abcdef", "4": "abcdefghij", "5": "abcdefgh", "6": "abcdefgh"}
+    assert [label for label, _ in rows] == [number + letter for number in letters for letter in letters[number]]
+    for label, text in rows:
+        named = re.findall(r"`([\w/-]+\.py)(?:::(test_\w+))?`", text)
+        assert named, f"{label} names no test"
+        for file, test in named:
+            assert test or file.startswith("benchmarks/"), f"{label}: {file}"
+            assert f"def {test}(" in (ROOT / file).read_text() if test else (ROOT / file).is_file(), f"{label}: {test}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ NEEDS = {
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, call: Callable[..., Any]) -> Iterator[Path]:
+def run(tmp_path_factory: pytest.TempPathFactory, call: Callable[..., Any]) -> Path:
     """A run of one step."""
     folder = tmp_path_factory.mktemp("shapes")
     (folder / "text.txt").write_text("Before we proceed any further, hear me speak. " * 10)
@@ -85,7 +85,7 @@ def test_another_decoder_is_refused_with_the_setting_and_both_values(
     problem = outcome.problem
     assert (outcome.code, problem["code"]) == (2, "identity.fixed"), problem
     # what a setting needs beside it differs too, and is told first
-    first, value = (NEEDS.get(name, f"--{name} {OTHERS[name]}").split() + ["true"])[:2]
+    first, value = [*NEEDS.get(name, f"--{name} {OTHERS[name]}").split(), "true"][:2]
     assert problem["what"].startswith(f"a resume cannot change {first[2:]} from ")
     assert problem["what"].endswith(f" to {value}")
     assert problem["do"] == f"leave {first} out"

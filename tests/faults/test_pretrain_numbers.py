@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -21,7 +22,7 @@ NO_BUDGET = ("--max_rows_set_aside", "0", "--max_refused_steps", "0")
 SIX_LAYERS = (*FLAGS, "--num_layers", "6")
 
 
-def faults_of(run: Path) -> list[dict[str, object]]:
+def faults_of(run: Path) -> list[dict[str, Any]]:
     return [fault for row in read_rows(run / "numerics.jsonl") for fault in row["faults"]]
 
 

@@ -1,7 +1,7 @@
 """Steps that are refused, run out of memory or meet a changed bit: on one and two ranks the run ends as if undisturbed.
 
-Policy, supervised and critic losses on AdamW over replicas; every rank ends with the same weights, which are those of
-a run that never saw the fault.
+Losses of a policy, of demonstrations, of pre-training and of a critic, on AdamW over replicas; every rank ends with the
+same weights, which are those of a run that never saw the fault.
 """
 
 from __future__ import annotations

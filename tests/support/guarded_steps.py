@@ -1,4 +1,4 @@
-"""Optimizer steps of a policy, a supervised policy and a critic over replicas, with faults at chosen rows."""
+"""Optimizer steps of a policy (three losses) and of a critic over replicas, with faults at chosen rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_algos.algorithms.published import Grpo
+from rft_algos.algorithms.published import Grpo, Sft
+from rft_core.packed_tokens import PackedTokens
 from rft_dist.collectives import TorchCollectives
 from rft_dist.strategies.data_parallel import DataParallelOptimizer
 from rft_dist.testing.thread_ranks import run_in_threads
@@ -25,9 +26,19 @@ from rft_trainer.update.numeric_guard import NumericGuard
 from rft_trainer.update.optimizer_step import MicroBatchOutput, UpdateOutcome, Updater
 from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
+from rft_trainer.update.supervised_loss import SupervisedLoss
 
-KINDS = ("policy", "supervised", "critic")
+KINDS = ("policy", "supervised", "critic", "pretrain")
 NUM_STEPS, BATCH = 6, 6
+
+
+class PretrainedBigram(BigramPolicy):
+    """What pre-training with `--z_loss_coef` asks of a policy."""
+
+    def vocabulary_terms(self, tokens: PackedTokens, *, with_mean: bool) -> tuple[Tensor, Tensor, None]:
+        logprobs_T, _ = self.token_logprobs(tokens)
+        previous_T = torch.cat([tokens.token_ids_T[:1], tokens.token_ids_T[:-1]])
+        return logprobs_T, self.table[previous_T].logsumexp(-1), None
 
 
 def rows(step: int) -> list[TrainingSample]:
@@ -94,6 +105,9 @@ class Rank:
         if self.kind == "critic":
             self.model = TokenCritic(6, dtype=torch.float64)
             inner: Any = ValueLoss(self.model, ValueObjective(None))
+        elif self.kind == "pretrain":
+            self.model = PretrainedBigram(6, dtype=torch.float64)
+            inner = SupervisedLoss(self.model, Sft(z_loss_coef=0.01))
         else:
             self.model = BigramPolicy(6, dtype=torch.float64)
             objective: Any = PolicyObjective(Grpo(kl_place="none", kl_coef=0.0))

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rft.pretraining import stage as pretrain
 from rft.stages import rl, sft
@@ -425,7 +426,7 @@ def compile_with(name: str) -> None:
 
 def skew_routers(widest: float) -> None:
     """Add fixed numbers from -widest to widest to the logits of every router of dots1, whatever its weights learn."""
-    module = importlib.import_module("transformers.models.dots1.modeling_dots1")
+    module: Any = importlib.import_module("transformers.models.dots1.modeling_dots1")
     functional = module.F
 
     class Skewed:
@@ -460,3 +461,37 @@ def save_gradients(path: str) -> None:
         optimizer.step = noted
 
     _wrap_run(rl, found)
+
+
+def count_host_reads(path: str) -> None:
+    """Append the reads of tensors by the host to a file, one line a forward and backward of a training step.
+
+    Counted are `item()` and tests of a truth, both of which are one operation of torch.
+    """
+
+    class Reads(TorchDispatchMode):
+        number = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+            self.number += function is torch.ops.aten._local_scalar_dense.default
+            return function(*arguments, **(named or {}))
+
+    def found(training: Any) -> None:
+        inner = training.updater._loss
+
+        class Counted:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(inner, name)
+
+            def __call__(self, batch: Any, counts: Any, totals: Any) -> Any:
+                with Reads() as reads:
+                    output = inner(batch, counts, totals)
+                    torch.autograd.grad(output.loss, training.updater.model.model.lm_head.weight, retain_graph=True)
+                with open(path, "a", encoding="ascii") as file:
+                    file.write(f"{reads.number}\n")
+                return output
+
+        training.updater._loss = Counted()
+
+    for stage in STAGES:
+        _wrap_run(stage, found)

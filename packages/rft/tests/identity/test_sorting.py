@@ -53,7 +53,7 @@ def test_what_no_resume_can_change_decides_the_result() -> None:
     assert sorting.FIXED["seed"].differs(1, 2)
 
 
-def test_no_resume_of_a_pretraining_run_changes_its_decoder_and_other_commands_have_the_names_for_other_things() -> None:
+def test_no_resume_of_pretraining_changes_its_decoder_whose_names_are_other_settings_elsewhere() -> None:
     decoder = {item.name for item in fields(DecoderSettings)} | {"tokenizer", "tokenizer_size"}
     assert set(sorting.FIXED_OF["pretrain"]) == decoder
     assert decoder <= sorting.DECIDES

@@ -120,7 +120,9 @@ FIXED: Mapping[str, Fixed] = {
 }
 """Settings that no resume can change, by name."""
 
-_DECODER = Fixed("the weights and moments in the checkpoint are those of the decoder that it describes", from_weights=False)
+_DECODER = Fixed(
+    "the weights and moments in the checkpoint are those of the decoder that it describes", from_weights=False
+)
 FIXED_OF: Mapping[str, Mapping[str, Fixed]] = {
     "pretrain": dict.fromkeys(
         _names("""

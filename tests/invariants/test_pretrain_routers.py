@@ -1,0 +1,72 @@
+"""Pre-training a mixture of experts: a skew of its routers is balanced, and loads are those of the whole step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.compare import read_rows
+from support.runs import ForkServer
+from support.setup import TinyTask
+
+pytestmark = pytest.mark.xdist_group("invariants")
+
+EXPERTS = (
+    "--dropout",
+    "0",
+    "--use_moe",
+    "--family",
+    "dots1",
+    "--num_experts",
+    "8",
+    "--top_k",
+    "2",
+    "--shared_experts",
+    "1",
+)
+FEW = ("--eval_steps", "0", "--save_steps", "0", "--patience", "0", "--micro_train_batch_size", "32")
+
+
+def skewed(server: ForkServer, task: TinyTask, run: Path, *more: str) -> tuple[list[float], float]:
+    """(MaxVio of the worst layer of each step, held-out loss at the end) where the routers' inputs prefer some."""
+    steps = ("--max_steps", "60", "--max_epochs", "99", "--train_batch_size", "24")
+    words = task.words("pretrain", run, *EXPERTS, *FEW, *steps, *more)
+    server.must_finish(*words, preludes=[("skew_routers", [1.0])])
+    worst = [row["router/max_violation_worst"] for row in read_rows(run / "metrics.jsonl")]
+    return worst, read_rows(run / "evals.jsonl")[-1]["eval/loss"]
+
+
+def test_a_skew_that_does_not_go_away_is_balanced_by_the_bias_and_not_without_it(
+    server: ForkServer, task: TinyTask, runs: Path
+) -> None:
+    without, loss_without = skewed(server, task, runs / "without")
+    balanced, loss = skewed(server, task, runs / "balanced", "--balance_bias_rate", "0.01")
+    assert min(without) > 1.0
+    assert balanced[0] > 1.0
+    assert max(balanced[-10:]) < 0.3
+    assert loss <= loss_without
+
+
+def test_loads_of_two_ranks_are_those_of_one_with_two_micro_batches(
+    server: ForkServer, task: TinyTask, runs: Path
+) -> None:
+    # a rate that changes no route: then the counts are the same numbers in every step
+    words = (*EXPERTS, *FEW[:-2], "--max_steps", "3", "--train_batch_size", "6", "--learning_rate", "1e-12")
+    server.must_finish(*task.words("pretrain", runs / "one", *words, "--micro_train_batch_size", "3"))
+    server.must_finish(*task.words("pretrain", runs / "two", *words, "--micro_train_batch_size", "6"), num_ranks=2)
+    rows, others = (read_rows(runs / name / "metrics.jsonl") for name in ("one", "two"))
+    assert [row["policy/micro_batches"] for row in rows] == [2, 2, 2]
+    names = ("router/max_violation", "router/max_violation_worst", "router/dead_experts", "router/entropy")
+    for row, other in zip(rows, others, strict=True):
+        assert [row[name] for name in names] == [other[name] for name in names]
+
+
+@pytest.mark.parametrize("model", [(), EXPERTS], ids=["dense", "experts"])
+def test_no_forward_or_backward_of_a_step_reads_a_tensor_on_the_host(
+    server: ForkServer, task: TinyTask, runs: Path, model: tuple[str, ...]
+) -> None:
+    words = task.words("pretrain", runs / "run", "--dropout", "0", *model, *FEW, "--max_steps", "3")
+    server.must_finish(*words, preludes=[("count_host_reads", [str(runs / "reads.txt")])])
+    reads = (runs / "reads.txt").read_text().split()
+    assert len(reads) >= 3
+    assert set(reads) == {"0"}
