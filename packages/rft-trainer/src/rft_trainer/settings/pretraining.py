@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rft_trainer.settings.evaluation import EvaluationSettings
 from rft_trainer.settings.sft import SequenceTrainingSettings
@@ -132,6 +133,13 @@ class PretrainTrainingSettings(SequenceTrainingSettings):
 
     max_len: int | None = field(default=None, metadata={"minimum": 2})
     """Tokens of a window; none = what the model can take."""
+
+    fit_memory: Literal["auto", "off"] = "auto"
+    """auto = where a step would exceed the memory of a rank, the start chooses, of the settings that are not given:
+    `fused_linear_logprob`, then smaller micro-batches, then `gradient_checkpointing`; a step keeps its windows."""
+
+    memory_limit_gb: int = field(default=0, metadata={"minimum": 0})
+    """GiB that a rank may take (with `fit_memory`); 0 = what the GPU has, and on a CPU no limit."""
 
     z_loss_coef: float = field(default=0.0, metadata={"minimum": 0.0})
     """Weight of (log Z)^2 of each learned token in the loss, Z the sum of exp(logit); PaLM has 1e-4."""

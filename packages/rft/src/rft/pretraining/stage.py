@@ -11,6 +11,7 @@ from rft.front_end import SILENT, FrontEnd
 from rft.identity.contents import rows_content, run_contents
 from rft.identity.record import Content
 from rft.pretraining.continued_texts import ContinuedTexts
+from rft.pretraining.memory_fit import fitted_on_all_ranks
 from rft.pretraining.new_decoder import with_decoder
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun
@@ -124,5 +125,12 @@ def train(
 ) -> TrainedRun:
     """Run pre-training from its settings to its end, as `train_on_rows` describes."""
     return train_on_rows(
-        read_pretrain, resolved, command, in_place=in_place, signals=signals, front=front, prepare=with_decoder
+        read_pretrain,
+        resolved,
+        command,
+        in_place=in_place,
+        signals=signals,
+        front=front,
+        prepare=with_decoder,
+        fit=fitted_on_all_ranks,
     )

@@ -25,6 +25,7 @@ def problems(given: SourcedValues) -> Iterator[Problem]:
     yield from _data(given.values, given.make_problem)
     yield from _decoder(given)
     yield from _terms(given.values, given.make_problem)
+    yield from _memory(given.values, given.make_problem)
     yield from _length(given)
     yield from training_problems(given)
 
@@ -65,6 +66,12 @@ def _terms(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     if values["z_loss_coef"] and values["aux_loss_coef"]:
         why = "z_loss_coef has a forward of its own, without the loss of the routers"
         yield make_problem("pretrain.z_loss_moe", ["z_loss_coef", "aux_loss_coef"], why, "--z_loss_coef 0")
+
+
+def _memory(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
+    if values["memory_limit_gb"] and values["fit_memory"] == "off":
+        why = "a limit is kept by choosing settings that need less, and nothing is chosen"
+        yield make_problem("pretrain.unused_limit", ["memory_limit_gb", "fit_memory"], why, "--fit_memory auto")
 
 
 def _length(given: SourcedValues) -> Iterator[Problem]:

@@ -221,6 +221,8 @@ class PretrainKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     depth: int
     train_tokens: int
     train_batch_tokens: int
+    fit_memory: Literal["auto", "off"]
+    memory_limit_gb: int
     z_loss_coef: float
     sample_texts: int
     sample_tokens: int
