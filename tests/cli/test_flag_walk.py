@@ -581,6 +581,7 @@ PRETRAIN = {name: row for name, row in SHARED.items() if name not in NOT_OF_TEXT
     "data_store_path": Row(f"--data_store_path {BENCH}/other_tokens", "plan"),
     "data_store_workers": Row("--data_store_workers 3", "calls:text workers", f"--data_store_path {BENCH}/more_tokens"),
     "sample_texts": Row("--sample_texts 1", "rollouts"),
+    "keep_best": Row("--keep_best", "refused:pretrain.no_held_out", "--eval_data="),
     "fit_memory": Row("--fit_memory off", "refused:pretrain.unused_limit", "--memory_limit_gb 8"),
     "memory_limit_gb": Row("--memory_limit_gb 1", "plan"),
     "sample_tokens": Row("--sample_tokens 2", "rollouts"),

@@ -149,6 +149,10 @@ class PretrainTrainingSettings(SequenceTrainingSettings):
 class PretrainEvaluationSettings(EvaluationSettings):
     """The schedule of held-out evaluations, and the texts that the model continues at the end."""
 
+    keep_best: bool = False
+    """Save at every evaluation with a lower held-out loss than all before, and keep that checkpoint beyond
+    `max_ckpt_num` and `max_ckpt_mem` until there is a better one."""
+
     sample_texts: int = field(default=3, metadata={"minimum": 0})
     """Texts that the model continues at the end of the run, from the first tokens of held-out windows or, without any,
     from nothing; shown at the end and in samples.html; 0 = none."""

@@ -79,6 +79,9 @@ def build_pretrain(
     # the length in tokens, and a batch of tokens, are known now that the text is counted
     parts["max_steps"], parts["train_batch_size"] = data.num_steps, data.train_batch_size
     held_out = rows.held_out
+    keeps_best, progress = settings.evaluation.keep_best, state.progress
+    if keeps_best and progress.best_reward is not None:
+        state.saver.keep(progress.best_step)
     texts = ContinuedTexts(settings, started, tokenizer, held_out)
     return PretrainLoop(
         **parts,
@@ -90,6 +93,7 @@ def build_pretrain(
         eval_max_sequences=chosen.micro_train_batch_size,
         eval_max_tokens=chosen.max_tokens_per_micro_batch,
         device=machine.device,
+        keeps_best=keeps_best,
         continue_texts=texts if settings.evaluation.sample_texts else None,
     )
 

@@ -31,7 +31,7 @@ def problems(given: SourcedValues) -> Iterator[Problem]:
 
 
 def _data(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
-    for name in ("patience", "target_loss"):
+    for name in ("patience", "target_loss", "keep_best"):
         if values[name] and not values["eval_data"] and not values["held_out_share"]:
             why = f"{name} depends on the held-out loss, and nothing is held out"
             yield make_problem("pretrain.no_held_out", [name, "held_out_share"], why, "--held_out_share 0.1")

@@ -224,6 +224,7 @@ class PretrainKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     fit_memory: Literal["auto", "off"]
     memory_limit_gb: int
     z_loss_coef: float
+    keep_best: bool
     sample_texts: int
     sample_tokens: int
 
