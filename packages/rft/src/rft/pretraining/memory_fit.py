@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -48,7 +49,12 @@ def _limit(resolved: Resolved[PretrainSettings], machine: Machine) -> int:
     if chosen.fit_memory == "off" or chosen.memory_limit_gb:
         return chosen.memory_limit_gb
     device = torch.device(machine.device)
-    return torch.cuda.get_device_properties(device).total_memory // _GIB if device.type == "cuda" else 0
+    return _gpu_bytes(device) // _GIB if device.type == "cuda" else 0
+
+
+def _gpu_bytes(device: torch.device) -> int:
+    cuda: Any = torch.cuda  # torch leaves the type of its properties open
+    return int(cuda.get_device_properties(device).total_memory)
 
 
 def _fitted(resolved: Resolved[PretrainSettings], world_size: int, limit: int) -> Resolved[PretrainSettings]:
