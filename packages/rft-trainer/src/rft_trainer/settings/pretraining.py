@@ -91,7 +91,8 @@ class PretrainDataSettings(TextSettings):
     """Number of held-out windows to use, of each set; 0 = all."""
 
     data_store_path: str = ""
-    """Directory of the tokens on disk, which later runs on the same texts take again; empty = ~/.cache/rft/data."""
+    """Directory of the tokens on disk, which later runs on the same texts take again; empty = data in
+    `RFT_CACHE`, else in ~/.cache/rft."""
 
     data_store_workers: int = field(default=0, metadata={"minimum": 0})
     """Processes that tokenise texts; 0 = one a core, where there is enough text for more than one. Their number changes
@@ -201,7 +202,8 @@ class PerplexityDataSettings:
     """Windows in one forward pass."""
 
     data_store_path: str = ""
-    """Directory of the tokens on disk; empty = ~/.cache/rft/data."""
+    """Directory of the tokens on disk; empty = data in
+    `RFT_CACHE`, else in ~/.cache/rft."""
 
     data_store_workers: int = field(default=0, metadata={"minimum": 0})
     """Processes that tokenise texts; 0 = one a core, where there is enough text for more than one."""
