@@ -182,3 +182,17 @@ def test_the_best_checkpoint_outlives_newer_ones(rft_train: Any, runs: Path, bas
     assert sorted(path.name for path in folder.glob("step_*")) == ["step_000000", "step_000003"]
     told = [json.loads(line)["eval/best_step"] for line in (runs / "run" / "evals.jsonl").read_text().splitlines()]
     assert told == [0] * 4
+
+
+def test_a_run_on_texts_keeps_the_checkpoint_of_its_lowest_loss(
+    rft_train: Any, runs: Path, base_words: dict[str, list[str]]
+) -> None:
+    words = [*base_words["pretrain"], "--eval_steps", "1", "--save_steps", "1", "--max_ckpt_num", "1", "--keep_best"]
+    # a rate that makes it worse from the first step on
+    few = rft_train("pretrain", *words, "--save_path", "run", "--learning_rate", "10", "--max_steps", "2")
+    assert few.code == 0, few.err
+    folder = runs / "run" / "checkpoints"
+    assert sorted(path.name for path in folder.glob("step_*")) == ["step_000000", "step_000002"]
+    # the resumed run remembers it
+    assert rft_train("resume", "run", "--max_steps", "3").code == 0
+    assert sorted(path.name for path in folder.glob("step_*")) == ["step_000000", "step_000003"]

@@ -10,6 +10,7 @@ import pytest
 
 from rft.config.errors import SettingsError
 from rft.config.schema import schema
+from rft.library.keyword_settings import resolved as of_keywords
 from rft.resolved import Resolved
 from rft_cli.config.resolve import resolve
 from rft_cli.main import main
@@ -192,3 +193,13 @@ def test_the_help_lists_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pretrain", "--help"]) == 0
     printed = capsys.readouterr().out
     assert [row.name for row in FIELDS if f"{row.group}.{row.name}" not in printed] == []
+
+
+@pytest.mark.parametrize("text", ["training:\n  batch_size: 64\n", "training.batch_size: 64\n"])
+def test_files_of_the_library_have_the_names_of_the_guide_too(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "guide.yaml"
+    file.write_text(text + "prompt_data: text.txt\nmodel:\n  hidden_size: 128\n")
+    found = of_keywords("pretrain", {"num_layers": 3}, file)
+    values = found.values
+    assert (values["train_batch_size"], values["hidden_size"], values["num_layers"]) == (64, 128, 3)
+    assert "guide.yaml" in str(found.origins["train_batch_size"])

@@ -84,6 +84,7 @@ def _check_training(training: Training, resolved: Resolved[Any], machine: Machin
     from rft.hub.run_settings import without_weights
     from rft_cli.pages import run_plan
 
+    resolved = load(training.fit)(resolved, machine) if training.fit else resolved
     with without_weights(resolved) as (resolved, listed):
         checked = load(training.check)(resolved.settings, machine.ranks.world_size)
         run_plan.show(training, resolved, checked.data, machine)

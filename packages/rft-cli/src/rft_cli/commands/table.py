@@ -66,6 +66,7 @@ load_checkpoint nproc seed run_name log_interval use_wandb use_tensorboard pretr
         check="rft.check:check_pretrain",
         workload="rft.planning.workload:SFT",
         prepare="rft.pretraining.new_decoder:with_decoder",
+        fit="rft.pretraining.memory_fit:fitted",
         plan_lines="rft_cli.pages.pretraining.pretrain_plan:pretrain_lines",
         models="rft_cli.pages.run_plan:trained_model_lines",
         next_commands="rft_cli.pages.advice:after_pretrain",

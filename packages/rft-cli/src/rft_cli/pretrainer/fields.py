@@ -230,7 +230,7 @@ FIELDS: tuple[GuideField, ...] = (
         kind=bool,
         default="true",
         to="keep_best",
-        about="true is refused: the best weights are kept where they end the run (--patience N)",
+        about="by the held-out loss; true needs --held_out_share or --eval_data",
     ),
     GuideField(group="logging", name="log_interval", kind=int, default="10", to="log_interval"),
     GuideField(

@@ -57,7 +57,7 @@ def translate(option: GivenSetting, value: Any) -> Translated:
     row = field_of(option.name)
     said = () if option.name == row.flat_name else (f"{option.written} is {row.group}.{row.name} of the guide",)
     special = _SPECIAL.get(row.flat_name)
-    if row.to in schema(COMMAND) and (special is None or row.flat_name in _ONCE_MISSING):
+    if row.to in schema(COMMAND) and special is None:
         return Translated((_renamed(option, row.to, option.texts),), said)
     assert special is not None, f"{row.flat_name} has neither a setting nor a meaning"
     meant = special(option, value)
@@ -148,12 +148,6 @@ def _compile(option: GivenSetting, wanted: bool) -> Translated:
     return Translated((_renamed(option, "compile", ("auto" if is_on else "off",)),))
 
 
-def _save_best(option: GivenSetting, wanted: bool) -> Translated:
-    if not wanted:
-        return Translated()
-    return _refused(option, "the best weights are kept where they end the run", "--patience 3")
-
-
 def _resume(option: GivenSetting, value: str | None) -> Translated:
     if value in (None, "", "none"):
         return Translated()
@@ -185,8 +179,6 @@ _WORDS: dict[str, dict[str, str]] = {
     "amp_dtype": {"float16": "fp16", "bfloat16": "bf16"},
 }
 """Values that have another word here."""
-_ONCE_MISSING = ("checkpoint_save_best",)
-"""Fields whose setting the command may not have; until then they mean what is below."""
 _SPECIAL: dict[str, Callable[[GivenSetting, Any], Translated]] = {
     "training_scheduler_type": _schedule,
     "training_warmup_epochs": _warmup,
@@ -201,7 +193,6 @@ _SPECIAL: dict[str, Callable[[GivenSetting, Any], Translated]] = {
     "optimization_prefetch_factor": _no_loader,
     "optimization_persistent_workers": _no_loader,
     "checkpoint_resume_from_checkpoint": _resume,
-    "checkpoint_save_best": _save_best,
     "logging_log_level": _log_level,
     "logging_save_logs": _save_logs,
 }

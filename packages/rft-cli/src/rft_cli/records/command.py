@@ -58,6 +58,8 @@ class Training:
     """The number of its evaluations."""
     prepare: str = ""
     """`(resolved) -> resolved`: make what the settings describe and do not name, such as a new model, and name it."""
+    fit: str = ""
+    """`(resolved, machine) -> resolved`: choose what follows from the memory of the machine; empty = nothing does."""
     line: tuple[Measure, ...] = ()
     """What the line of a step and the live panel show beside `measure`, where the step has it."""
     curves: str

@@ -7,6 +7,7 @@ evaluate    the held-out rows, and once more under the moving averages of the we
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,8 @@ class SupervisedLoop(TrainingLoop[DataT]):
     max_refused_in_a_row: int
     averages: SwapInEma | None = None
     """Swaps the moving averages of the weights in, to be evaluated too."""
+    keeps_best: bool = False
+    """Whether the checkpoint of the lowest held-out loss is saved, and kept from retention."""
     trainer: Trainer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -127,6 +130,9 @@ class SupervisedLoop(TrainingLoop[DataT]):
         with self.timer.phase(Phase.EVAL):
             result = self._measure()
             if result is not None:
+                # kept before the save of the same step; a loss that is no number is never the best
+                if self.keeps_best and math.isfinite(result.loss) and self.progress.observe(-result.loss):
+                    self.saver.keep(self.progress.step)
                 measured |= result.metrics
                 if self.averages is not None and self.progress.step:  # they begin as the weights
                     measured |= self._measure_averages(self.averages)

@@ -54,7 +54,8 @@ class Progress:
     the guards of their steps.
     `rollbacks` are the steps that failed and made the run go back to a checkpoint.
     `owed_evaluation` is the name of an evaluation at this step that has begun and not ended; empty for none.
-    `best_reward` is the highest held-out reward, at `best_step`, in a run that keeps its checkpoint; else None.
+    `best_reward` is the highest held-out reward, or the lowest held-out loss with its sign changed, at `best_step`, in
+    a run that keeps its checkpoint; else None.
     """
 
     step: int = 0

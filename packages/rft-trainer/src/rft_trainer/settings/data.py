@@ -124,7 +124,8 @@ class StoredRowsSettings(TrainRowsSettings):
     auto = for .jsonl and .parquet files of more than 256 MiB in all."""
 
     data_store_path: str = ""
-    """Directory of these files, which later runs on the same data take again; empty = ~/.cache/rft/data."""
+    """Directory of these files, which later runs on the same data take again; empty = data in
+    `RFT_CACHE`, else in ~/.cache/rft."""
 
     data_store_workers: int = field(default=0, metadata={"minimum": 0})
     """Processes that tokenise rows for the data store; 0 = one a core, where there are enough rows for more than one.

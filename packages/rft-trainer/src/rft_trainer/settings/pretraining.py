@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rft_trainer.settings.evaluation import EvaluationSettings
 from rft_trainer.settings.sft import SequenceTrainingSettings
@@ -90,7 +91,8 @@ class PretrainDataSettings(TextSettings):
     """Number of held-out windows to use, of each set; 0 = all."""
 
     data_store_path: str = ""
-    """Directory of the tokens on disk, which later runs on the same texts take again; empty = ~/.cache/rft/data."""
+    """Directory of the tokens on disk, which later runs on the same texts take again; empty = data in
+    `RFT_CACHE`, else in ~/.cache/rft."""
 
     data_store_workers: int = field(default=0, metadata={"minimum": 0})
     """Processes that tokenise texts; 0 = one a core, where there is enough text for more than one. Their number changes
@@ -141,6 +143,13 @@ class PretrainTrainingSettings(SequenceTrainingSettings):
     max_len: int | None = field(default=None, metadata={"minimum": 2})
     """Tokens of a window; none = what the model can take."""
 
+    fit_memory: Literal["auto", "off"] = "auto"
+    """auto = where a step would exceed the memory of a rank, the start chooses, of the settings that are not given:
+    `fused_linear_logprob`, then smaller micro-batches, then `gradient_checkpointing`; a step keeps its windows."""
+
+    memory_limit_gb: int = field(default=0, metadata={"minimum": 0})
+    """GiB that a rank may take (with `fit_memory`); 0 = what the GPU has, and on a CPU no limit."""
+
     z_loss_coef: float = field(default=0.0, metadata={"minimum": 0.0})
     """Weight of (log Z)^2 of each learned token in the loss, Z the sum of exp(logit); PaLM has 1e-4."""
 
@@ -148,6 +157,10 @@ class PretrainTrainingSettings(SequenceTrainingSettings):
 @dataclass(frozen=True, kw_only=True)
 class PretrainEvaluationSettings(EvaluationSettings):
     """The schedule of held-out evaluations, and the texts that the model continues at the end."""
+
+    keep_best: bool = False
+    """Save at every evaluation with a lower held-out loss than all before, and keep that checkpoint beyond
+    `max_ckpt_num` and `max_ckpt_mem` until there is a better one."""
 
     sample_texts: int = field(default=3, metadata={"minimum": 0})
     """Texts that the model continues at the end of the run, from the first tokens of held-out windows or, without any,
@@ -197,7 +210,8 @@ class PerplexityDataSettings:
     """Windows in one forward pass."""
 
     data_store_path: str = ""
-    """Directory of the tokens on disk; empty = ~/.cache/rft/data."""
+    """Directory of the tokens on disk; empty = data in
+    `RFT_CACHE`, else in ~/.cache/rft."""
 
     data_store_workers: int = field(default=0, metadata={"minimum": 0})
     """Processes that tokenise texts; 0 = one a core, where there is enough text for more than one."""

@@ -10,7 +10,7 @@ import pytest
 from token_shards_doubles import Characters, joined_text
 
 from rft_core.errors import DataError, OptionsError
-from rft_trainer.data.token_shards.open import PretrainRows, open_windows, separator_of
+from rft_trainer.data.token_shards.open import PretrainRows, open_windows, separator_of, store_directory
 from rft_trainer.settings.pretraining import PretrainDataSettings
 
 TEXT = "".join(f"line {number} é\n" for number in range(100))
@@ -114,3 +114,13 @@ def test_an_unknown_suffix_is_refused(data: PretrainDataSettings, tmp_path: Path
 @pytest.mark.parametrize(("text", "separator"), [("\\n--\\n", "\n--\n"), ("a\\\\nb", "a\\nb"), ("\\t", "\t"), ("", "")])
 def test_a_separator_is_written_with_backslashes(text: str, separator: str) -> None:
     assert separator_of(text) == separator
+
+
+def test_the_store_lies_where_it_is_chosen_else_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RFT_CACHE", raising=False)
+    assert store_directory("~/tokens") == tmp_path / "tokens"
+    assert store_directory("") == tmp_path / ".cache" / "rft" / "data"
+    monkeypatch.setenv("RFT_CACHE", "~/mine")
+    assert store_directory("") == tmp_path / "mine" / "data"
+    assert store_directory("/else") == Path("/else")

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 GROUP = "rft.commands"
 """Group of entry points that name records."""
+SPELLINGS = "rft.spellings"
+"""Group of entry points that name, for a command, `() -> rft.config.spellings.Spellings`."""
 
 
 class ConfiguredCommand(Protocol):
@@ -101,6 +103,12 @@ TOKENIZER = CommandSettings(name="tokenizer", settings="rft.settings:TrainTokeni
 OWN = (SFT, PRETRAIN, DPO, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD, TOKENIZER, PERPLEXITY)
 
 _PROGRAMS: list[Callable[[], Mapping[str, ConfiguredCommand]]] = []
+
+
+def installed_spellings(command: str) -> Any:
+    """Return the names of another program that a command takes beside its own; None where no package has any."""
+    found = next(iter(entry_points(group=SPELLINGS, name=command)), None)
+    return None if found is None else found.load()()
 
 
 def add_program(commands: Callable[[], Mapping[str, ConfiguredCommand]]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from rft.config.commands import installed_spellings
 from rft.config.merged_sources import MergedSources, SettingsFile, defaults, validated
 from rft.config.names import CONFIG, negate, setting_of
 from rft.config.origins import KEYWORD, GivenSetting
@@ -47,6 +48,7 @@ def merged(
 ) -> MergedSources:
     """Return the settings as `resolved` does, with their problems in the place of an error."""
     sources = defaults(command)
+    sources.spellings = installed_spellings(command)
     for reference in [config] if isinstance(config, str | Path) else config:
         sources.add_file(_file(Path(reference).expanduser()))
     for option in (*givens(command, keywords), *own):

@@ -6,8 +6,8 @@ a time, smaller micro-batches, and activations that are computed again, the chea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 HEADROOM = 0.1
@@ -39,6 +39,8 @@ class Ladder:
     """All flags to write; empty where none lowers the peak."""
     training_bytes: int
     """With them."""
+    changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The values behind the flags, by the names of their settings."""
 
     @property
     def fits(self) -> bool:
@@ -53,6 +55,7 @@ def fit_ladder(
     bytes_with: Callable[[Mapping[str, Any]], int],
     *,
     has_token_head: bool = True,
+    fixed: Collection[str] = (),
 ) -> Ladder | None:
     """Go down the rungs until training fits; None where it fits as it is.
 
@@ -62,6 +65,7 @@ def fit_ladder(
         gpu_memory: GiB of the GPU.
         bytes_with: the bytes with other values of some settings.
         has_token_head: whether the model has an output matrix, and logits.
+        fixed: names of settings that no rung may change.
     """
     limit = int(gpu_memory * 2**30 * (1 - HEADROOM))
     if training_bytes <= limit:
@@ -71,13 +75,15 @@ def fit_ladder(
     for change, cost in _rungs(values, has_token_head=has_token_head):
         if training_bytes <= limit:
             break
+        if not change.keys().isdisjoint(fixed):
+            continue
         found = bytes_with({**changed, **change})
         kept = found < training_bytes
         rungs.append(Rung(_flags(change), cost, found, kept))
         if kept:
             changed |= change
             training_bytes = found
-    return Ladder(limit, rungs, _flags(changed), training_bytes)
+    return Ladder(limit, rungs, _flags(changed), training_bytes, changed)
 
 
 def _rungs(values: Mapping[str, Any], *, has_token_head: bool) -> Iterator[tuple[dict[str, Any], str]]:

@@ -61,6 +61,8 @@ class PlanRequest:
     """One of `SHARDING_NAMES`, in place of what the settings select; empty = as they do."""
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
     """Where a number was written, of those that are no flag's."""
+    fixed: frozenset[str] = frozenset()
+    """Settings that stay as they are where the step does not fit."""
     traced: bool = False
     """Whether a step is traced, for what it holds at its peak, which imports torch; else it is bounded by formula."""
 
@@ -78,7 +80,7 @@ class RunPlan:
     parameters: int
     notes: list[str]
     gpu_memory: int | None
-    """GiB of each GPU, where it was given."""
+    """GiB of each GPU, where it was given, or of each rank (`memory_limit_gb`)."""
     images: ImagePlan | None = None
     """Of the training rows; None without images, or where the data are not on this machine."""
     ladder: Ladder | None = None
@@ -116,7 +118,12 @@ def plan_run(request: PlanRequest, resolved: Resolved[Any], workload: Workload) 
         return _plan(request, resolved.with_values(changes), workload).training_bytes
 
     ladder = fit_ladder(
-        resolved.values, plan.training_bytes, plan.gpu_memory, bytes_with, has_token_head=workload.has_token_head
+        resolved.values,
+        plan.training_bytes,
+        plan.gpu_memory,
+        bytes_with,
+        has_token_head=workload.has_token_head,
+        fixed=request.fixed,
     )
     return replace(plan, ladder=ladder)
 
@@ -132,7 +139,7 @@ def _plan(request: PlanRequest, resolved: Resolved[Any], workload: Workload) -> 
     refuse_uneven_experts_of(values["pretrain"], values["ep_size"])
     refuse_uneven_group(values["ep_size"], grid.world_size, **EXPERTS)
     training, more = _training(request, resolved, grid, workload)
-    memory = request.numbers.get("gpu_memory")
+    memory = request.numbers.get("gpu_memory") or values.get("memory_limit_gb") or None
     engine = engine_parts(values, sizes, training, memory)
     step, about = _traced(request, resolved, workload, grid, sizes, training)
     terms = estimate(sizes, training) if step is None else estimate(sizes, training, step)

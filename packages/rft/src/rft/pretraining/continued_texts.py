@@ -22,6 +22,7 @@ from rft_trainer.data.token_shards.windows import TokenWindows
 from rft_trainer.records.rollouts import TrainingSample
 
 _LOG = logging.getLogger(__name__)
+_NONE = "no texts of the model at the end of the run: %s"
 _PROMPT_TOKENS = 16
 """Tokens of held-out text that a text begins with, at most half of those that are there."""
 
@@ -42,9 +43,11 @@ class ContinuedTexts:
         """
         try:
             rows = self._rows()
-        except (RftError, torch.OutOfMemoryError) as error:
-            why = error.problem.what if isinstance(error, RftError) else "no memory for a second copy of the model"
-            _LOG.warning("no texts of the model at the end of the run: %s", why)
+        except RftError as error:
+            _LOG.warning(_NONE, error.problem.what)
+            return
+        except torch.OutOfMemoryError:
+            _LOG.warning(_NONE, "no memory for a second copy of the model")
             return
         self.started.directory.write_rollouts(step, rows)
 

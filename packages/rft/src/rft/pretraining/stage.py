@@ -11,6 +11,7 @@ from rft.front_end import SILENT, FrontEnd
 from rft.identity.contents import rows_content, run_contents
 from rft.identity.record import Content
 from rft.pretraining.continued_texts import ContinuedTexts
+from rft.pretraining.memory_fit import fitted_on_all_ranks
 from rft.pretraining.new_decoder import with_decoder
 from rft.pretraining.rate_lengths import RateLengths, in_steps, rate_lengths
 from rft.resolved import Resolved
@@ -83,6 +84,9 @@ def build_pretrain(
     # the length in tokens, and a batch of tokens, are known now that the text is counted
     parts["max_steps"], parts["train_batch_size"] = data.num_steps, data.train_batch_size
     held_out = rows.held_out
+    keeps_best, progress = settings.evaluation.keep_best, state.progress
+    if keeps_best and progress.best_reward is not None:
+        state.saver.keep(progress.best_step)
     texts = ContinuedTexts(settings, started, tokenizer, held_out)
     return PretrainLoop(
         **parts,
@@ -94,6 +98,7 @@ def build_pretrain(
         eval_max_sequences=chosen.micro_train_batch_size,
         eval_max_tokens=chosen.max_tokens_per_micro_batch,
         device=machine.device,
+        keeps_best=keeps_best,
         continue_texts=texts if settings.evaluation.sample_texts else None,
     )
 
@@ -129,5 +134,12 @@ def train(
 ) -> TrainedRun:
     """Run pre-training from its settings to its end, as `train_on_rows` describes."""
     return train_on_rows(
-        read_pretrain, resolved, command, in_place=in_place, signals=signals, front=front, prepare=with_decoder
+        read_pretrain,
+        resolved,
+        command,
+        in_place=in_place,
+        signals=signals,
+        front=front,
+        prepare=with_decoder,
+        fit=fitted_on_all_ranks,
     )

@@ -29,6 +29,7 @@ from rft_trainer.data.store.shard_plan import SUFFIXES
 from rft_trainer.data.store.shards import VERSION
 from rft_trainer.data.store.worker_pool import FEWEST_SHARDS, BuildWorkers, available_cores, in_workers
 from rft_trainer.data.task_rows import is_task
+from rft_trainer.data.token_shards.open import store_directory
 from rft_trainer.runs.stop_signals import stop_requested
 from rft_trainer.settings.data import StoredRowsSettings
 
@@ -164,7 +165,7 @@ def open_store(
         DataError: a row cannot be used, or none fits.
     """
     specs, files = stored_sources(data), _files(data)
-    root = Path(data.data_store_path or "~/.cache/rft/data").expanduser()
+    root = store_directory(data.data_store_path)
     directory = root / _name(rows, files, tokenizer)
     _LOG.info("training rows are tokenised into %s", directory, extra=ASIDE)
     build = _builder(directory, files, rows, tokenizer, data.data_store_workers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +22,6 @@ from rft_trainer.data.token_shards.windows import (
     num_windows_of,
 )
 from rft_trainer.settings.pretraining import PretrainDataSettings
-
-_DEFAULT_STORE = "~/.cache/rft/data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ def open_windows(
     """
     _check(data, window)
     sources = sources or named_sources(data)
-    root = Path(data.data_store_path or _DEFAULT_STORE).expanduser()
+    root = store_directory(data.data_store_path)
     opening = _Opening(data, tokenizer, root, build or in_this_process(tokenizer), window)
     training, held_out = opening.training(sources.training)
     if sources.held_out:
@@ -176,6 +175,13 @@ class _Opening:
             for what, streams in (("source", training), ("held out of", held_out))
             for name, built in streams
         )
+
+
+def store_directory(chosen: str) -> Path:
+    """Return the directory of data on disk: the one that is chosen, else `data` in `RFT_CACHE` or ~/.cache/rft."""
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("RFT_CACHE") or "~/.cache/rft").expanduser() / "data"
 
 
 def separator_of(text: str) -> str:

@@ -147,7 +147,8 @@ def notes(command: str, values: Values, origins: Origins, defaults: Values) -> l
     if values.get("ckpt_path") and not any(values[name] for name in ways):
         lines.append(f"ckpt_path = {values['ckpt_path']} ({origins['ckpt_path']}) has no effect: {ways[0]} is false")
     for name, (condition, holds) in _NEEDS.items():
-        known = name in values and condition in values
+        # a loss can be that of a share of the training text
+        known = name in values and condition in values and not (name == "keep_best" and values.get("held_out_share"))
         asked = known and origins[name].kind != "default" and values[name] != defaults[name]
         if asked and not holds(values[condition]):
             state = f"{condition} is {as_text(values[condition]) or 'empty'} ({origins[condition]})"

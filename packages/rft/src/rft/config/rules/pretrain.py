@@ -34,12 +34,13 @@ def problems(given: SourcedValues) -> Iterator[Problem]:
     yield from _data(given.values, given.make_problem)
     yield from _decoder(given)
     yield from _terms(given.values, given.make_problem)
+    yield from _memory(given.values, given.make_problem)
     yield from _length(given)
     yield from training_problems(given)
 
 
 def _data(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
-    for name in ("patience", "target_loss"):
+    for name in ("patience", "target_loss", "keep_best"):
         if values[name] and not values["eval_data"] and not values["held_out_share"]:
             why = f"{name} depends on the held-out loss, and nothing is held out"
             yield make_problem("pretrain.no_held_out", [name, "held_out_share"], why, "--held_out_share 0.1")
@@ -74,6 +75,12 @@ def _terms(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     if values["z_loss_coef"] and values["aux_loss_coef"]:
         why = "z_loss_coef has a forward of its own, without the loss of the routers"
         yield make_problem("pretrain.z_loss_moe", ["z_loss_coef", "aux_loss_coef"], why, "--z_loss_coef 0")
+
+
+def _memory(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
+    if values["memory_limit_gb"] and values["fit_memory"] == "off":
+        why = "a limit is kept by choosing settings that need less, and nothing is chosen"
+        yield make_problem("pretrain.unused_limit", ["memory_limit_gb", "fit_memory"], why, "--fit_memory auto")
 
 
 def _length(given: SourcedValues) -> Iterator[Problem]:

@@ -223,7 +223,10 @@ class PretrainKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     train_batch_tokens: int
     lr_warmup_tokens: int
     lr_decay_tokens: int
+    fit_memory: Literal["auto", "off"]
+    memory_limit_gb: int
     z_loss_coef: float
+    keep_best: bool
     sample_texts: int
     sample_tokens: int
 

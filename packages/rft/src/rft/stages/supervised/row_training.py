@@ -12,7 +12,7 @@ from rft.hub.run_settings import with_local_models
 from rft.identity.continuation import continuation, with_commits
 from rft.identity.record import Content
 from rft.process.launching import requested_run
-from rft.process.machine import open_machine
+from rft.process.machine import Machine, open_machine
 from rft.process.rollbacks import with_rollbacks
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun, Training, compared_facts, execute, start
@@ -53,6 +53,7 @@ def train_on_rows(
     signals: StopSignals | None = None,
     front: FrontEnd = SILENT,
     prepare: Callable[[Resolved[SettingsT]], Resolved[SettingsT]] = lambda resolved: resolved,
+    fit: Callable[[Resolved[SettingsT], Machine], Resolved[SettingsT]] = lambda resolved, machine: resolved,
 ) -> TrainedRun:
     """Train from the settings to the end of the run; `in_place` continues the run in that directory.
 
@@ -65,6 +66,7 @@ def train_on_rows(
         front: shows the plan.
         prepare: makes what the settings describe and do not name, such as a new model, and returns the settings that
             name it.
+        fit: chooses what the machine decides, alike on all ranks, and returns the settings with it.
     """
     # before anything is read: a setting that has changed underneath would be told as another fault
     at = with_commits(continuation(resolved, in_place))
@@ -82,6 +84,7 @@ def train_on_rows(
             show_error=front.show_error,
         ) as machine,
     ):
+        local = fit(local, machine)
         rows = read(local)
         facts = compared_facts(at, machine, rows.contents)
         if machine.is_first:
