@@ -8,8 +8,9 @@ goes to 2) on the same windows of tinyshakespeare in the same order, a batch a s
 AdamW and clipping. `torch` is peers/small_qwen3.py, nanoGPT's way; `trainer` is transformers' Trainer with what it
 takes for itself (SDPA, fused AdamW, for the mixture grouped_mm), `trainer_eager` the same with the loop over the
 experts. The gate comes first: the loss of every step agrees to 1e-4 relative. Sides take turns; a figure is the median
-over rounds of the median step of a round, the first two steps left out, and a ratio the median of the rounds' ratios.
-See README.md. The last line is `worst_ratio=<x> against <side> at <case>`.
+over rounds of the median step of a round, the first three steps left out, and a ratio the median of the rounds' ratios;
+the ratio of CPU times beside it holds on a busy machine too. See README.md. The last line is
+`worst_ratio=<x> against <side> at <case>`.
 """
 
 from __future__ import annotations
@@ -33,13 +34,37 @@ RATE, BETAS, SEED = 1e-3, (0.9, 0.95), 42
 SHAPE: dict[str, Any] = {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2}
 CASES: dict[str, dict[str, Any]] = {"dense": {}, "mixture": {"use_moe": True, "num_experts": 8, "top_k": 2}}
 SIDES = {"dense": ("torch", "trainer"), "mixture": ("trainer", "trainer_eager")}
-Steps = tuple[list[float], list[float]]
-"""(loss, seconds) of every step."""
+Steps = tuple[list[float], list[float], list[float]]
+"""(loss, seconds, seconds of CPU) of every step."""
+
+
+class Clock:
+    """Wall and CPU time from the end of a step to that of the next."""
+
+    def __init__(self) -> None:
+        """Begin nothing yet: the first step is one of warm-up."""
+        self._last: tuple[float, float] | None = None
+        self.seconds: list[float] = []
+        self.cpu: list[float] = []
+
+    def step(self) -> None:
+        """End a step."""
+        now = time.perf_counter(), time.process_time()
+        if self._last is not None:
+            self.seconds.append(now[0] - self._last[0])
+            self.cpu.append(now[1] - self._last[1])
+        self._last = now
 
 
 def ours(model: Path, text: Path, steps: int, chosen: argparse.Namespace, folder: Path) -> Steps:
-    """Train with `rft.pretrain`; the seconds are those of whole steps, what writes their metrics included."""
+    """Train with `rft.pretrain`; the rows of the metrics are written in the steps that are timed."""
     import rft
+
+    clock = Clock()
+
+    class Watch(rft.Callback):
+        def on_step(self, *_: Any) -> None:
+            clock.step()
 
     run = rft.pretrain(
         str(text),
@@ -59,26 +84,23 @@ def ours(model: Path, text: Path, steps: int, chosen: argparse.Namespace, folder
         eval_steps=0,
         save_interval=0,
         panel=False,
+        callbacks=[Watch()],
     )
     rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-    seconds = [row["time/step"] - row["time/eval"] - row["time/save"] for row in rows]
-    return [row["sft/loss"] for row in rows], seconds
+    return [row["sft/loss"] for row in rows], clock.seconds, clock.cpu
 
 
 def trainer(model: Path, batches: list[Any], folder: Path, *, experts: str | None = None) -> Steps:
-    """Train with transformers' Trainer; the seconds run from the end of one step to that of the next."""
+    """Train with transformers' Trainer."""
     from torch.utils.data import SequentialSampler
     from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
     losses: list[float] = []
-    ends: list[float] = []
+    clock = Clock()
 
     class Watch(TrainerCallback):
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            ends.append(time.perf_counter())
-
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            ends.append(time.perf_counter())
+            clock.step()
 
         def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
             if "loss" in logs:
@@ -110,7 +132,7 @@ def trainer(model: Path, batches: list[Any], folder: Path, *, experts: str | Non
     )
     rows = [{"input_ids": ids, "labels": ids} for batch in batches for ids in batch]
     InOrder(model=loaded, args=arguments, train_dataset=rows, callbacks=[Watch()]).train()  # type: ignore[arg-type]
-    return losses, [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    return losses, clock.seconds, clock.cpu
 
 
 def plain(model: Path, batches: list[Any], folder: Path) -> Steps:
@@ -118,8 +140,8 @@ def plain(model: Path, batches: list[Any], folder: Path) -> Steps:
     from peers.small_qwen3 import train
 
     del folder
-    losses, seconds = train(model, batches, RATE, BETAS)
-    return losses, seconds
+    clock = Clock()
+    return train(model, batches, RATE, BETAS, clock.step), clock.seconds, clock.cpu
 
 
 def new_model(case: str, text: Path, context: int, folder: Path) -> Path:
@@ -164,28 +186,32 @@ def compare(case: str, text: Path, chosen: argparse.Namespace, folder: Path) -> 
         **{name: peers[name] for name in SIDES[case]},
     }
     rounds: dict[str, list[float]] = {name: [] for name in sides}
+    cpu: dict[str, list[float]] = {name: [] for name in sides}
     apart: dict[str, float] = {}
     for turn in range(chosen.rounds):
         losses = {}
         # every other round backwards, so that what a side leaves behind is not always the same side's to bear
         for name in list(sides)[:: 1 if turn % 2 == 0 else -1]:
-            losses[name], taken = sides[name](folder / f"{name}_{turn}")
+            losses[name], taken, computed = sides[name](folder / f"{name}_{turn}")
             rounds[name].append(statistics.median(taken[WARM_UP:]))
+            cpu[name].append(statistics.median(computed[WARM_UP:]))
         if turn == 0:
             apart = {name: difference(losses["ours"], losses[name]) for name in SIDES[case]}
             if max(apart.values()) > WITHIN:
                 sys.exit(f"gate of {case}: {losses}")
-        print(case, turn, {name: round(taken[-1], 4) for name, taken in rounds.items()}, flush=True)
+        print(case, turn, {name: (round(rounds[name][-1], 3), round(cpu[name][-1], 3)) for name in sides}, flush=True)
     tokens = chosen.batch * chosen.context
-    found: dict[str, Any] = {"ours": {"tokens_per_second": tokens / statistics.median(rounds["ours"])}}
-    for name in SIDES[case]:
-        ratios = [theirs / mine for mine, theirs in zip(rounds["ours"], rounds[name], strict=True)]
-        found[name] = {
+    found: dict[str, Any] = {}
+    for name in sides:
+        row = found[name] = {
             "tokens_per_second": tokens / statistics.median(rounds[name]),
-            "ratio": statistics.median(ratios),
-            "ratios": ratios,
-            "largest_difference": apart[name],
+            "tokens_per_cpu_second": tokens / statistics.median(cpu[name]),
         }
+        if name != "ours":
+            ratios = [theirs / mine for mine, theirs in zip(rounds["ours"], rounds[name], strict=True)]
+            of_cpu = [theirs / mine for mine, theirs in zip(cpu["ours"], cpu[name], strict=True)]
+            row |= {"ratio": statistics.median(ratios), "ratios": ratios}
+            row |= {"cpu_ratio": statistics.median(of_cpu), "cpu_ratios": of_cpu, "largest_difference": apart[name]}
     return found
 
 
@@ -213,17 +239,20 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for case in chosen.cases:
             found[case] = compare(case, text, chosen, Path(folder) / case)
-            print(f"{case:<8} ours {found[case]['ours']['tokens_per_second']:,.0f} tokens/s")
-            for name in SIDES[case]:
-                row = found[case][name]
-                print(
-                    f"{'':<8} {name} {row['tokens_per_second']:,.0f} tokens/s, ratio {row['ratio']:.2f} "
-                    f"({min(row['ratios']):.2f} to {max(row['ratios']):.2f}), losses {row['largest_difference']:.1e}"
-                )
+            for name, row in found[case].items():
+                line = f"{case:<8} {name:<13} {row['tokens_per_second']:,.0f} tokens/s"
+                if name != "ours":
+                    line += (
+                        f", ratio {row['ratio']:.2f} ({min(row['ratios']):.2f} to {max(row['ratios']):.2f}), of CPU "
+                    )
+                    line += f"time {row['cpu_ratio']:.2f}; losses within {row['largest_difference']:.1e}"
+                print(line)
     packages = {name: version(name) for name in ("transformers", "torch", "rft")}
     arguments = {name: str(value) if name == "output" else value for name, value in vars(chosen).items()}
     arguments.pop("output")
-    chosen.output.write_text(json.dumps({"packages": packages, "arguments": arguments, "cases": found}, indent=1) + "\n")
+    chosen.output.write_text(
+        json.dumps({"packages": packages, "arguments": arguments, "cases": found}, indent=1) + "\n"
+    )
     ratio, side, case = min((found[case][side]["ratio"], side, case) for case in found for side in SIDES[case])
     print(f"worst_ratio={ratio:.2f} against {side} at {case}")
     return 0

@@ -8,7 +8,7 @@ with tied embeddings, so that a run can be compared with others step by step. Th
 from __future__ import annotations
 
 import json
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,19 +94,19 @@ def own_names(saved: dict[str, Tensor], num_layers: int) -> dict[str, Tensor]:
     return found
 
 
-def train(directory: Path, batches: list[Tensor], rate: float, betas: tuple[float, float]) -> tuple[list[float], ...]:
-    """One step on each [B, T + 1] batch; (losses, seconds) of the steps."""
+def train(
+    directory: Path, batches: list[Tensor], rate: float, betas: tuple[float, float], ended: Callable[[], None]
+) -> list[float]:
+    """One step on each [B, T + 1] batch; calls `ended` after each, and returns the losses."""
     model = SmallQwen3(directory, batches[0].shape[1])
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=betas, weight_decay=0.0, fused=True)
     losses: list[float] = []
-    seconds: list[float] = []
     for ids in batches:
-        began = time.perf_counter()
         loss = functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
-        seconds.append(time.perf_counter() - began)
-    return losses, seconds
+        ended()
+    return losses
