@@ -66,6 +66,24 @@ def test_a_block_is_padded_by_half_at_most(lengths: tuple[int, ...], sizes: list
     assert [(block.num_segments, block.length) for block in layout.blocks] == sizes
 
 
+@pytest.mark.parametrize(
+    ("lengths", "threads", "sizes"),
+    [
+        ((100, 90, 89), 1, [(2, 100), (1, 89)]),  # 90 adds 1,900 entries and 89 2,079, of 2,048 that are allowed
+        ((100, 90, 89), 2, [(3, 100)]),
+        ((321, 250, 180, 150), 1, [(1, 321), (1, 250), (1, 180), (1, 150)]),
+        ((64, 60, 50, 48), 1, [(4, 64)]),
+    ],
+)
+def test_on_a_cpu_padding_of_a_block_costs_less_than_another_block(
+    lengths: tuple[int, ...], threads: int, sizes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    layout = PackedLayout.from_lengths(lengths)
+    assert [(block.num_segments, block.length) for block in layout.blocks] == sizes
+    assert [block.num_segments for block in PackedLayout.from_lengths(lengths, "meta").blocks] == [len(lengths)]
+
+
 def test_a_segment_ends_where_the_number_changes() -> None:
     layout = PackedLayout.from_segment_ids(torch.tensor([7, 7, 3, 7, 7, 7]))
     assert (layout.num_tokens, layout.lengths, layout.starts) == (6, (2, 1, 3), (0, 2, 3))

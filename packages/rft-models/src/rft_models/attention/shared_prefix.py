@@ -20,11 +20,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_models.attention.packed import MAX_PADDING, PackedLayout, attend, kernel_takes, packed_attention
+from rft_models.attention.packed import (
+    MAX_PADDING,
+    PackedLayout,
+    attend,
+    kernel_takes,
+    most_wasted_area,
+    packed_attention,
+)
 from rft_models.attention.varlen import Piece, Sequences, VarlenKernel, varlen_attention
 
 _LEAST_SAVING = 0.125
 """Share of the tokens that must be repetition: below it the groups' separate attention costs more than it saves."""
+
+MASKED_CALLS = 4
+"""Cost of a block of responses over that of a block of whole segments: it has a mask, and keys of its own."""
 
 
 @dataclass(slots=True)
@@ -112,7 +122,7 @@ def _cut_into_blocks(
     scatter_R = torch.empty(sum(piece.length for piece in responses), dtype=torch.int64)
     blocks: list[ResponseBlock] = []
     num_places = 0
-    for members in _similar_shapes(responses):
+    for members in _similar_shapes(responses, MASKED_CALLS * most_wasted_area(device)):
         start_S1 = torch.tensor([piece.start for piece in members])[:, None]
         length_S1 = torch.tensor([piece.length for piece in members])[:, None]
         before_S1 = torch.tensor([piece.prefix_start for piece in members])[:, None]
@@ -134,20 +144,26 @@ def _cut_into_blocks(
     return blocks, None if in_order else scatter_R.to(device)
 
 
-def _similar_shapes(responses: Sequence[Piece]) -> list[list[Piece]]:
-    """Pieces grouped, longest first, so that padded queries and columns stay below MAX_PADDING x their tokens."""
+def _similar_shapes(responses: Sequence[Piece], most_area: float) -> list[list[Piece]]:
+    """Pieces grouped, longest first; padded queries and columns stay below MAX_PADDING x their tokens.
+
+    The entries that padding adds to the score matrices of a group stay below `most_area` for each piece but its first.
+    """
     groups: list[list[Piece]] = []
-    columns = length = size = 0
+    columns = length = size = area = 0
     for piece in sorted(responses, key=lambda piece: (-_num_columns(piece), -piece.length, piece.start)):
         size += _num_columns(piece) + piece.length
         length = max(length, piece.length)
+        area += _num_columns(piece) * piece.length
         # the first of a group has its most columns
-        if groups and (columns + length) * (len(groups[-1]) + 1) <= MAX_PADDING * size:
+        num_pieces = len(groups[-1]) + 1 if groups else 0
+        added = num_pieces * columns * length - area
+        if groups and (columns + length) * num_pieces <= MAX_PADDING * size and added <= most_area * (num_pieces - 1):
             groups[-1].append(piece)
             continue
         groups.append([piece])
         columns, length = _num_columns(piece), piece.length
-        size = columns + length
+        size, area = columns + length, columns * length
     return groups
 
 
