@@ -58,7 +58,7 @@ class DecoderSizes:
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         return embeddings + self.layers * (self._attention + self._feed_forward + 2 * self.hidden) + self.hidden
 
-    def held(self, expert_ranks: int) -> int:
+    def rank_parameters(self, expert_ranks: int) -> int:
         """Return the parameters that a rank holds where so many divide the experts."""
         if not self.num_experts:
             return self.parameters
@@ -173,7 +173,7 @@ def estimate(sizes: DecoderSizes, run: TrainingMemoryConfig, step: StepBytes | N
         own = replace(own, master_copy=False, narrow_compute=False, average=False)
         terms += [replace(term, name=f"critic {term.name}") for term in _weights(sizes, own)]
     if run.reference:
-        shared, count = run.layout.reference.weights, sizes.held(run.layout.reference.expert_ranks)
+        shared, count = run.layout.reference.weights, sizes.rank_parameters(run.layout.reference.expert_ranks)
         terms.append(_shared_out("reference model", count, run.weight_bytes, run, shared, True, run.host_weights))
     terms += [_activations(sizes, run), _logits(sizes, run)]
     if step is not None:
@@ -241,7 +241,7 @@ def _weights(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]
     if run.average:
         rows.append(("moving average", 4, sharded.optimizer, True, run.host_moments))
     terms = [
-        _shared_out(name, sizes.held(sharded.expert_ranks), size, run, shared, stays, host)
+        _shared_out(name, sizes.rank_parameters(sharded.expert_ranks), size, run, shared, stays, host)
         for name, size, shared, stays, host in rows
     ]
     return [*terms, _gathered(sizes, run)] if sharded.weights else terms
@@ -289,7 +289,7 @@ def _exchange(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm
     """2 min(4 P, B): replicated gradients are summed in float32 buckets of at most B bytes, and parts of one."""
     if run.layout.dims.world_size == 1 or not run.layout.policy.sums_in_buckets:
         return []
-    trained = run.adapter_weights or sizes.held(run.layout.policy.expert_ranks)
+    trained = run.adapter_weights or sizes.rank_parameters(run.layout.policy.expert_ranks)
     bucket = min(BUCKET_BYTES, -(-4 * trained // run.layout.dims.tp_size))
     formula = f"2 x {bucket:,} bytes"
     return [MemoryTerm("gradient exchange", 2 * bucket, formula, in_rollout=False, phase="step")]
