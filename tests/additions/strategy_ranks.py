@@ -72,6 +72,9 @@ class SmallModel:
     def enable_tensor_parallel(self, *arguments: Any) -> Any:
         raise AssertionError("no plan")
 
+    def enable_expert_parallel(self, *arguments: Any) -> None:
+        raise AssertionError("no experts")
+
     def loss(self, number: int) -> Tensor:
         """Of one row, by its number."""
         row = torch.randn(6, generator=torch.Generator().manual_seed(number))

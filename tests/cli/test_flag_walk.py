@@ -194,6 +194,7 @@ SHARED = IMAGES | {
 }
 
 RL = SHARED | {
+    "ep_size": Row("--ep_size 2", "refused:strategy.ep_command"),
     "lora_dropout": Row("--lora_dropout 0.5", "refused:adapters.dropout_rl", LORA),
     "pretrain": Row("--pretrain {second}", "rollouts"),
     "device": Row("--device cuda", "device"),
@@ -397,6 +398,7 @@ SFT = SHARED | {
 
 KTO = "--loss_type kto"
 DPO = SHARED | {
+    "ep_size": Row("--ep_size 2", "refused:strategy.ep_command"),
     "lora_dropout": Row("--lora_dropout 0.5", "weights", LORA),
     "pretrain": Row("--pretrain {second}", "weights"),
     "device": Row("--device cuda", "device"),

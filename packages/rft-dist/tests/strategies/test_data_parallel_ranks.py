@@ -217,6 +217,9 @@ class Model:
     def enable_tensor_parallel(self, group: Any, shard: Any) -> Any:
         raise AssertionError("replicas are not cut")
 
+    def enable_expert_parallel(self, group: Any, divide: Any) -> None:
+        raise AssertionError("replicas have all experts")
+
 
 def context_of(collectives: Any, *, trained: bool = True, **settings: Any) -> StrategyContext:
     return StrategyContext(

@@ -103,7 +103,8 @@ def test_a_critic_is_decoder_and_head_as_one_module(calls: Any) -> None:
     critic.adapters = calls.double("adapters")
     assert shardable.cross_module_reads() == "adapters.cross_module_reads()"
     shardable.load_pending(calls.double("load"), torch.device("cpu"), None)
-    for refused in (shardable.enable_sequence_parallel, shardable.enable_tensor_parallel):
+    shared = (shardable.enable_sequence_parallel, shardable.enable_tensor_parallel, shardable.enable_expert_parallel)
+    for refused in shared:
         with pytest.raises(AssertionError):
             refused(calls.double("group"), calls.double("other"))
 

@@ -80,6 +80,10 @@ def test_training_refuses_what_its_strategy_excludes(command: str, words: str, p
         ("rl", "--fsdp --engine_type hf", [("strategy.hf", "engine_type fsdp")]),
         ("rl", "--zero_stage 3 --engine_type hf", [("strategy.hf", "engine_type zero_stage")]),
         ("rl", "--tp_size 2 --train_only_tokens_from 5", []),
+        ("rl", "--ep_size 2", [("strategy.ep_command", "ep_size")]),
+        ("dpo", "--ep_size 2", [("strategy.ep_command", "ep_size")]),
+        ("pretrain", "--ep_size 2", []),
+        ("sft", "--ep_size 2 --fsdp", [("strategy.ep_size", "ep_size fsdp")]),
         ("rl", "--save_value_network --advantage_estimator ppo", []),
         (
             "rl",

@@ -58,7 +58,7 @@ class DecoderSizes:
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         return embeddings + self.layers * (self._attention + self._feed_forward + 2 * self.hidden) + self.hidden
 
-    def held(self, expert_ranks: int) -> int:
+    def rank_parameters(self, expert_ranks: int) -> int:
         """Return the parameters that a rank holds where so many divide the experts."""
         if not self.num_experts:
             return self.parameters
@@ -185,7 +185,7 @@ def estimate(sizes: DecoderSizes, run: TrainingMemoryConfig, step: StepBytes | N
         own = replace(own, master_copy=False, narrow_compute=False, autocast=False, average=False)
         terms += [replace(term, name=f"critic {term.name}") for term in _weights(sizes, own)]
     if run.reference:
-        shared, count = run.layout.reference.weights, sizes.held(run.layout.reference.expert_ranks)
+        shared, count = run.layout.reference.weights, sizes.rank_parameters(run.layout.reference.expert_ranks)
         terms.append(_shared_out("reference model", count, run.weight_bytes, run, shared, True, run.host_weights))
     terms += [_activations(sizes, run), _logits(sizes, run)]
     if run.autocast and step is None:  # a trace has them among its activations
@@ -246,7 +246,7 @@ def _weights(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]
     moment_bytes = 4 if run.master_copy else run.weight_bytes
     gradient_bytes = 4 if run.master_copy else run.weight_bytes
     sharded = run.layout.policy
-    every = sizes.held(sharded.expert_ranks)
+    every = sizes.rank_parameters(sharded.expert_ranks)
     # what other ranks hold of the experts are matrices
     matrices = sizes.layer_matrices - (sizes.parameters - every) if run.muon else 0
     rows = [
@@ -308,7 +308,7 @@ def _exchange(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm
     """2 min(4 P, B): replicated gradients are summed in float32 buckets of at most B bytes, and parts of one."""
     if run.layout.dims.world_size == 1 or not run.layout.policy.sums_in_buckets:
         return []
-    trained = run.adapter_weights or sizes.held(run.layout.policy.expert_ranks)
+    trained = run.adapter_weights or sizes.rank_parameters(run.layout.policy.expert_ranks)
     bucket = min(BUCKET_BYTES, -(-4 * trained // run.layout.dims.tp_size))
     formula = f"2 x {bucket:,} bytes"
     return [MemoryTerm("gradient exchange", 2 * bucket, formula, in_rollout=False, phase="step")]

@@ -282,7 +282,7 @@ def _notes(requested: RequestedDims, per_node: int) -> tuple[str, ...]:
 
 
 class GroupNames(TypedDict):
-    """How an error names a group of ranks."""
+    """The words of an error for a group of ranks."""
 
     flag: str
     """The setting of its size."""

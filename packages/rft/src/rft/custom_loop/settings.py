@@ -98,7 +98,6 @@ class LoopKeywords(TypedDict, total=False):
     sp_size: int
     sp_mode: SequenceMode
     tp_size: int
-    ep_size: int
     adam_offload: bool
     use_mp_opt: bool
     fp16: bool

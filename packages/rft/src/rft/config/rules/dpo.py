@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rft.config.rules.sourced_values import MakeProblem, SourcedValues, Values
+from rft.config.rules.strategy import whole_experts
 from rft.config.rules.training import idle_evaluation, idle_store, training_problems
 from rft_algos.algorithms.preference import (
     SMOOTHED,
@@ -48,6 +49,7 @@ def problems(given: SourcedValues) -> Iterator[Problem]:
     """Yield the contradictions of preference training."""
     values, make_problem = given.values, given.make_problem
     yield from _nothing_to_wait_for(values, make_problem)
+    yield from whole_experts(values, make_problem)
     yield from _of_other_losses(given)
     yield from _of_no_pair(values, make_problem)
     yield from _of_sorted_pairs(values, make_problem)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from rft.config.rules.rewards import reward_problems
 from rft.config.rules.sourced_values import MakeProblem, SourcedValues, Values
+from rft.config.rules.strategy import whole_experts
 from rft.config.rules.training import idle_evaluation, idle_store, training_problems
 from rft.config.schema import build
 from rft.config.values import as_text
@@ -20,6 +21,7 @@ def problems(given: SourcedValues) -> Iterator[Problem]:
     """Yield the contradictions of reinforcement learning."""
     values, make_problem = given.values, given.make_problem
     yield from _dropout(values, make_problem)
+    yield from whole_experts(values, make_problem)
     yield from training_problems(given)
     yield from reward_problems(values, make_problem)
     yield from _sampling_for_training(values, make_problem)

@@ -26,6 +26,13 @@ def strategy_problems(values: Mapping[str, Any], make_problem: MakeProblem) -> I
         yield from _with_blocks(values, names[0], make_problem)
 
 
+def whole_experts(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
+    """Refuse divided experts where a model is scored or copied between its updates, which only whole ones are for."""
+    if values["ep_size"] > 1:
+        why = "divided experts are for pretrain and sft: engines and references have not been run beside them"
+        yield make_problem("strategy.ep_command", ["ep_size"], why, "--ep_size 1, or --fsdp in place of it")
+
+
 def _averages(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
     """Yield the contradictions of EMA, which averages the model's own full matrices."""
     if values.get("train_only_tokens_from", -1) >= 0:
