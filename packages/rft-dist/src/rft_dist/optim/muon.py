@@ -16,8 +16,7 @@ biases) is stepped on by AdamW.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -31,23 +30,6 @@ KIND = "momentum"
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5
 _TINY = 1e-7
-
-
-class BlockOrthogonaliser(Protocol):
-    """Orthogonalises matrices of which every rank has a block, by an exchange."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """All of the matrices, in the same order on every rank."""
-        ...
-
-    def shape(self, name: str) -> Sequence[int]:
-        """Return the shape of the whole matrix."""
-        ...
-
-    def orthogonalised(self, name: str, block: Tensor | None) -> Tensor:
-        """Return this rank's block of `orthogonalised` of the whole; None = this rank has none of it."""
-        ...
 
 
 class Muon:
@@ -87,11 +69,11 @@ class Muon:
             gradient, rate = matrix.grad, learning_rate * self._rates[name]
             assert gradient is not None, f"{name} has no gradient"
             momentum = self._momenta[name].lerp_(gradient, 1 - MOMENTUM)
-            momentum_ahead = gradient.lerp(momentum, MOMENTUM)
+            update = gradient.lerp(momentum, MOMENTUM)
             if self._sharded is None:
-                direction, shape = orthogonalised(momentum_ahead), matrix.shape
+                direction, shape = orthogonalised(update), matrix.shape
             else:
-                direction, shape = self._sharded.orthogonalised(name, momentum_ahead), self._sharded.shape(name)
+                direction, shape = self._sharded.orthogonalised(name, update), self._sharded.shape(name)
             matrix.mul_(1 - rate * self._decays[name])
             matrix.add_(direction, alpha=-rate * 0.2 * math.sqrt(max(shape[-2:])))
 

@@ -11,10 +11,10 @@ holds up. A matrix that is embedding and output layer at once counts as an embed
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,25 @@ from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_dist.settings import FACTOR_SETTINGS, AdamSettings, Factors, factors_of
 
-if TYPE_CHECKING:
-    from rft_dist.optim.muon import BlockOrthogonaliser
-
 _SHOWN = 8
 """Names that an error lists where none is near."""
+
+
+class BlockOrthogonaliser(Protocol):
+    """Orthogonalises matrices of which every rank has a block, by an exchange."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All of the matrices, in the same order on every rank."""
+        ...
+
+    def shape(self, name: str) -> Sequence[int]:
+        """Return the shape of the whole matrix."""
+        ...
+
+    def orthogonalised(self, name: str, block: Tensor | None) -> Tensor:
+        """Return this rank's block of `muon.orthogonalised` of the whole; None = this rank has none of it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ class ShardedMatrices:
             return orthogonalised(block) if block.numel() else block
         # to where the ranks exchange: with moments in host memory the block is there
         sent = block.bfloat16().to(matrix.device_mesh.device_type)
-        whole = DTensor.from_local(
+        sharded = DTensor.from_local(
             sent,
             matrix.device_mesh,
             matrix.placements,
@@ -56,7 +56,7 @@ class ShardedMatrices:
             shape=matrix.shape,
             stride=torch.empty(matrix.shape, device="meta").stride(),
         )
-        direction = orthogonalised(full_tensor(whole))
+        direction = orthogonalised(full_tensor(sharded))
         places = (slice(first, first + size) for first, size in zip(start_of(matrix), own.shape, strict=True))
         return direction[tuple(places)].to(block.device)
 
