@@ -32,7 +32,7 @@ from rft_models.loading.transformers_loading import (
 )
 from rft_models.reward_model.head import ScoreHead, new_head
 from rft_models.reward_model.model import RewardModel
-from rft_models.reward_model.spec import RECORD, RewardSpec, TokenClassifierSteps, spec_of_classifier, stored_spec
+from rft_models.reward_model.spec import RECORD, RewardSpec, spec_of_classifier, stored_spec
 from rft_models.reward_model.token_classifier import is_token_classifier, token_classifier_head, token_classifier_spec
 from rft_models.reward_model.truncated_decoder import truncate_decoder
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -189,7 +189,7 @@ def read_head(path: Path, spec: RewardSpec) -> ScoreHead:
     Raises:
         DataError: a tensor is not there, or there are others than one row a head.
     """
-    if isinstance(spec.steps, TokenClassifierSteps):
+    if spec.steps is not None and spec.steps.is_of_token_classifier:
         return token_classifier_head(path, spec)
     weight_KD = _required(path, f"{spec.tensor_prefix}{HEAD}.weight")
     if weight_KD.shape[0] != len(spec.heads):

@@ -43,6 +43,11 @@ class StepSpec:
                 do='StepSpec(separator="\\n", reduction="min")',
             )
 
+    @property
+    def is_of_token_classifier(self) -> bool:
+        """Return whether the model is a token classifier with two labels, which is scored with alone."""
+        return False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenClassifierSteps(StepSpec):
@@ -50,6 +55,11 @@ class TokenClassifierSteps(StepSpec):
 
     Of models that are scored with alone: none is written here.
     """
+
+    @property
+    def is_of_token_classifier(self) -> bool:
+        """Return true."""
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

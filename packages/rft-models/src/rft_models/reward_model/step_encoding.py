@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rft_core.errors import DataError
-from rft_models.reward_model.spec import StepSpec, TokenClassifierSteps
+from rft_models.reward_model.spec import StepSpec
 from rft_models.reward_model.text import Messages
 from rft_models.tokenization.tokenizer import HfTokenizer
 
@@ -60,7 +60,7 @@ class StepTextEncoder:
         self.tokenizer = tokenizer
         self.separator = steps.separator
         self._separator_ids = _separator_ids(tokenizer, steps.separator)
-        self._is_plain = isinstance(steps, TokenClassifierSteps)
+        self._is_plain = steps.is_of_token_classifier
 
     def encode(self, prompt: str, messages: Messages, steps: Sequence[str]) -> StepText:
         """Encode a prompt and its steps, whose texts hold no separator.

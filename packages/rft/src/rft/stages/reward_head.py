@@ -18,7 +18,7 @@ from rft_models.loading.sequence_classifiers import HEAD
 from rft_models.policy.load_for_training import checkpointing_of
 from rft_models.reward_model.loading import load_reward_model, new_reward_model, read_head, spec_in_files
 from rft_models.reward_model.model import RewardModel
-from rft_models.reward_model.spec import RewardSpec, StepSpec, TokenClassifierSteps, stored_spec
+from rft_models.reward_model.spec import RewardSpec, StepSpec, stored_spec
 from rft_models.reward_model.truncated_decoder import truncate_decoder
 from rft_models.settings import RewardHeadSettings, TrainedWeightsSettings
 
@@ -55,7 +55,7 @@ def trained_spec(pretrain: str | Path, settings: RewardHeadSettings, *, steps: b
         return asked
     path, config = checked_model_directory(pretrain)
     found = spec_in_files(path, config)
-    if isinstance(found.steps, TokenClassifierSteps):
+    if found.steps is not None and found.steps.is_of_token_classifier:
         raise OptionsError(
             code="rm.token_classifier",
             what=f"{pretrain} is a token classifier with two labels",
