@@ -12,9 +12,9 @@ import torch
 from rft.build.engines import EngineChoice
 from rft.parallel.parallelize import held_dtype
 from rft.process.machine import Machine
-from rft.settings import RlSettings
+from rft.settings import RlSettings, SftSettings
 from rft_algos.algorithms import components
-from rft_cli.pages import run_plan_layout
+from rft_cli.pages import run_plan, run_plan_layout
 from rft_cli.pages.run_plan import early_end
 from rft_cli.pages.run_plan_algorithm import component_text
 from rft_cli.pages.run_plan_layout import async_rollouts_words, strategy_line
@@ -22,6 +22,7 @@ from rft_cli.pages.run_plan_model import _weights
 from rft_dist.settings import StrategySettings
 from rft_engine.settings import EngineSettings, ReplicaSettings
 from rft_models.settings import ModelSettings
+from rft_trainer.settings.data import SftDataSettings
 from rft_trainer.settings.rollouts import AsyncSettings
 
 
@@ -145,3 +146,12 @@ def test_the_plan_says_that_a_run_ends_before_its_steps(
     assert early_end(resolved, max_steps, num_steps, epochs, setting=setting) == said
     resolved.recipe_name = "mine"
     assert early_end(resolved, max_steps, num_steps, epochs, setting=setting) == []
+
+
+def test_threads_that_a_data_store_leaves_idle_are_told() -> None:
+    model = ModelSettings(pretrain="model")
+    settings = SftSettings(model=model, data=SftDataSettings(num_workers=3))
+    assert run_plan._preparation(settings, False) == "rows are rendered by 3 threads, 6 batches ahead"
+    said = run_plan._preparation(settings, True)
+    assert said.startswith("rows are rendered once, into the data store; num_workers = 3 has no effect on them")
+    assert run_plan._preparation(SftSettings(model=model), True) == "rows are rendered once, into the data store"

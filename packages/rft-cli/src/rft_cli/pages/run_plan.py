@@ -51,7 +51,7 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
                 *notes_on(resolved, data.notes),
             ],
         ),
-        ("preparation", [_preparation(settings)]),
+        ("preparation", [_preparation(settings, data.stored is not None)]),
         (
             "batches",
             [
@@ -133,11 +133,18 @@ def _constrained(settings: RlSettings) -> str:
     return f"; every response is one of the sequences of the task {task}" if task else ""
 
 
-def _preparation(settings: RlSettings | SftSettings | DpoSettings) -> str:
-    """Return how rows are rendered."""
+def _preparation(settings: RlSettings | SftSettings | DpoSettings, is_stored: bool) -> str:
+    """Return how rows are rendered; those of a data store are tokens already, for which no thread is left anything."""
     data = settings.data
     how = "in the main thread"
-    if data.num_workers:
+    if is_stored:
+        how = "once, into the data store"
+        if data.num_workers:
+            how += (
+                f"; num_workers = {data.num_workers} has no effect on them: "
+                "--data_store_workers is the number of processes that tokenise"
+            )
+    elif data.num_workers:
         how = f"by {data.num_workers} threads, {data.num_workers * data.prefetch_factor} batches ahead"
     pinned = "; batches are copied to a GPU from page-locked memory" if data.dataloader_pin_memory else ""
     return f"rows are rendered {how}{pinned}"
@@ -196,7 +203,7 @@ def sft_lines(resolved: Resolved[SftSettings], data: SftData) -> list[tuple[str,
                 *notes_on(resolved, data.notes),
             ],
         ),
-        ("preparation", [_preparation(settings)]),
+        ("preparation", [_preparation(settings, data.stored is not None)]),
         (
             "batches",
             [
@@ -232,7 +239,7 @@ def dpo_lines(resolved: Resolved[DpoSettings], data: PreferenceData) -> list[tup
     lines += [f"held out, {line}" for line in _left_out(data.held_out)] if data.held_out and not kept_out else []
     return [
         ("data", [*lines, *notes_on(resolved, data.notes)]),
-        ("preparation", [_preparation(settings)]),
+        ("preparation", [_preparation(settings, training.stored is not None)]),
         (
             "batches",
             [

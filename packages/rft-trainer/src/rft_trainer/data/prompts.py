@@ -287,7 +287,7 @@ def _text_or_messages(
     value = columns.field(row, key, "--input_key")
     if isinstance(value, list | tuple):
         return None, _messages(value, row, key, with_images)
-    text = _as_text(row, key, "--input_key", columns)
+    text = value if isinstance(value, str) else _as_text(row, key, "--input_key", columns)
     if not text.strip():
         raise wrong_type(row, key, "an empty text", "a prompt must have text")
     return text, None

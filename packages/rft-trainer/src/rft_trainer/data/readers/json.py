@@ -72,7 +72,7 @@ def read_jsonl(file: Path, skips: SkipLog) -> list[Row]:
 
 def iter_jsonl(file: Path, skips: SkipLog, *, after_line: int = 0, offset: int = 0) -> Iterator[Row]:
     """Read as `read_jsonl` does, row by row, behind the first `after_line` lines, which take `offset` bytes."""
-    line = after_line
+    line, name = after_line, str(file)
     with open_data_file(file) as stream:
         stream.seek(offset)
         while raw := read_line(stream, file, line + 1):
@@ -81,7 +81,7 @@ def iter_jsonl(file: Path, skips: SkipLog, *, after_line: int = 0, offset: int =
             try:
                 fields = _line_fields(body, file, line, offset + len(raw) - len(body))
                 if fields is not None:
-                    yield Row(fields, str(file), line)
+                    yield Row(fields, name, line)
             except DataError as error:
                 skips.take(error)
             # also of a row that was skipped: positions in messages are those of the file

@@ -72,10 +72,11 @@ class StoredSamples(Sequence[TrainingSample]):
         shard, row = self._place(index)
         return self._shards[shard].num_response_tokens(row)
 
-    def record(self, index: int) -> bytes:
-        """Return the record of a sample, of a store that has them."""
+    def recorded(self, index: int) -> tuple[str, int, tuple[int, ...], bytes]:
+        """Return (source, number of the row in it, tokens, record) of a sample, of a store that has records."""
         shard, row = self._place(index)
-        return self._shards[shard].record(row)
+        source, number, token_ids, record = self._shards[shard].recorded(row)
+        return self._sources[source], number, token_ids, record
 
     def prompt_keys(self) -> Any:
         """Return [N] uint64, the hash of the prompt of each sample, of a store that has them."""
@@ -113,20 +114,25 @@ class _MappedShard:
     def num_response_tokens(self, row: int) -> int:
         return int(self._token_ends[row + 1] - self._token_ends[row] - self._prompt_length[row])
 
-    def record(self, row: int) -> bytes:
+    def recorded(self, row: int) -> tuple[int, int, tuple[int, ...], bytes]:
         assert self._records is not None, "the samples have no records"
-        return self._records[row].as_py()
+        source, index = self._scalars[:2]
+        return source.item(row), index.item(row), self._tokens(row), self._records[row].as_py()
+
+    def _tokens(self, row: int) -> tuple[int, ...]:
+        first, last = self._token_ends[row : row + 2]
+        return tuple(self._token_ids[first:last].tolist())
 
     def sample(self, row: int, sources: Sequence[str]) -> TrainingSample:
-        source, index, prompt_length, weight = (column[row].item() for column in self._scalars)
-        first, last = self._token_ends[row], self._token_ends[row + 1]
-        begin, end = int(self._mask_ends[row]), int(self._mask_ends[row + 1])
+        source, index, prompt_length, weight = [column.item(row) for column in self._scalars]
+        begin, end = self._mask_ends[row : row + 2].tolist()
         return TrainingSample(
             f"{sources[source]}:{index}",
-            tuple(self._token_ids[first:last].tolist()),
+            self._tokens(row),
             prompt_length,
             0.0,
-            loss_mask=tuple(self._mask.slice(begin, end - begin).to_pylist()),
+            # most samples have no mask, and reading none costs as much as reading one
+            loss_mask=tuple(self._mask.slice(begin, end - begin).to_pylist()) if end > begin else (),
             weight=weight,
             sequence_numbers=() if self._numbers is None else tuple(self._numbers[row].tolist()),
         )
