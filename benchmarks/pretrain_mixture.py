@@ -1,6 +1,6 @@
 """A dense decoder and a mixture of experts at equal active parameters, on the same data and steps, with `rft.pretrain`.
 
-    RFT_DATA_DIR=... python benchmarks/pretrain_mixture.py [--steps 120] [--seeds 0] [--threads 1]
+    RFT_DATA_DIR=... python benchmarks/pretrain_mixture.py [--steps 80] [--seeds 0] [--threads 1]
 
 The mixture (Qwen3-MoE) has 8 experts, of which a token goes to 2; the two together are as wide as the dense
 feed-forward part, so that a token meets as many weights. It is trained twice, without and with `--aux_loss_coef`. All
@@ -86,7 +86,7 @@ def train(name: str, text: Path, seed: int, chosen: argparse.Namespace, folder: 
 def main(argv: list[str]) -> int:
     """Print the table and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, default=RESULTS)
