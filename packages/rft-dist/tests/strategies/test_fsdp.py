@@ -68,7 +68,9 @@ def test_muon_takes_the_steps_of_replicas(found: Found) -> None:
         assert distance(found.weights(name), replicas) < allowed, name
         for rank in range(1, found.world_size):
             assert distance(found.weights(name, rank), found.weights(name)) == 0
-    assert all(float((replicas[name] - adamw[name]).norm()) > 0.01 for name in ("short", "stack", "layers.0.0.weight"))
+    assert all(
+        float((replicas[name] - adamw[name]).norm()) > 0.01 for name in ("layers.0.0.weight", "layers.1.2.weight")
+    )
     for result in found.results():
         assert result["muon resumed"]["equal"]
 
