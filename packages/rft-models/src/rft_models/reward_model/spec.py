@@ -58,7 +58,7 @@ class TokenClassifierSteps(StepSpec):
 
     @property
     def is_of_token_classifier(self) -> bool:
-        """Return true."""
+        """Whether the steps are those of a classifier of tokens: always."""
         return True
 
 
