@@ -1,6 +1,6 @@
 """GSM8K with two rewards by weight: `--reward math,format --reward_weights math=0.9,format=0.1`, and each one's curve.
 
-    RFT_DATA_DIR=... python benchmarks/gsm8k_two_rewards.py [--folder DIR --sft_steps 300 --max_steps 24]
+    RFT_DATA_DIR=... python benchmarks/gsm8k_two_rewards.py [--folder DIR --sft_steps 300 --max_steps 120]
 
 A tokenizer and a decoder as small as in the quick cut of the recipe gsm8k-tiny learn from solutions of the training
 file. Two thirds are written as <think>solution</think><answer>\\boxed{number}</answer>, a sixth each without all tags
@@ -110,7 +110,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", default="")
     parser.add_argument("--sft_steps", type=int, default=300)
-    parser.add_argument("--max_steps", type=int, default=24)
+    parser.add_argument("--max_steps", type=int, default=120)
     parser.add_argument("--seed", type=int, default=42)
     return parser.parse_args()
 
