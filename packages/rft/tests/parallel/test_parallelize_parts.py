@@ -93,13 +93,15 @@ def test_weights_are_held_as_their_strategy_steps_on_them(
 
 
 def test_a_model_is_refused_before_its_weights_are_read(calls: Any) -> None:
-    calls.put(module, "refuse_uneven_model load_for_training")
+    calls.put(module, "refuse_uneven_model refuse_uneven_experts_of refuse_uneven_group load_for_training")
     strategy = StrategySettings(tp_size=2, meta_init=True)
     given = [calls.double(name) for name in ("machine", "tokenizer", "adapter")]
     settings = calls.double("settings", bf16=True)
     assert trainable_policy(settings, strategy, "source", *given) == "load_for_training()"
     assert calls.taken() == [
         "refuse_uneven_model('source', 2)",
+        "refuse_uneven_experts_of('source', 1)",
+        "refuse_uneven_group(1, machine.collectives.world_size, code='expert.ep_size', flag='ep_size', what='experts')",
         "load_for_training('source', settings, adapter, device=machine.device, dtype=torch.bfloat16, on_meta=True, "
         "tokenizer=tokenizer)",
     ]

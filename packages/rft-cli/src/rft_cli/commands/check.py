@@ -50,8 +50,7 @@ def run(argv: list[str]) -> int:
     print(visible(_chosen_settings(resolved, " ".join([command, *words]))))
     training = find_command(command).training
     if training is None:
-        for note in resolved.notes:
-            print(visible(f"note: {note}"))
+        print(*(visible(f"note: {note}\n") for note in resolved.notes), sep="", end="")
     else:
         from rft.process.launching import requested_run, unstarted_grid
         from rft.process.machine import of_unstarted_ranks, open_machine

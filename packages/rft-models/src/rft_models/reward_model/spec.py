@@ -58,7 +58,7 @@ class TokenClassifierSteps(StepSpec):
 
     @property
     def is_of_token_classifier(self) -> bool:
-        """Whether the steps are those of a classifier of tokens: always."""
+        """Return True: it is the specification of a token classifier."""
         return True
 
 
