@@ -531,7 +531,6 @@ TEXTS = f"--prompt_data {BENCH}/texts.jsonl,{BENCH}/heldtexts.jsonl"
 NOT_OF_TEXTS = [
     *IMAGES,
     "data_store",
-    "data_store_max_gb",
     "num_workers",
     "prefetch_factor",
     "input_key",
@@ -584,6 +583,7 @@ PRETRAIN = {name: row for name, row in SHARED.items() if name not in NOT_OF_TEXT
     "held_out_share": Row("--held_out_share 0.2", "plan", "--eval_data="),
     "data_store_path": Row(f"--data_store_path {BENCH}/other_tokens", "plan"),
     "data_store_workers": Row("--data_store_workers 3", "calls:text workers", f"--data_store_path {BENCH}/more_tokens"),
+    "data_store_max_gb": Row("--data_store_max_gb 3", "calls:text gigabytes", f"--data_store_path {BENCH}/such_tokens"),
     "sample_texts": Row("--sample_texts 1", "rollouts"),
     "keep_best": Row("--keep_best", "refused:pretrain.no_held_out", "--eval_data="),
     "fit_memory": Row("--fit_memory off", "refused:pretrain.unused_limit", "--memory_limit_gb 8"),
@@ -664,6 +664,7 @@ class Spies:
             "store workers",
             "text workers",
             "store gigabytes",
+            "text gigabytes",
             "pinned",
             "decoded rows",
             "micro-batches",
@@ -769,6 +770,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     watch(prefetch, "ThreadPoolExecutor", lambda count, **_: spies.counts.update(threads=count))
     watch(prefetch.Prefetcher, "_fill", lambda self, pool: spies.keep("chunks ahead", self._max_pending))
     watch(pretraining_windows, "BuildWorkers", lambda command, job, number, *_: spies.keep("text workers", number))
+    watch(pretraining_windows, "tokens_within", lambda root, most, build: spies.keep("text gigabytes", most))
     watch(row_store, "within", lambda root, directory, most, *_: spies.keep("store gigabytes", most))
     watch(row_store, "BuildWorkers", lambda command, job, number, *_: spies.keep("store workers", number))
     install_trackers(spies.keep, patch)

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from rft.tokenizing import store_space
 from rft.tokenizing.pretraining_windows import pretraining_windows
+from rft.tokenizing.store_space import tokens_within
+from rft_core.errors import StorageError
 from rft_models.tiny_models.text import build_bpe_tokenizer
 from rft_models.tokenization.tokenizer import HfTokenizer, load_tokenizer
 from rft_trainer.data.store.worker_pool import BuildWorkers
 from rft_trainer.data.token_shards.pieces import cut_text
-from rft_trainer.data.token_shards.stream_building import build_stream, in_this_process
+from rft_trainer.data.token_shards.stream_building import BuiltStream, build_stream, in_this_process
 from rft_trainer.data.token_shards.text_plan import TextStream
 from rft_trainer.data.token_shards.workers import tokens_in_workers
 from rft_trainer.settings.pretraining import PretrainDataSettings
@@ -68,3 +71,25 @@ def test_workers_make_the_shards_of_this_process(tokenizer: HfTokenizer, stream:
     there = build_stream(tmp_path / "there", stream, tokenizer, build, bytes_of_shard=2000)
     assert len(there.shards) > 3
     assert there.shards == here.shards
+
+
+def test_tokens_of_texts_have_the_bound_of_rows(
+    tokenizer: HfTokenizer, stream: TextStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_space, "GIGABYTE", 1000)
+    root = tmp_path / "stores"
+
+    def made(most: int) -> BuiltStream:
+        build = tokens_within(root, most, in_this_process(tokenizer))
+        return build_stream(root, stream, tokenizer, build, bytes_of_shard=2000)
+
+    with pytest.raises(StorageError) as caught:
+        made(3)
+    problem = caught.value.problem
+    assert problem.code == "store.space"
+    assert problem.do.startswith("--data_store_max_gb ")
+    [directory] = root.iterdir()
+    assert [*directory.glob("shard_*")] != [], "what is built stays"
+    whole = made(10**6)
+    assert whole.num_bytes == len(TEXT.encode())
+    assert made(1) == whole, "what is there may be read, however much it is"

@@ -24,7 +24,8 @@ from rft_models.tiny_models.text import build_bpe_tokenizer
 from rft_models.tokenization.tokenizer import HfTokenizer, load_tokenizer
 from rft_trainer.data.store import worker_pool
 from rft_trainer.data.store.build import build_store, in_this_process
-from rft_trainer.data.store.shards import ShardFacts, published_shards, shard_path
+from rft_trainer.data.store.published_file import shard_path
+from rft_trainer.data.store.shards import ShardFacts, published_shards
 from rft_trainer.data.store.worker_pool import BuildWorkers, in_workers
 
 PARENT = """

@@ -98,6 +98,9 @@ class PretrainDataSettings(TextSettings):
     """Processes that tokenise texts; 0 = one a core, where there is enough text for more than one. Their number changes
     no byte of the tokens."""
 
+    data_store_max_gb: int = field(default=1000, metadata={"minimum": 1})
+    """Gigabytes that all stores of the directory may take; a build that needs more ends, and names what is there."""
+
     dataloader_pin_memory: bool = False
     """Put prepared batches into page-locked memory (faster copies to a GPU)."""
 
@@ -215,3 +218,6 @@ class PerplexityDataSettings:
 
     data_store_workers: int = field(default=0, metadata={"minimum": 0})
     """Processes that tokenise texts; 0 = one a core, where there is enough text for more than one."""
+
+    data_store_max_gb: int = field(default=1000, metadata={"minimum": 1})
+    """Gigabytes that all stores of the directory may take; a build that needs more ends, and names what is there."""

@@ -15,8 +15,9 @@ from rft_core.errors import DataError, StorageError
 from rft_trainer.data.readers.rows import Row
 from rft_trainer.data.store import build as module
 from rft_trainer.data.store.build import Tokenized, build_store, in_this_process
+from rft_trainer.data.store.published_file import shard_path
 from rft_trainer.data.store.samples import StoredSamples
-from rft_trainer.data.store.shards import ShardFacts, shard_path
+from rft_trainer.data.store.shards import ShardFacts
 from rft_trainer.data.store.token_columns import token_columns
 from rft_trainer.records.rollouts import TrainingSample
 

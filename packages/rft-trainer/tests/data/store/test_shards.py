@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rft_core.errors import StorageError
-from rft_trainer.data.store.shards import VERSION, open_shard, published_shards, shard_path, write_shard
+from rft_trainer.data.store.published_file import shard_path
+from rft_trainer.data.store.shards import VERSION, open_shard, published_shards, write_shard
 from rft_trainer.data.store.token_columns import token_columns
 from rft_trainer.records.rollouts import TrainingSample
 

@@ -12,9 +12,10 @@ import pytest
 from token_shards_doubles import END, Characters
 
 from rft_core.errors import DataError
+from rft_trainer.data.store.published_file import shard_path
 from rft_trainer.data.token_shards.stream_building import BuiltStream, build_stream, in_this_process
 from rft_trainer.data.token_shards.text_plan import TextStream
-from rft_trainer.data.token_shards.token_file import open_token_shard, shard_path
+from rft_trainer.data.token_shards.token_file import open_token_shard
 from rft_trainer.data.token_shards.windows import TokenStream
 
 TEXTS = ["one\ntwo\n", "three", "four\nfive\nsix"]

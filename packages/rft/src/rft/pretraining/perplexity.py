@@ -95,4 +95,5 @@ def _as_training(data: PerplexityDataSettings) -> PretrainDataSettings:
         mask_documents=data.mask_documents,
         data_store_path=data.data_store_path,
         data_store_workers=data.data_store_workers,
+        data_store_max_gb=data.data_store_max_gb,
     )

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 from rft.hub.sources import located_sources
+from rft.tokenizing.store_space import tokens_within
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.store.worker_pool import BuildWorkers, available_cores
-from rft_trainer.data.token_shards.open import PretrainRows, TextSources, open_windows
+from rft_trainer.data.token_shards.open import PretrainRows, TextSources, open_windows, store_directory
 from rft_trainer.data.token_shards.stream_building import BuildTokens, in_this_process
 from rft_trainer.data.token_shards.workers import FEWEST_SHARDS, tokens_in_workers
 from rft_trainer.runs.stop_signals import stop_requested
@@ -24,6 +25,7 @@ def pretraining_windows(data: PretrainDataSettings, tokenizer: HfTokenizer, *, w
     """
     sources = text_sources(data) if data.prompt_data else None
     build = _builder(tokenizer, data.data_store_workers)
+    build = tokens_within(store_directory(data.data_store_path), data.data_store_max_gb, build)
     return open_windows(data, tokenizer, window=window, seed=seed, sources=sources, build=build)
 
 

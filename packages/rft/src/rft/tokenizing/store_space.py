@@ -7,13 +7,19 @@ from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from rft_core.errors import StorageError
 from rft_trainer.data.store.build import LOCK, BuildShards
+from rft_trainer.data.store.published_file import shard_path
 from rft_trainer.data.store.shard_plan import ShardPlan
-from rft_trainer.data.store.shards import ShardFacts, shard_path
+from rft_trainer.data.store.shards import ShardFacts
+from rft_trainer.data.token_shards.stream_building import BuildTokens
+from rft_trainer.data.token_shards.text_plan import TextShardPlan, TextStream
+from rft_trainer.data.token_shards.token_file import TokenShardFacts
 
 GIGABYTE = 10**9
+Plan = TypeVar("Plan", bound="_Numbered")
 _MOST_NAMED = 3
 
 
@@ -36,6 +42,25 @@ def within(root: Path, directory: Path, most_gigabytes: int, build: BuildShards)
     return built
 
 
+def tokens_within(root: Path, most_gigabytes: int, build: BuildTokens) -> BuildTokens:
+    """Return what builds the tokens of a stream of texts as `build` does, within the same bound as `within`."""
+
+    def built(directory: Path, stream: TextStream, plans: Iterator[TextShardPlan]) -> Iterator[TokenShardFacts]:
+        space = _Space(root, directory, most_gigabytes)
+        for facts in build(directory, stream, space.planned(plans)):
+            space.take()
+            yield facts
+
+    return built
+
+
+class _Numbered(Protocol):
+    """The plan of a shard."""
+
+    @property
+    def number(self) -> int: ...
+
+
 class _Space:
     """Disk space of all stores while one of them is built."""
 
@@ -44,7 +69,7 @@ class _Space:
         self._taken = sum(_size(store) for store in _stores(root))
         self._waiting: deque[int] = deque()
 
-    def planned(self, plans: Iterator[ShardPlan]) -> Iterator[ShardPlan]:
+    def planned(self, plans: Iterator[Plan]) -> Iterator[Plan]:
         """Yield the plans while there is room."""
         for plan in plans:
             self._refuse_more()

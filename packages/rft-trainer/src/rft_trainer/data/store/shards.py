@@ -11,26 +11,22 @@ A shard is published by one rename, whole or not at all, so that a build that wa
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rft_core.durable_files import replace_record, storage_errors, sync_directory
 from rft_core.errors import StorageError
-from rft_core.fault_points import declare, fault_point
+from rft_core.fault_points import declare
+from rft_trainer.data.store.published_file import MANIFEST, file_sha256, map_shard, publish_shard, shard_path
 from rft_trainer.data.store.token_columns import TokenColumns, joined
 
 VERSION = 3
-_SAMPLES, _MANIFEST = "samples.arrow", "manifest.json"
-_BLOCK = 1 << 22
+_SAMPLES = "samples.arrow"
 _WRITTEN = declare("store.shard_written", "a shard is on disk under its temporary name")
 
 
@@ -95,33 +91,27 @@ def write_shard(
     """
     import pyarrow as pa
 
-    target = shard_path(directory, number)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     samples = joined(columns for _, columns in blocks)
-    with storage_errors("make a shard of the data store", target):
-        temporary.mkdir(parents=True)
-        schema = samples_schema(samples.numbers.shape[1], has_records=samples.has_records)
-        batch = pa.record_batch(_arrays(blocks, samples), schema=schema)
-        with pa.OSFile(str(temporary / _SAMPLES), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-            writer.write_batch(batch)
-        with (temporary / _SAMPLES).open("rb+") as written:
-            os.fsync(written.fileno())
-        made = ShardFacts(
+    num_numbers, has_records = samples.numbers.shape[1], samples.has_records
+
+    def make_batch() -> Any:
+        return pa.record_batch(_arrays(blocks, samples), schema=samples_schema(num_numbers, has_records=has_records))
+
+    def made(sha256: str) -> ShardFacts:
+        return ShardFacts(
             version=VERSION,
-            schema=_schema_text(samples.numbers.shape[1], has_records=samples.has_records),
-            sha256=_digest(temporary / _SAMPLES),
+            schema=_schema_text(num_numbers, has_records=has_records),
+            sha256=sha256,
             num_samples=len(samples.index),
             num_loss_tokens=samples.num_loss_tokens,
-            num_numbers=samples.numbers.shape[1],
-            has_records=samples.has_records,
+            num_numbers=num_numbers,
+            has_records=has_records,
             longest=int(samples.num_tokens.max(initial=0)),
             **facts,
         )
-        replace_record(temporary / _MANIFEST, asdict(made))
-        fault_point(_WRITTEN)
-        _publish(temporary, target)
-        sync_directory(directory)
-    return made
+
+    task = "make a shard of the data store"
+    return publish_shard(shard_path(directory, number), _SAMPLES, make_batch, made, task=task, written=_WRITTEN)
 
 
 def _arrays(blocks: Sequence[tuple[int, TokenColumns]], samples: TokenColumns) -> list[Any]:
@@ -172,21 +162,6 @@ def _offsets(lengths: Any) -> Any:
     return _array(np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)]), pa.int32())
 
 
-def _publish(temporary: Path, target: Path) -> None:
-    try:
-        temporary.rename(target)
-    except OSError as error:
-        # a worker of a build that was killed may still have made it: the rows and the samples are the same
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        shutil.rmtree(temporary)
-
-
-def shard_path(directory: Path, number: int) -> Path:
-    """Return the place of a shard."""
-    return directory / f"shard_{number:06d}"
-
-
 def published_shards(directory: Path) -> list[ShardFacts]:
     """Return the facts of the shards that are there, in order up to the first gap; what a kill left over is removed.
 
@@ -211,9 +186,9 @@ def shard_facts(directory: Path, number: int) -> ShardFacts | None:
     if not path.is_dir():
         return None
     try:
-        facts = facts_of(json.loads((path / _MANIFEST).read_text(encoding="utf-8")))
+        facts = facts_of(json.loads((path / MANIFEST).read_text(encoding="utf-8")))
         schema = _schema_text(facts.num_numbers, has_records=facts.has_records)
-        if (facts.version, facts.schema) == (VERSION, schema) and facts.sha256 == _digest(path / _SAMPLES):
+        if (facts.version, facts.schema) == (VERSION, schema) and facts.sha256 == file_sha256(path / _SAMPLES):
             return facts
     except (OSError, ValueError, KeyError, TypeError):
         pass
@@ -234,20 +209,9 @@ def facts_of(record: Mapping[str, Any]) -> ShardFacts:
 
 def open_shard(directory: Path, number: int) -> Any:
     """Return the record batch of a shard, mapped into memory."""
-    import pyarrow as pa
-
-    with pa.ipc.open_file(pa.memory_map(str(shard_path(directory, number) / _SAMPLES))) as reader:
-        return reader.get_batch(0)
+    return map_shard(shard_path(directory, number), _SAMPLES)
 
 
 def _schema_text(num_numbers: int, *, has_records: bool) -> str:
     schema = samples_schema(num_numbers, has_records=has_records)
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
-
-
-def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()

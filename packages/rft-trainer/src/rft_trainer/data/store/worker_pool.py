@@ -15,7 +15,8 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 from rft_core.child_process import ChildProcess, error_of, wait_for_any
 from rft_core.errors import ServiceError
 from rft_trainer.data.store.build import BuildShards
-from rft_trainer.data.store.shards import facts_of, shard_path
+from rft_trainer.data.store.published_file import shard_path
+from rft_trainer.data.store.shards import facts_of
 
 _LOOK_SECONDS = 0.2
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}

@@ -21,9 +21,10 @@ import numpy as np
 
 from rft_core.durable_files import replace_record, storage_errors
 from rft_core.errors import DataError
+from rft_trainer.data.store.published_file import shard_path
 from rft_trainer.data.token_shards.encode import TokenEncoder, build_token_shard
 from rft_trainer.data.token_shards.text_plan import BYTES_OF_SHARD, Cut, TextShardPlan, TextStream
-from rft_trainer.data.token_shards.token_file import VERSION, TokenShardFacts, shard_path, sound_shard, token_type
+from rft_trainer.data.token_shards.token_file import VERSION, TokenShardFacts, sound_shard, token_type
 
 _LOG = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"

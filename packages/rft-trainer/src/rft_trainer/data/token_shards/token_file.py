@@ -10,24 +10,19 @@ A shard is published by one rename, whole or not at all, so that a build that wa
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
-import os
-import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rft_core.durable_files import replace_record, storage_errors, sync_directory
-from rft_core.fault_points import declare, fault_point
+from rft_core.fault_points import declare
+from rft_trainer.data.store.published_file import MANIFEST, file_sha256, map_shard, publish_shard, shard_path
 
 VERSION = 1
-_TOKENS, _MANIFEST = "tokens.arrow", "manifest.json"
-_BLOCK = 1 << 22
+_TOKENS = "tokens.arrow"
 _WRITTEN = declare("token_shards.shard_written", "a shard of tokens is on disk under its temporary name")
 
 
@@ -78,33 +73,24 @@ def write_token_shard(
     """
     import pyarrow as pa
 
-    target = shard_path(directory, number)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    names = ShardTokens.__dataclass_fields__
-    columns = [_one_row(getattr(tokens, name)) for name in names]
-    with storage_errors("write tokens", target):
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        batch = pa.record_batch(columns, names=list(names))
-        with pa.OSFile(str(temporary / _TOKENS), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        with (temporary / _TOKENS).open("rb+") as written:
-            os.fsync(written.fileno())
-        facts = TokenShardFacts(
+    def make_batch() -> Any:
+        names = ShardTokens.__dataclass_fields__
+        return pa.record_batch([_one_row(getattr(tokens, name)) for name in names], names=list(names))
+
+    def facts_of(sha256: str) -> TokenShardFacts:
+        return TokenShardFacts(
             version=VERSION,
             schema=_schema_text(tokens.token_ids.dtype),
-            sha256=_digest(temporary / _TOKENS),
+            sha256=sha256,
             number=number,
             num_tokens=len(tokens.token_ids),
             num_documents=num_documents,
             num_bytes=int(tokens.piece_bytes[-1]) if len(tokens.piece_bytes) else 0,
             text_sha256=text_sha256,
         )
-        replace_record(temporary / _MANIFEST, asdict(facts))
-        fault_point(_WRITTEN)
-        _publish(temporary, target)
-        sync_directory(directory)
-    return facts
+
+    target = shard_path(directory, number)
+    return publish_shard(target, _TOKENS, make_batch, facts_of, task="write tokens", written=_WRITTEN)
 
 
 def _one_row(values: Any) -> Any:
@@ -118,28 +104,13 @@ def _schema_text(dtype: Any) -> str:
     return f"token_ids: {np.dtype(dtype).name}, document_starts: int64, piece_ends: int64, piece_bytes: int64"
 
 
-def _publish(temporary: Path, target: Path) -> None:
-    try:
-        temporary.rename(target)
-    except OSError as error:
-        # a worker of a build that was killed may still have made it: the text and the tokens are the same
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        shutil.rmtree(temporary)
-
-
-def shard_path(directory: Path, number: int) -> Path:
-    """Return the place of a shard."""
-    return directory / f"shard_{number:06d}"
-
-
 def sound_shard(directory: Path, number: int, dtype: Any) -> TokenShardFacts | None:
     """Return the facts of a shard whose file is what its manifest says; None of one that is damaged or not there."""
     path = shard_path(directory, number)
     try:
-        facts = token_facts_of(json.loads((path / _MANIFEST).read_text(encoding="utf-8")))
+        facts = token_facts_of(json.loads((path / MANIFEST).read_text(encoding="utf-8")))
         expected = (VERSION, _schema_text(dtype), number)
-        if (facts.version, facts.schema, facts.number) == expected and facts.sha256 == _digest(path / _TOKENS):
+        if (facts.version, facts.schema, facts.number) == expected and facts.sha256 == file_sha256(path / _TOKENS):
             return facts
     except (OSError, ValueError, KeyError, TypeError):
         pass
@@ -153,16 +124,5 @@ def token_facts_of(record: Mapping[str, Any]) -> TokenShardFacts:
 
 def open_token_shard(directory: Path, number: int) -> ShardTokens:
     """Return the contents of a shard, mapped into memory."""
-    import pyarrow as pa
-
-    with pa.ipc.open_file(pa.memory_map(str(shard_path(directory, number) / _TOKENS))) as reader:
-        batch = reader.get_batch(0)
+    batch = map_shard(shard_path(directory, number), _TOKENS)
     return ShardTokens(*(batch.column(name).values.to_numpy() for name in ShardTokens.__dataclass_fields__))
-
-
-def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()

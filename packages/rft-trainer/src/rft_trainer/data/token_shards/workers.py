@@ -10,11 +10,12 @@ from typing import Any
 
 from rft_core.child_process import ParentPipes
 from rft_trainer.data.store.build_requests import serve_requests
+from rft_trainer.data.store.published_file import shard_path
 from rft_trainer.data.store.worker_pool import BuildWorkers, in_processes
 from rft_trainer.data.token_shards.encode import TokenEncoder, build_token_shard
 from rft_trainer.data.token_shards.stream_building import BuildTokens
 from rft_trainer.data.token_shards.text_plan import Cut, TextRange, TextShardPlan, TextStream
-from rft_trainer.data.token_shards.token_file import TokenShardFacts, shard_path, token_facts_of
+from rft_trainer.data.token_shards.token_file import TokenShardFacts, token_facts_of
 
 FEWEST_SHARDS = 4
 """Shards that are worth the start of a process, which takes about two seconds, where nobody asks for workers."""

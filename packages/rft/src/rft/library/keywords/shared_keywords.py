@@ -28,6 +28,7 @@ class TrainingKeywords(TypedDict, total=False):
     dataloader_pin_memory: bool
     data_store_path: str
     data_store_workers: int
+    data_store_max_gb: int
     eval_split: str
     max_eval_samples: int
     train_batch_size: int

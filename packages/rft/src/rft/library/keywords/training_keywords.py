@@ -23,7 +23,6 @@ class RlKeywords(PolicyKeywords, RewardKeywords, AnswerKeywords, total=False):
     num_workers: int
     prefetch_factor: int
     data_store: Literal["auto", "on", "off"]
-    data_store_max_gb: int
     label_key: str
     eval_metrics: str
     eval_input_key: str
@@ -166,7 +165,6 @@ class SftKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     num_workers: int
     prefetch_factor: int
     data_store: Literal["auto", "on", "off"]
-    data_store_max_gb: int
     input_key: str
     input_template: str
     apply_chat_template: bool
@@ -237,7 +235,6 @@ class DpoKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     num_workers: int
     prefetch_factor: int
     data_store: Literal["auto", "on", "off"]
-    data_store_max_gb: int
     input_key: str
     input_template: str
     apply_chat_template: bool
@@ -288,7 +285,6 @@ class RmKeywords(TrainingKeywords, SupervisedKeywords, total=False):
     num_workers: int
     prefetch_factor: int
     data_store: Literal["auto", "on", "off"]
-    data_store_max_gb: int
     completions_key: str
     labels_key: str
     input_key: str
