@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "${1:-}" = "--mutants" ]; then
     reach="$(mktemp -d)"  # which test reaches which line: found once, used for every package
-    for package in rft-algos rft-trainer rft-models rft-dist rft-engine rft rft-cli; do
+    for package in rft-algos rft-trainer rft-models rft-dist rft-engine rft rft-genrec rft-cli; do
         echo "== $package"
         required=0.95 whole=""
         [ "$package" = rft-algos ] || { required="${RFT_REQUIRED:-0.80}" whole="--whole_runs --reach $reach/kept"; }

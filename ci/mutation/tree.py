@@ -14,7 +14,7 @@ from mutation.operators import Mutant, mutants
 ROOT = Path(__file__).parents[2]
 EQUATIONS = "rft-algos"
 """The package that is mutated unless another is named: pure functions, whose tests are all quick."""
-OTHERS = ("rft-trainer", "rft-models", "rft-dist", "rft-engine", "rft", "rft-cli")
+OTHERS = ("rft-trainer", "rft-models", "rft-dist", "rft-engine", "rft", "rft-genrec", "rft-cli")
 """Packages that do things, mutated with more operators and tested by the files that concern a module."""
 PACKAGE = ROOT / "packages" / EQUATIONS
 EQUIVALENTS = ROOT / "ci/mutation_equivalents.json"

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rft.config.command_record import Command
 from rft.settings import BuildDataSettings, BuildOutputSettings
-from rft_cli.records.command import Command
 from rft_models.settings import BuildSettings
 
 

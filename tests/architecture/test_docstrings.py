@@ -32,6 +32,7 @@ CEILINGS: dict[str, int] = {
     "rft_core": 0,
     "rft_dist": 0,
     "rft_engine": 6,
+    "rft_genrec": 0,
     "rft_models": 0,
     "rft_trainer": 0,
     "rft_kernels": 0,

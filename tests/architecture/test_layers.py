@@ -48,6 +48,7 @@ PLANTED_IMPORTS = {
     "rooms of rft_engine": ("rft_engine.vllm.engine", "rft_engine.sglang.engine"),
     "rooms of rft_trainer": ("rft_trainer.rewards.math", "rft_trainer.loops.rl"),
     "rooms of rft": ("rft.build.models", "rft.stages.rl"),
+    "rooms of rft_genrec": ("rft_genrec.catalogue.records", "rft_genrec.prompts.builder"),
     "rooms of rft_cli": ("rft.config.values", "rft_cli.commands.training"),
     "rooms of rft_kernels": ("rft_kernels.tiles", "rft_kernels.ops"),
     "transformers, tokenizers and peft in rft_models only": ("rft_trainer.data.prompts", "tokenizers"),

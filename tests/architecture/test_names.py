@@ -42,6 +42,7 @@ CEILINGS: dict[str, int] = {
     "rft_core": 0,
     "rft_dist": 1,
     "rft_engine": 3,
+    "rft_genrec": 0,
     "rft_models": 6,
     "rft_trainer": 2,
     "rft_kernels": 2,

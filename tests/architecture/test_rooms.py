@@ -60,6 +60,7 @@ ROOT_MODULES = {
         "slowness",
         "typed_lists",
     },
+    "rft_genrec": set[str](),
     "rft_kernels": {"ops", "row_statistics", "tiles"},
     "rft_models": set[str](),
     "rft_trainer": set[str](),

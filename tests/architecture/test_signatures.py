@@ -33,6 +33,7 @@ LONG_SIGNATURES: dict[str, int] = {
     "rft_core": 0,
     "rft_dist": 2,
     "rft_engine": 0,
+    "rft_genrec": 0,
     "rft_models": 11,
     "rft_trainer": 6,
     "rft_kernels": 13,

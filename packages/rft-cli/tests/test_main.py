@@ -14,12 +14,12 @@ from types import ModuleType
 
 import pytest
 
+from rft.config.command_record import Command
 from rft.config.schema import REQUIRED, schema
 from rft_cli.commands import table
 from rft_cli.config.resolve import resolve
 from rft_cli.diagnostics import bundle, debug_mode, fault_injection
 from rft_cli.main import main
-from rft_cli.records.command import Command
 from rft_cli.records.discovery import commands, find_command, with_settings
 from rft_core import errors
 from rft_core.errors import ExitCode, RftError, SavedAfterSignal
@@ -37,7 +37,7 @@ sys.exit(code)
 BREAKING = """
 import sys, types
 from pathlib import Path
-from rft_cli.diagnostics import bundle; from rft_cli.records.command import Command
+from rft_cli.diagnostics import bundle; from rft.config.command_record import Command
 from rft_cli.records.discovery import commands, find_command
 from rft_cli.main import main
 def run(argv):

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rft.config.command_record import Command
 from rft.process import launching
 from rft_cli.commands import table
 from rft_cli.config import help as help_page
@@ -22,7 +23,6 @@ from rft_cli.config import stored_run
 from rft_cli.config.resolve import resolve
 from rft_cli.diagnostics import debug_mode, fault_injection, notices
 from rft_cli.main import main, overview
-from rft_cli.records.command import Command
 from rft_cli.records.discovery import commands, find_command
 from rft_core.errors import DataError
 

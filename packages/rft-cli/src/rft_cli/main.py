@@ -14,11 +14,11 @@ from importlib.metadata import version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from rft.config.command_record import Command
 from rft.config.commands import GROUP, load
 from rft.process.detached import INTERRUPTED, open_standard_streams
 from rft_cli.diagnostics import debug_mode
-from rft_cli.records.command import Command
-from rft_cli.records.discovery import commands, run_command
+from rft_cli.records.discovery import command_of_words, commands, run_command
 from rft_core.errors import OptionsError, Problem, RftError, StorageError
 from rft_core.terminal_text import visible
 from rft_trainer.installed_tasks.discovery import listed_tasks
@@ -84,7 +84,7 @@ def _output_refused(error: OSError) -> StorageError:
 
 def _lasting(words: list[str], *, for_good: bool) -> AbstractContextManager[None]:
     """A command that trains goes on without its terminal; any other ends when nobody reads what it prints."""
-    command = commands().get(words[0]) if words else None
+    command = commands().get(command_of_words(words)[0]) if words else None
     if command is None or not command.makes_runs:
         return nullcontext()
     from rft.process.detached import outliving_terminal
@@ -112,7 +112,7 @@ def _run(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"rft-train {version('rft-cli')}")
         return 0
-    name, *argv = words
+    name, argv = command_of_words(words)
     command = commands().get(name)
     if command is None:
         raise _unknown(name)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from rft.config.command_record import Command
 from rft.config.errors import SettingsError
 from rft.config.schema import schema
 from rft.settings import SeedSettings
 from rft_cli.config.help import print_help
 from rft_cli.config.resolve import resolve
 from rft_cli.records import discovery
-from rft_cli.records.command import Command
 
 
 @dataclass(frozen=True, kw_only=True)

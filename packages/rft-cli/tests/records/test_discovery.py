@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from rft.config.command_record import Command, TrainingRecord
 from rft.config.commands import load
 from rft_cli.main import main, overview
-from rft_cli.records.command import Command
+from rft_cli.records import discovery
 from rft_cli.records.discovery import commands, find_command, run_command, training_of, with_settings
 
 RECORD = """
-from rft_cli.records.command import Command
+from rft.config.command_record import Command, TrainingRecord
 SAY = Command(name="say", summary="say a word", run="{module}:run")
 def run(argv):
     print(*argv)
@@ -127,3 +128,25 @@ def test_records_name_what_is_there() -> None:
 def test_what_other_commands_ask_of_a_record(name: str, makes_runs: bool, takes_run: bool, result: str | None) -> None:
     record: Command = find_command(name)
     assert (record.makes_runs, record.takes_run, record.stage_result) == (makes_runs, takes_run, result)
+
+
+def test_a_record_has_what_it_leaves_empty_from_the_command_that_it_extends() -> None:
+    base = find_command("sft")
+    mine = Command(name="ours-sft", summary="ours", extends="sft", training=TrainingRecord(train="ours:train"))
+    completed = mine.completed(base)
+    assert (completed.name, completed.summary, completed.settings) == ("ours-sft", "ours", base.settings)
+    assert completed.training is not None
+    assert base.training is not None
+    assert completed.training.train == "ours:train"
+    assert completed.training.check == base.training.check
+    assert completed.training.measure == base.training.measure
+    assert not mine.completed(find_command("rl")).is_default
+
+
+def test_two_words_may_name_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {name: Command(name=name, summary="") for name in ("rl", "ours-data", "rm")}
+    monkeypatch.setattr(discovery, "commands", lambda: known)
+    assert discovery.command_of_words(["ours", "data", "--x"]) == ("ours-data", ["--x"])
+    assert discovery.command_of_words(["ours-data", "--x"]) == ("ours-data", ["--x"])
+    assert discovery.command_of_words(["rl", "data"]) == ("rl", ["data"])
+    assert discovery.command_of_words(["none"]) == ("none", [])

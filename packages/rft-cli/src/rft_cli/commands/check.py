@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from rft.config.command_record import TrainingRecord
 from rft.config.commands import load
 from rft.resolved import Resolved
 from rft_cli.config.recipes import names, with_command
 from rft_cli.config.resolve import resolve
 from rft_cli.diagnostics.console import SafeConsole
-from rft_cli.records.command import Training
 from rft_cli.records.discovery import default_command, find_command, prepared, with_settings
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
@@ -79,7 +79,7 @@ def _chosen_settings(resolved: Resolved[Any], words: str) -> str:
     return "\n".join([f"# rft-train {words.partition(' ')[0]}", *filter(None, lines), others, ""])
 
 
-def _check_training(training: Training, resolved: Resolved[Any], machine: Machine) -> None:
+def _check_training(training: TrainingRecord, resolved: Resolved[Any], machine: Machine) -> None:
     from rft.hub.run_settings import without_weights
     from rft_cli.pages import run_plan
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from rft.config import commands
+from rft.config.command_record import Command, Measure, TrainingRecord
 from rft.config.refused_flags import Refusal
-from rft_cli.records.command import Command, Measure, Training
 
 # settings that the short help shows, group by group
 _TRAINED = """
@@ -31,7 +31,7 @@ SFT = Command(
     **asdict(commands.SFT),
     summary="train a model on demonstrations",
     essential=_TRAINED + _OF_SFT,
-    training=Training(
+    training=TrainingRecord(
         purpose="train it on demonstrations",
         train="rft.stages.sft:train",
         check="rft.check:check_sft",
@@ -60,7 +60,7 @@ learning_rate max_epochs max_steps train_tokens train_batch_size train_batch_tok
 lr_schedule lr_warmup_ratio bf16 device gradient_checkpointing fsdp zero_stage eval_steps save_path save_steps
 load_checkpoint nproc seed run_name log_interval use_wandb use_tensorboard pretrain
 """,
-    training=Training(
+    training=TrainingRecord(
         purpose="go on with its pre-training, on texts",
         train="rft.pretraining.stage:train",
         check="rft.check:check_pretrain",
@@ -82,7 +82,7 @@ DPO = Command(
     **asdict(commands.DPO),
     summary="train a model on preferences between responses",
     essential=_TRAINED + _OF_DPO,
-    training=Training(
+    training=TrainingRecord(
         purpose="train it on pairs of responses",
         train="rft.stages.dpo:train",
         check="rft.check:check_dpo",
@@ -112,7 +112,7 @@ loss_type margin center_rewards_coefficient learning_rate max_len packing_sample
 train_batch_size micro_train_batch_size max_steps max_epochs lr_schedule lr_warmup_ratio
 fsdp eval_steps save_path save_steps load_checkpoint nproc seed run_name log_interval use_wandb use_tensorboard
 """,
-    training=Training(
+    training=TrainingRecord(
         purpose="train a reward model from it, on pairs of responses",
         train="rft.stages.rm:train",
         check="rft.check:check_rm",
@@ -138,7 +138,7 @@ RL = Command(
     summary="train a policy on rewards of its own responses",
     essential=_TRAINED + _OF_RL,
     help_tables="rft_cli.pages.algorithms:algorithm_table",
-    training=Training(
+    training=TrainingRecord(
         purpose="train it on rewards of its own responses",
         train="rft.stages.rl:train",
         check="rft.check:check_rl",

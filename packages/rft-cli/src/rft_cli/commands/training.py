@@ -11,12 +11,20 @@ from rft.resolved import Resolved
 from rft_cli.config.resolve import resolve
 from rft_cli.pages import run_summary
 from rft_cli.pages.terminal import terminal
-from rft_cli.records.discovery import training_of
+from rft_cli.records.discovery import find_command, training_of
+from rft_core.terminal_text import visible
 
 
 def run(command: str, argv: Sequence[str]) -> int:
     """Run `rft-train COMMAND ARGV...`, where COMMAND has a record of training."""
     train(resolve(command, argv), ["rft-train", command, *argv])
+    return 0
+
+
+def act(command: str, argv: Sequence[str]) -> int:
+    """Run `rft-train COMMAND ARGV...`, where COMMAND acts on its settings and trains nothing."""
+    for line in load(find_command(command).act)(resolve(command, argv)):
+        print(visible(line), flush=True)
     return 0
 
 

@@ -17,10 +17,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rft.config.command_record import Measure, TrainingRecord
 from rft_cli.diagnostics.console import SafeConsole
 from rft_cli.pages.advice import verdict_lines
 from rft_cli.pages.charts import amount, duration, shares, sparkline, wrapped
-from rft_cli.records.command import Measure, Training
 from rft_trainer.metrics.sink import RunInfo
 from rft_trainer.runs.reader import UNSCORED_KIND, as_object, is_number
 
@@ -56,7 +56,7 @@ class LivePanel:
 
     def __init__(
         self,
-        training: Training,
+        training: TrainingRecord,
         *,
         log_interval: int = 1,
         stream: TextIO | None = None,
@@ -238,7 +238,7 @@ def _working(record: Record) -> list[str]:
     return words if rate is None or wait is None else [*words, f"wait={wait:.0%}"]
 
 
-def plain_line(record: Record, training: Training) -> str:
+def plain_line(record: Record, training: TrainingRecord) -> str:
     """One step on one line, for files and pipes."""
     number, total = int(_number(record, "step") or 0), int(_number(record, "num_steps") or 0)
     parts = [f"step {number:>{len(str(total))}}/{total}" if total else f"step {number}"]

@@ -10,6 +10,7 @@ from rft.build.algorithm import algorithm_record, value_head
 from rft.build.images import image_counts
 from rft.build.prompt_data import PreparedPrompts
 from rft.build.rl_data import RlData, response_limits
+from rft.config.command_record import TrainingRecord
 from rft.config.commands import load
 from rft.process.machine import Machine
 from rft.resolved import Resolved
@@ -22,7 +23,6 @@ from rft_cli.pages.run_plan_layout import engine_line, strategy_line
 from rft_cli.pages.run_plan_model import model_lines
 from rft_cli.pages.run_plan_ranks import preflight_lines
 from rft_cli.pages.run_plan_rewards import reward_lines
-from rft_cli.records.command import Training
 from rft_core.terminal_text import visible
 from rft_dist.settings import CheckpointSettings
 from rft_trainer.data.sources import LoadedPrompts
@@ -333,7 +333,7 @@ def trained_model_lines(resolved: Resolved[Any], machine: Machine) -> list[tuple
     return model_lines(settings.model, machine, settings.adapter, settings.optimizer)
 
 
-def show(training: Training, resolved: Resolved[Any], data: Any, machine: Machine) -> None:
+def show(training: TrainingRecord, resolved: Resolved[Any], data: Any, machine: Machine) -> None:
     """Print the plan of a run of a command that trains."""
     groups = [*load(training.plan_lines)(resolved, data), *load(training.models)(resolved, machine)]
     for title, lines in groups:

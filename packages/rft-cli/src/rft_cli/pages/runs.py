@@ -11,16 +11,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rft.config.command_record import Measure, TrainingRecord
 from rft_cli.pages.advice import verdict_of_run
 from rft_cli.pages.charts import amount, duration, sparkline
-from rft_cli.records.command import Measure, Training
 from rft_cli.records.discovery import commands, training_of, with_training
 from rft_trainer.runs.reader import SAMPLES_PAGE, RunFiles, as_object, is_number
 
 _STYLES = {"running": "cyan", "finished": "green", "done": "green", "stopped": "yellow"}
 
 
-def trainings_of(run: RunFiles) -> list[Training]:
+def trainings_of(run: RunFiles) -> list[TrainingRecord]:
     """Return the record of the command that made a run; of a command that is not here, those of all commands."""
     made_by = commands().get(run.verb)
     if made_by is not None and made_by.training is not None:

@@ -1,7 +1,7 @@
 """Commands as far as their settings go: a name, a class of settings, and the rules between them.
 
 The library's own are listed here. Those of other packages are found by the entry points of the group `rft.commands`,
-whose values are records with these attributes, and more for the command line (`rft_cli.records.command`).
+whose values are records with these attributes, and more for the command line (`rft.config.command_record`).
 """
 
 from __future__ import annotations

@@ -8,13 +8,15 @@ program's own records are in `rft_cli.commands.table`. A package of its own adds
     distill = "my_package.commands:DISTILL"
 
 A record names functions as texts, "module:function", which are imported when they are called: pages need no torch.
+A command of two words, such as `rft-train genrec data`, is one whose name joins them: `genrec-data`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeVar
 
+RecordT = TypeVar("RecordT")
 StageResult = Literal["run", "output", "model", "tokenizer"]
 
 
@@ -35,26 +37,30 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """Training of a command that makes runs: each field is the name of a function or an object."""
+class TrainingRecord:
+    """Training of a command that makes runs: each field is the name of a function or an object.
 
-    purpose: str
+    A command that `extends` another leaves empty what is the other's; all others fill every field without a default
+    that is said to be one.
+    """
+
+    purpose: str = ""
     """What it does with a model, as a line of a page proposes it: `train it on demonstrations`."""
-    train: str
+    train: str = ""
     """`(resolved, words, *, in_place, front) -> rft.run_lifecycle.TrainedRun`: train to the end of the run."""
-    check: str
+    check: str = ""
     """`(settings, world_size) -> rft.check.Checked`: read data and reward as the start would, without weights."""
-    workload: str
+    workload: str = ""
     """`rft.planning.workload.Workload`: what a rank holds and does beside training, by formula."""
-    plan_lines: str
+    plan_lines: str = ""
     """`(resolved, data) -> [(title, lines)]`: the plan page of a run, machine and notes apart."""
-    models: str
+    models: str = ""
     """`(resolved, machine) -> [(title, lines)]`: the plan page's lines on the models that are held."""
-    next_commands: str
+    next_commands: str = ""
     """`(run directory) -> [(command, purpose)]`: what the end page proposes."""
-    measure: Measure
+    measure: Measure = Measure(name="")
     """The metric that is its column in the table of runs."""
-    held_out: Measure
+    held_out: Measure = Measure(name="")
     """The number of its evaluations."""
     prepare: str = ""
     """`(resolved) -> resolved`: make what the settings describe and do not name, such as a new model, and name it."""
@@ -62,7 +68,7 @@ class Training:
     """`(resolved, machine) -> resolved`: choose what follows from the memory of the machine; empty = nothing does."""
     line: tuple[Measure, ...] = ()
     """What the line of a step and the live panel show beside `measure`, where the step has it."""
-    curves: str
+    curves: str = ""
     """Names of the metrics that are drawn for one run, where it has them, divided by spaces."""
 
 
@@ -74,7 +80,12 @@ class Command:
     summary: str
     """One line of `rft-train --help`."""
     run: str = ""
-    """`(argv) -> exit code`; empty for a command that trains, which is run by its `training`."""
+    """`(argv) -> exit code`; empty for a command that trains, which is run by its `training`, or that acts."""
+    act: str = ""
+    """`(resolved) -> lines`: do what the settings ask, and yield the lines that are shown, as they come; for a command
+    with settings that trains nothing."""
+    extends: str = ""
+    """Command whose record stands in for the fields that this one leaves empty, those of its training too."""
     settings: str = ""
     """Class of its settings, from which flags, files, help and reference page follow; empty if it has none."""
     rules: str = ""
@@ -92,7 +103,7 @@ class Command:
     """Names of the settings that `--help` shows, divided by spaces: those which most runs choose; empty = all."""
     help_tables: str = ""
     """`() -> [(title, {name: line})]`: what the help has below the settings."""
-    training: Training | None = None
+    training: TrainingRecord | None = None
     is_default: bool = False
     """Whether it is meant where a page or a recipe names no command; one command is."""
     trains: bool = False
@@ -107,7 +118,22 @@ class Command:
     fault: str = ""
     """Why the record of another package cannot be used; empty for every command that works."""
 
+    def completed(self, base: Command) -> Command:
+        """Return this record with what it leaves empty from the record of the command that it extends."""
+        training = self.training
+        if training is not None and base.training is not None:
+            training = _filled(training, base.training)
+        return replace(_filled(self, base), training=training, is_default=False, name=self.name)
+
     @property
     def makes_runs(self) -> bool:
         """True for a command that trains, by itself or by starting commands that do."""
         return self.trains or self.training is not None
+
+
+def _filled(record: RecordT, base: RecordT) -> RecordT:
+    """Return a record whose fields without a value have those of another."""
+    copied: Any = record
+    names = [field.name for field in fields(copied)]
+    empty = [name for name in names if not (value := getattr(record, name)) or value == Measure(name="")]
+    return replace(copied, **{name: getattr(base, name) for name in empty})

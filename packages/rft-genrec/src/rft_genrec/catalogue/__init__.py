@@ -1,0 +1,1 @@
+"""Items, their semantic IDs, samples and sequences, and the files that hold them; no model."""

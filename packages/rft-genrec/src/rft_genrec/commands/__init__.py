@@ -1,0 +1,1 @@
+"""Records of the commands, which entry points name; no torch."""
