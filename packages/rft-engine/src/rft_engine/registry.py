@@ -76,6 +76,8 @@ class EngineKind:
     limits: tuple[EngineLimit, ...] = ()
     package: str = ""
     """The Python package that it needs, an optional extra of the same name; empty = none."""
+    tested_version: str = ""
+    """Version of the package that the tests ran with."""
     cpu_extra: str = ""
     """The extra with that package's build for CPUs, where there is one."""
     needs_gpu: str = ""
@@ -184,6 +186,7 @@ _ROWS = (
             supports_fp8=True, reserves_memory=True, splits_model=True, sleeps_on_cpu=False, max_lora_rank=512
         ),
         package="vllm",
+        tested_version="0.32.0",
         cpu_extra="vllm-cpu",
         is_preferred_on_gpu=True,
     ),
@@ -197,6 +200,7 @@ _ROWS = (
         ),
         limits=_SGLANG,
         package="sglang",
+        tested_version="0.5.21",
         needs_gpu="SGLang's CPU kernels are no part of its published package, and its keyed draws and sleep want a GPU",
         note="written after SGLang's source and not yet run on a GPU",
     ),

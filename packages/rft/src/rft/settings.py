@@ -332,6 +332,27 @@ class ConformanceSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExaminationSettings:
+    """Parts of the examination beside this installation and this machine."""
+
+    save_path: str = ""
+    """Directory that runs are to be written to; empty = runs."""
+
+    reach: str = ""
+    """Machines that must be reached from here, as host:port, joined by commas; empty = none."""
+
+    share: str = ""
+    """File for the findings as JSON, without secrets, to be handed on; empty = none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorSettings:
+    """Examine the installation and this machine: a verdict for each fact, and the command that mends it."""
+
+    examination: ExaminationSettings = field(default_factory=ExaminationSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServingSettings:
     """Address and limits of the server."""
 

@@ -216,6 +216,11 @@ BUILT_IN = (
         run="rft_cli.commands.conformance:run",
     ),
     Command(
+        **asdict(commands.DOCTOR),
+        summary="examine the installation and this machine, with what mends each fault",
+        act="rft.doctor.examination:lines",
+    ),
+    Command(
         **asdict(commands.BUILD),
         summary="create a small model and its tokenizer from scratch",
         run="rft_cli.commands.build:run",
@@ -268,8 +273,6 @@ _ALGORITHMS = ("grpo", "dapo", "dr_grpo", "gspo", "rloo", "ppo")
 """Names of `--advantage_estimator` that other programs have a command for."""
 
 REFUSED_COMMANDS: dict[str, Refusal] = {
-    "genrec": Refusal(_NOT_YET, "rft-train rl"),
-    "doctor": Refusal(_NOT_YET, "rft-train check"),
     "report": Refusal(_NOT_YET, "rft-train runs show RUN"),
     "reward": Refusal("it has another name", "rft-train rm"),
     **{

@@ -97,10 +97,14 @@ CONFORMANCE = CommandSettings(
     settings="rft.settings:ConformanceSettings",
     rules="rft.config.rules.compared_engines:problems",
 )
+DOCTOR = CommandSettings(name="doctor", settings="rft.settings:DoctorSettings")
 BUILD = CommandSettings(name="build", settings="rft.settings:BuildModelSettings")
 PERPLEXITY = CommandSettings(name="perplexity", settings="rft.settings:PerplexitySettings")
 TOKENIZER = CommandSettings(name="tokenizer", settings="rft.settings:TrainTokenizerSettings")
-OWN = (SFT, PRETRAIN, DPO, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD, TOKENIZER, PERPLEXITY)
+OWN = (
+    *(SFT, PRETRAIN, DPO, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, DOCTOR, BUILD, TOKENIZER),
+    PERPLEXITY,
+)
 
 _PROGRAMS: list[Callable[[], Mapping[str, ConfiguredCommand]]] = []
 
