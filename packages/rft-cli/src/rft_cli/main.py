@@ -116,6 +116,7 @@ def _run(words: list[str]) -> int:
     command = commands().get(name)
     if command is None:
         raise _unknown(name)
+    argv = command.with_flag(argv)
     for flag, other in command.switches:
         if flag in argv:
             argv.remove(flag)

@@ -353,6 +353,24 @@ class DoctorSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportFileSettings:
+    """The run of a report, and its file."""
+
+    run: str
+    """Directory of the run."""
+
+    output: str = ""
+    """File of the report; empty = report.html in the run's directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportSettings:
+    """Write a report on a run: one page for a browser, which needs no network and can be sent to somebody."""
+
+    report: ReportFileSettings
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServingSettings:
     """Address and limits of the server."""
 
