@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rft.build.constraint import within
+from rft.build.constraint import rollout_engine, within
 from rft.build.engines import EngineCheck, choose_engine, engine_check
 from rft.build.environment import ChosenEnvironment
 from rft.build.replicas import wants_replicas
@@ -156,7 +156,7 @@ def _synchronous(
     # rollouts and evaluations alone: what probes the engine draws freely
     drawing = within(engine, parts.constraint)
     collector = RolloutCollector(
-        drawing,
+        rollout_engine(engine, parts.constraint, settings),
         parts.tokenizer,
         parts.reward,
         machine.collectives,
