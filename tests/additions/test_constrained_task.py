@@ -134,6 +134,7 @@ def test_what_does_not_go_with_groups_of_beams_is_refused(
         {"group_source": "weighted_beams"},
         {"engine_type": "hf"},
         {"engine_replicas": 2},
+        {"max_staleness": 1},
     ],
     ids=lambda more: "-".join(map(str, more.values())),
 )
@@ -143,8 +144,8 @@ def test_a_run_trains_on_what_its_samples_were_drawn_from(
     say(*training(trainer_task, tmp_path / "run", n_samples_per_prompt=5, train_batch_size=10, **more))
     run = read_run(tmp_path / "run")
     assert run.outcome == "finished"
-    # engine and trainer compute the same log-probs of the same distribution
-    assert max(run.series("policy/logprob_gap_max")) < 1e-3
+    # engine and trainer compute the same log-probs of the same distribution; ahead, those of older weights
+    assert "max_staleness" in more or max(run.series("policy/logprob_gap_max")) < 1e-3
     assert max(run.series("policy/gradient_norm")) > 0.0
     found = [responses_by_prompt(file) for file in run.rollout_files]
     assert all(set(group) <= EVEN for groups in found for group in groups.values())

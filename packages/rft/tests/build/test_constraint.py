@@ -95,7 +95,6 @@ def test_what_makes_no_tree_is_refused(constraint: str, code: str, part: str) ->
 @pytest.mark.parametrize(
     ("settings", "code", "do"),
     [
-        (with_setting("async_rollouts", max_staleness=1), "constraint.unsupported", "--max_staleness 0"),
         (with_setting("conversation", environment="calculator"), "constraint.unsupported", "leave --environment out"),
         (with_setting("sampling", generate_max_len=2), "constraint.too_long", "--generate_max_len 3"),
     ],

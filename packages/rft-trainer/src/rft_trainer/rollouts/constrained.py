@@ -171,9 +171,15 @@ class RenormalisedEngine:
 
 
 def _renormalised(drawn: SampledCompletion) -> SampledCompletion:
-    pairs = zip(drawn.logprobs, drawn.log_kept_mass, strict=True)
+    logprobs, log_kept_mass = within_tree(drawn.logprobs, drawn.log_kept_mass)
+    return _WithinTree(drawn.token_ids, logprobs, log_kept_mass, drawn.finish_reason, drawn.weight_version)
+
+
+def within_tree(
+    logprobs: Sequence[float], log_kept_mass: Sequence[float]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the log-prob of each token among those that it was drawn from, and the log of all of their mass: 0."""
+    pairs = zip(logprobs, log_kept_mass, strict=True)
     # a token without an alternative is certain; rounding may put its share a little above 1
-    logprobs = tuple(min(logprob - mass, 0.0) for logprob, mass in pairs)
-    return _WithinTree(
-        drawn.token_ids, logprobs, (0.0,) * len(logprobs), drawn.finish_reason, drawn.weight_version
-    )
+    within = tuple(min(logprob - mass, 0.0) for logprob, mass in pairs)
+    return within, (0.0,) * len(within)

@@ -137,10 +137,6 @@ def _refuse_rollouts(settings: Any) -> None:
 def _others(settings: Any) -> Iterator[tuple[str, str, str, str]]:
     """(what it does not go with, its flag, why, remedy), the first that applies first."""
     # groups that a command lacks have nothing to refuse
-    staleness = getattr(getattr(settings, "async_rollouts", None), "max_staleness", 0)
-    if staleness:
-        why = "a sample that runs ahead may go on under newer weights, and its place in the tree is not kept"
-        yield f"max_staleness = {staleness}", "--max_staleness", why, "--max_staleness 0"
     environment = getattr(getattr(settings, "conversation", None), "environment", "")
     if environment:
         why = "the turns of a conversation are free texts"
@@ -164,6 +160,10 @@ def _beams(settings: Any, chosen: EngineChoice) -> Iterator[tuple[str, str, str,
     if not chosen.can.supports_beam_search:
         why = f"{chosen.kind.title} has no beam search within a constraint"
         yield f"{asked} and engine_type {chosen.name}", f"{flag}, --engine_type", why, "--engine_type native"
+    staleness = getattr(getattr(settings, "async_rollouts", None), "max_staleness", 0)
+    if staleness:
+        why = "what runs ahead of the trainer are samples"
+        yield f"{asked} and max_staleness = {staleness}", f"{flag}, --max_staleness", why, "--max_staleness 0"
     replicas = getattr(getattr(settings, "replicas", None), "engine_replicas", 1)
     if replicas > 1:
         why = "a beam search is one call of one engine; replicas share samples"
