@@ -35,6 +35,8 @@ class EngineCapabilities:
     supports_images: bool = True
     supports_constraint: bool = True
     """It draws within a token trie (`generate(constraint=...)`), alone and as one of several replicas."""
+    supports_beam_search: bool = False
+    """It searches for the best sequences of a token trie (`beam_search`), in one process."""
     supports_fp8: bool = False
     """It rounds its copy of the matrices to 8 bits as they are loaded."""
     reserves_memory: bool = False
@@ -166,7 +168,9 @@ _ROWS = (
         title="the native engine",
         summary="in this process, with the weights being trained",
         builder="rft_engine.native.builder:build",
-        can=EngineCapabilities(shares_weights=True, joins_matrices=True, supports_partial_rollouts=True),
+        can=EngineCapabilities(
+            shares_weights=True, joins_matrices=True, supports_partial_rollouts=True, supports_beam_search=True
+        ),
         limits=(_ONE_DEVICE, _NO_RESERVE, _NO_FP8),
     ),
     EngineKind(

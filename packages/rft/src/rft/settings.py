@@ -23,7 +23,7 @@ from rft_engine.settings import (
     EngineSettings,
     ProbeLengthSettings,
     ReplicaSettings,
-    SamplingSettings,
+    SearchedSamplingSettings,
     TrainingSamplingSettings,
 )
 from rft_models.settings import (
@@ -208,7 +208,7 @@ class RmTestSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalSamplingSettings(SamplingSettings):
+class EvalSamplingSettings(SearchedSamplingSettings):
     """Sampling of the responses to held-out prompts, and how long texts may be (in tokens)."""
 
     temperature: float = field(default=0.0, metadata={"minimum": 0.0, "aliases": ("eval_temperature",)})
@@ -265,7 +265,7 @@ class GenerateSettings:
     model: WeightsSettings
     data: GenerateDataSettings = field(default_factory=GenerateDataSettings)
     images: GenerateImageSettings = field(default_factory=GenerateImageSettings)
-    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    sampling: SearchedSamplingSettings = field(default_factory=SearchedSamplingSettings)
     engine: DecodingEngineSettings = field(default_factory=DecodingEngineSettings)
     output: OutputSettings = field(default_factory=OutputSettings)
 
