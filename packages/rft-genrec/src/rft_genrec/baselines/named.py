@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from rft_core.errors import OptionsError
-from rft_core.nearest_names import nearest_names
 from rft_genrec.baselines.counters import ItemNeighbours, Popularity, Transitions
 from rft_genrec.baselines.recommender import ItemScorer
 from rft_genrec.baselines.sasrec import SasRec, train_sasrec
@@ -23,33 +21,19 @@ COUNTERS: Mapping[str, Callable[[Sequences, int], ItemScorer]] = {
 }
 """Recommenders that are made in seconds, by name."""
 SASREC = "sasrec"
-NAMES = (*COUNTERS, SASREC)
-
-
-def checked_names(text: str, flag: str) -> tuple[str, ...]:
-    """Return the names of a list joined by commas.
-
-    Raises:
-        OptionsError: a name that no baseline has.
-    """
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    unknown = next((name for name in names if name not in NAMES), None)
-    if unknown is not None:
-        near = nearest_names(unknown, NAMES)
-        raise OptionsError(
-            code="genrec.baseline",
-            what=f"{flag.lstrip('-')} names {unknown!r}",
-            where=flag,
-            why=f"baselines are {', '.join(NAMES)}",
-            do=f"{flag} {near[0] if near else NAMES[0]}",
-        )
-    return names
 
 
 def fitted(name: str, sequences: Sequences, num_items: int, *, seed: int, sasrec: str = "") -> ItemScorer:
-    """Return the baseline of a name, made from sequences; `sasrec` is a directory that holds a trained SASRec."""
+    """Return the baseline of a name of `rft_genrec.settings.eval.BASELINES`, made from sequences.
+
+    `sasrec` is the directory of a SASRec: it is read where it is there, else trained and written; empty = trained.
+    """
     if name != SASREC:
         return COUNTERS[name](sequences, num_items)
+    directory = Path(sasrec).expanduser()
+    if sasrec and directory.exists():
+        return SasRec.load(directory, num_items=num_items)
+    trained = train_sasrec(sequences, SasRecSizes(num_items=num_items), seed=seed)
     if sasrec:
-        return SasRec.load(Path(sasrec), num_items=num_items)
-    return train_sasrec(sequences, SasRecSizes(num_items=num_items), seed=seed)
+        trained.save(directory)
+    return trained
