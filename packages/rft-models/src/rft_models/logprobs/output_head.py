@@ -80,6 +80,7 @@ class OutputHead:
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
             shard=self.shard,
+            all_counted=True,
         )
 
     def vocabulary_terms(
@@ -163,6 +164,7 @@ class OutputHead:
             softcap=self.softcap,
             chunk_size=chunk_size,
             shard=self.shard,
+            all_counted=True,
         )
 
     def _as(self, hidden_RD: Tensor) -> tuple[Tensor, Tensor | None]:
