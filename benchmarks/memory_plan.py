@@ -4,8 +4,9 @@
 
 Every case is a process of its own: the plan first (`rft-train plan COMMAND ... --gpu_memory 80`, traced on tensors
 without values), then the run itself, three steps on rows that are as long as they may be. Measured is
-`torch.cuda.max_memory_allocated` of the second and the third step, from the end of a step to the end of the next, so
-that the optimizer's moments are there. The plan's number is the larger of its peaks in training and in generation.
+`torch.cuda.max_memory_allocated` of the second and the third step (`memory/peak_device_mib` of the metrics), from the
+end of a step to the end of the next, so that the optimizer's moments are there. The plan's number is the larger of its
+peaks in training and in generation.
 Models have random weights. `--small --device cpu` tries the program where there is no GPU: the plan alone is made, and
 the run is checked to end. The last line is `largest_gap=<x> at <case>`: |plan / measured - 1|.
 """
@@ -165,21 +166,14 @@ def plan(command: str, given: dict[str, Any]) -> dict[str, Any]:
 
 def measure(command: str, given: dict[str, Any], device: str) -> dict[str, Any]:
     """Run the steps; the largest peak of the second and the third."""
-    import torch
-
     import rft
 
-    peaks: list[int] = []
-    reserved: list[int] = []
+    peaks: list[float] = []
 
     class Watch(rft.Callback):
         def on_step(self, run: rft.Run, step: int, metrics: Any) -> None:
-            if device == "cuda":
-                torch.cuda.synchronize()
-                if step > 1:
-                    peaks.append(torch.cuda.max_memory_allocated())
-                    reserved.append(torch.cuda.max_memory_reserved())
-                torch.cuda.reset_peak_memory_stats()
+            if device == "cuda" and step > 1:
+                peaks.append(metrics["memory/peak_device_mib"] * MIB)
 
     given = dict(given)
     model, data = given.pop("pretrain"), given.pop("prompt_data")
@@ -190,7 +184,7 @@ def measure(command: str, given: dict[str, Any], device: str) -> dict[str, Any]:
         rft.rl(model, data, rewarded, **more, **given)
     else:
         {"sft": rft.sft, "dpo": rft.dpo}[command](model, data, **more, **given)
-    return {"measured": max(peaks), "reserved": max(reserved)} if peaks else {}
+    return {"measured": max(peaks)} if peaks else {}
 
 
 def rewarded(completion: str) -> float:

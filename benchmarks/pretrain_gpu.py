@@ -38,6 +38,8 @@ MIXTURE |= {"use_moe": True, "num_experts": 8, "top_k": 2}
 CASES: dict[str, dict[str, Any]] = {"dense": DENSE, "mixture": MIXTURE}
 SMALL = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ffn_hidden_size": 96}
 SIDES = {"dense": ["torch", "trainer"], "mixture": ["trainer", "trainer_eager"]}
+OWN_PEAKS: list[float] = []
+"""Of the runs of ours, in MiB."""
 COMPILED = {"dense": ["ours_compiled", "torch_compiled"], "mixture": ["ours_compiled"]}
 
 
@@ -76,6 +78,7 @@ def ours(model: Path, text: Path, chosen: argparse.Namespace, folder: Path, *, c
         callbacks=[Watch()],
     )
     rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    OWN_PEAKS.append(max(row.get("memory/peak_device_mib", 0.0) for row in rows))
     return [row["sft/loss"] for row in rows], clock.seconds, clock.cpu
 
 
@@ -189,7 +192,7 @@ def compare(case: str, text: Path, chosen: argparse.Namespace, folder: Path) -> 
     names = ["ours", *SIDES[case], *(COMPILED[case] if chosen.compiled else [])]
     rounds: dict[str, list[float]] = {name: [] for name in names}
     apart: dict[str, float] = {}
-    peaks: dict[str, int] = {}
+    peaks: dict[str, float] = {}
     for turn in range(chosen.rounds):
         losses = {}
         # every other round backwards, so that what a side leaves behind is not always the same side's to bear
@@ -199,7 +202,9 @@ def compare(case: str, text: Path, chosen: argparse.Namespace, folder: Path) -> 
                 torch.cuda.reset_peak_memory_stats()
             losses[name], taken, _ = known[name](folder / f"{name}_{turn}")
             rounds[name].append(statistics.median(taken[WARM_UP:]))
-            peaks[name] = torch.cuda.max_memory_allocated() if device == "cuda" else 0
+            # ours reads and restarts the peak at every step
+            peak = torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else 0.0
+            peaks[name] = max(peak, OWN_PEAKS[-1]) if name.startswith("ours") else peak
             print(case, turn, name, f"{1e3 * rounds[name][-1]:.2f} ms a step", flush=True)
         if turn == 0:
             apart = {name: difference(losses["ours"], losses[name]) for name in names[1:]}
@@ -213,7 +218,7 @@ def compare(case: str, text: Path, chosen: argparse.Namespace, folder: Path) -> 
         row = found["sides"][name] = {
             "tokens_per_second": speed,
             "mfu": speed * a_token / PEAK,
-            "peak_mib": peaks[name] / 2**20,
+            "peak_mib": peaks[name],
             "seconds_a_step": rounds[name],
         }
         if name != "ours":
