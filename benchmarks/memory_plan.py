@@ -31,7 +31,7 @@ MIB = 2**20
 
 Sizes = dict[str, Any]
 DENSE: Sizes = {"hidden": 768, "layers": 12, "heads": 12, "kv_heads": 12, "ffn": 2048, "vocab": 50_304}
-LARGE: Sizes = {"hidden": 1024, "layers": 24, "heads": 16, "kv_heads": 8, "ffn": 3072, "vocab": 151_936}
+LARGE: Sizes = {"hidden": 1024, "layers": 12, "heads": 16, "kv_heads": 8, "ffn": 3072, "vocab": 151_936}
 MIXTURE: Sizes = {"hidden": 768, "layers": 6, "heads": 12, "kv_heads": 4, "ffn": 1024, "vocab": 50_304, "experts": 8}
 SMALL: Sizes = {"hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 512}
 
@@ -134,7 +134,7 @@ def settings_of(case: dict[str, Any], model: Path, data: Path, folder: Path, dev
         "train_batch_size": case["batch"],
         "micro_train_batch_size": case["micro"],
         "eval_steps": 0,
-        "max_steps": STEPS,
+        "max_steps": STEPS + 1,
         "dataloader_pin_memory": True,
         "seed": 0,
     }
@@ -164,6 +164,10 @@ def plan(command: str, given: dict[str, Any]) -> dict[str, Any]:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
+class _Measured(Exception):
+    """The steps are done, and the last checkpoint is not needed."""
+
+
 def measure(command: str, given: dict[str, Any], device: str) -> dict[str, Any]:
     """Run the steps; the largest peak of the second and the third."""
     import rft
@@ -174,16 +178,22 @@ def measure(command: str, given: dict[str, Any], device: str) -> dict[str, Any]:
         def on_step(self, run: rft.Run, step: int, metrics: Any) -> None:
             if device == "cuda" and step > 1:
                 peaks.append(metrics["memory/peak_device_mib"] * MIB)
+            if step == STEPS and peaks:
+                raise _Measured
 
     given = dict(given)
     model, data = given.pop("pretrain"), given.pop("prompt_data")
     more: dict[str, Any] = {"callbacks": [Watch()], "panel": False}
-    if command == "pretrain":
-        rft.pretrain(data, model=model, **more, **given)
-    elif command == "rl":
-        rft.rl(model, data, rewarded, **more, **given)
-    else:
-        {"sft": rft.sft, "dpo": rft.dpo}[command](model, data, **more, **given)
+    try:
+        if command == "pretrain":
+            rft.pretrain(data, model=model, **more, **given)
+        elif command == "rl":
+            rft.rl(model, data, rewarded, **more, **given)
+        else:
+            {"sft": rft.sft, "dpo": rft.dpo}[command](model, data, **more, **given)
+    except Exception:
+        if len(peaks) < STEPS - 1:
+            raise
     return {"measured": max(peaks)} if peaks else {}
 
 

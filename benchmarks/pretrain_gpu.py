@@ -40,6 +40,8 @@ SMALL = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, 
 SIDES = {"dense": ["torch", "trainer"], "mixture": ["trainer", "trainer_eager"]}
 OWN_PEAKS: list[float] = []
 """Of the runs of ours, in MiB."""
+OWN_PHASES: list[dict[str, float]] = []
+"""Median `time/...` of the steps of each run of ours."""
 COMPILED = {"dense": ["ours_compiled", "torch_compiled"], "mixture": ["ours_compiled"]}
 
 
@@ -78,6 +80,8 @@ def ours(model: Path, text: Path, chosen: argparse.Namespace, folder: Path, *, c
         callbacks=[Watch()],
     )
     rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    phases = {name for row in rows for name in row if name.startswith("time/") and isinstance(row[name], float)}
+    OWN_PHASES.append({name: statistics.median(row[name] for row in rows[WARM_UP:]) for name in sorted(phases)})
     OWN_PEAKS.append(max(row.get("memory/peak_device_mib", 0.0) for row in rows))
     return [row["sft/loss"] for row in rows], clock.seconds, clock.cpu
 
@@ -189,7 +193,7 @@ def compare(case: str, text: Path, chosen: argparse.Namespace, folder: Path) -> 
         "trainer": partial(trainer, model, batches, device),
         "trainer_eager": partial(trainer, model, batches, device, experts="eager"),
     }
-    names = ["ours", *SIDES[case], *(COMPILED[case] if chosen.compiled else [])]
+    names = ["ours", *(chosen.sides or [*SIDES[case], *(COMPILED[case] if chosen.compiled else [])])]
     rounds: dict[str, list[float]] = {name: [] for name in names}
     apart: dict[str, float] = {}
     peaks: dict[str, float] = {}
@@ -206,6 +210,7 @@ def compare(case: str, text: Path, chosen: argparse.Namespace, folder: Path) -> 
             peak = torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else 0.0
             peaks[name] = max(peak, OWN_PEAKS[-1]) if name.startswith("ours") else peak
             print(case, turn, name, f"{1e3 * rounds[name][-1]:.2f} ms a step", flush=True)
+        print({name: round(value, 4) for name, value in OWN_PHASES[-1].items() if value}, flush=True)
         if turn == 0:
             apart = {name: difference(losses["ours"], losses[name]) for name in names[1:]}
             if max(apart.values()) > WITHIN:
@@ -235,6 +240,7 @@ def main(argv: list[str]) -> int:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--sides", nargs="+", help="beside ours, in place of all")
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the program; writes no file")
     parser.add_argument("--output", type=Path, default=RESULTS)
     chosen = parser.parse_args(argv)
