@@ -173,7 +173,8 @@ def operations(model: Path, context: int) -> tuple[float, int]:
             every += size
             share = config["num_experts_per_tok"] / num_experts if ".experts." in name else 1
             active += size * share
-    width = config["num_attention_heads"] * config["head_dim"]
+    heads = config["num_attention_heads"]
+    width = heads * (config.get("head_dim") or config["hidden_size"] // heads)
     return 6 * active + 12 * config["num_hidden_layers"] * width * context, int(every)
 
 
