@@ -27,3 +27,12 @@ def test_a_masked_first_token_is_no_target_either() -> None:
     mask_T = torch.tensor([1, 0, 1, 1, 1, 0])
     tokens = PackedTokens(packed.token_ids_T, packed.positions_T, packed.segment_ids_T, mask_T)
     assert tokens.targets_T.tolist() == [False, False, True, False, False, False]
+
+
+def test_tokens_that_the_host_knows_are_read_there() -> None:
+    here = PackedTokens(torch.tensor([7, 8, 9]), torch.tensor([0, 1, 0]), torch.tensor([0, 0, 1]))
+    placed = PackedTokens(*(each.to("meta") for each in (here.token_ids_T, here.positions_T, here.segment_ids_T)))
+    assert placed.readable is placed
+    known = PackedTokens(placed.token_ids_T, placed.positions_T, placed.segment_ids_T, host=here)
+    assert known.readable is here
+    assert known.readable.targets_T.tolist() == [False, True, False]

@@ -65,7 +65,7 @@ class ResponseBlock:
         window = sliding_window if sliding_window is not None and sliding_window < self.num_columns else None
         if window not in self.masks:
             prompts = [piece.prefix_length for piece in self.segments]
-            before_S = torch.tensor(prompts if len(set(prompts)) > 1 else prompts[:1], device=device)
+            before_S = to_device(torch.tensor(prompts if len(set(prompts)) > 1 else prompts[:1]), device)
             query_SL1 = (before_S[:, None] + torch.arange(self.length, device=device))[:, :, None]
             key_C = torch.arange(self.num_columns, device=device)
             # padding stands behind a segment's own columns, so what is causal never sees it
