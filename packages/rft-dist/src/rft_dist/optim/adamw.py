@@ -202,7 +202,7 @@ def clip(gradients: Iterable[Tensor], norm: float, max_norm: float) -> None:
         return
     gradients = list(gradients)
     if _on_one_gpu(gradients):
-        torch._foreach_mul_(gradients, max_norm / norm)
+        torch._foreach_mul_(gradients, max_norm / norm)  # pyright: ignore[reportPrivateImportUsage]  # as torch clips
         return
     for gradient in gradients:
         gradient.mul_(max_norm / norm)
@@ -226,7 +226,8 @@ def total_norm(gradients: list[Tensor]) -> float:
     device = gradients[0].device
     # added up on the device: one wait for it, and not one for each gradient
     if _on_one_gpu(gradients):
-        squares = torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).double().square()
+        norms = torch._foreach_norm(gradients, dtype=torch.float32)  # pyright: ignore[reportPrivateImportUsage]
+        squares = torch.stack(norms).double().square()
     else:
         squares = torch.stack([squared_norm(gradient).to(device) for gradient in gradients])
     total = squares.sum().sqrt().item()
