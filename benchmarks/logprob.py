@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +140,7 @@ def work(arguments: argparse.Namespace) -> None:
         print(json.dumps({"mib": _peak_mib(_call(side, getattr(arguments, "pass"), data))}), file=answers, flush=True)
         return
     setting = {
-        **{name: version(name) for name in ("torch", "trl", "transformers")},
+        **{name: _version(name) for name in ("torch", "trl", "transformers")},
         **{"threads": torch.get_num_threads(), "runs": arguments.runs, "load": round(os.getloadavg()[0], 2)},
         "not_run": missing(arguments.device),
     }
@@ -148,6 +148,13 @@ def work(arguments: argparse.Namespace) -> None:
     case = {"shape": arguments.shape, "dtype": arguments.dtypes[0], "threads": arguments.threads[0]}
     for row in _rows(chosen, data, arguments):
         print(json.dumps({"case": case, **row}), file=answers, flush=True)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _rows(chosen: Sequence[Side], data: Data, arguments: argparse.Namespace) -> list[dict[str, Any]]:

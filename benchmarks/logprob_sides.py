@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -65,7 +66,8 @@ def make_data(
 
 def sides(device: str) -> list[Side]:
     """All that run on the device, ours first."""
-    found = [*_ours(device), _NAIVE, _COMPILED, _TORCH_CHUNKED, _TRL]
+    found = [*_ours(device), _NAIVE, _COMPILED]
+    found += [side for side in (_TORCH_CHUNKED, _TRL) if side.name not in _absent()]
     for add in (_liger, _cut_cross_entropy):
         side = add(device)
         if isinstance(side, Side):
@@ -76,7 +78,17 @@ def sides(device: str) -> list[Side]:
 def missing(device: str) -> dict[str, str]:
     """Peers that do not run on this device, and why."""
     reasons = {"Liger fused linear CE": _liger(device), "cut-cross-entropy": _cut_cross_entropy(device)}
-    return {name: reason for name, reason in reasons.items() if isinstance(reason, str)}
+    return {name: reason for name, reason in reasons.items() if isinstance(reason, str)} | _absent()
+
+
+def _absent() -> dict[str, str]:
+    """Peers that this environment does not have, and why."""
+    found: dict[str, str] = {}
+    if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
+        found[_TORCH_CHUNKED.name] = f"torch {torch.__version__} does not have it"
+    if find_spec("trl") is None:
+        found[_TRL.name] = "trl is not installed"
+    return found
 
 
 def _split(log_probs: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Data], Results]:

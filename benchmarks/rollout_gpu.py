@@ -27,7 +27,6 @@ from rft_models.decode.fast_decoder import decoder_for
 from rft_models.decode.weight_copy import GenerationCopy
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import make_policy
-from rft_models.tiny_models.text import draw_weights
 
 PROMPTS, SAMPLES, TOKENS = 64, 4, 128
 HALF_BILLION = {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24}
@@ -39,9 +38,10 @@ SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 def make_model(shape: dict[str, int], device: torch.device, dtype: torch.dtype) -> CausalPolicy:
     """Random weights, tied, ready to decode."""
     config = Qwen2Config(**shape, max_position_embeddings=512, tie_word_embeddings=True, eos_token_id=None)
-    model = Qwen2ForCausalLM(config)
-    draw_weights(model, seed=0)
-    return make_policy(model.to(device, dtype).eval(), None, packed=True)
+    torch.manual_seed(0)
+    with device:
+        model = Qwen2ForCausalLM(config)
+    return make_policy(model.to(dtype).eval(), None, packed=True)
 
 
 def timed(work: Callable[[int], object], rounds: int, device: torch.device) -> float:

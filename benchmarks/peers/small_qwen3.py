@@ -95,16 +95,33 @@ def own_names(saved: dict[str, Tensor], num_layers: int) -> dict[str, Tensor]:
 
 
 def train(
-    directory: Path, batches: list[Tensor], rate: float, betas: tuple[float, float], ended: Callable[[], None]
+    directory: Path,
+    batches: list[Tensor],
+    rate: float,
+    betas: tuple[float, float],
+    ended: Callable[[], None],
+    *,
+    device: str = "cpu",
+    autocast: torch.dtype | None = None,
+    compiled: bool = False,
 ) -> list[float]:
-    """One step on each [B, T + 1] batch; calls `ended` after each, and returns the losses."""
-    model = SmallQwen3(directory, batches[0].shape[1])
+    """One step on each [B, T + 1] batch; calls `ended` after each, and returns the losses.
+
+    On a GPU batches wait in page-locked memory, as nanoGPT's do; `autocast` is the type of the products.
+    """
+    model: nn.Module = SmallQwen3(directory, batches[0].shape[1]).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=betas, weight_decay=0.0, fused=True)
+    parameters = list(model.parameters())
+    model = torch.compile(model) if compiled else model  # type: ignore[assignment]
+    if device == "cuda":
+        batches = [ids.pin_memory() for ids in batches]
     losses: list[float] = []
     for ids in batches:
-        loss = functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        ids = ids.to(device, non_blocking=True)
+        with torch.autocast(device, autocast, enabled=autocast is not None):
+            loss = functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())

@@ -37,3 +37,12 @@ def test_allowed_tokens_of_some_targets_keep_their_sets() -> None:
     everything = allowed.of_rows(torch.arange(3))
     assert everything.ids_E.tolist() == allowed.ids_E.tolist()
     assert allowed.of_rows(torch.zeros(0, dtype=torch.int64)).ids_E.tolist() == []
+
+
+def test_tokens_that_the_host_knows_are_read_there() -> None:
+    here = PackedTokens(torch.tensor([7, 8, 9]), torch.tensor([0, 1, 0]), torch.tensor([0, 0, 1]))
+    placed = PackedTokens(*(each.to("meta") for each in (here.token_ids_T, here.positions_T, here.segment_ids_T)))
+    assert placed.readable is placed
+    known = PackedTokens(placed.token_ids_T, placed.positions_T, placed.segment_ids_T, host=here)
+    assert known.readable is here
+    assert known.readable.targets_T.tolist() == [False, True, False]

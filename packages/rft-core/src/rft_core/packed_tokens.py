@@ -54,6 +54,9 @@ class PackedTokens:
     """The images of each segment in order, None for a segment without any; None: no segment has any."""
     allowed: AllowedTokens | None = None
     """What each of `targets_T` was drawn among, in their order; None: the whole vocabulary."""
+    host: PackedTokens | None = None
+    """The same tokens in host memory, of which the layout of the row is read without a wait for the device; None: there
+    are these alone."""
 
     @classmethod
     def of_segments(cls, segments: Sequence[Tensor], *, mm_inputs: Sequence[Any] | None = None) -> PackedTokens:
@@ -64,6 +67,11 @@ class PackedTokens:
             torch.cat([torch.full_like(tokens, number) for number, tokens in enumerate(segments)]),
             mm_inputs=mm_inputs,
         )
+
+    @property
+    def readable(self) -> PackedTokens:
+        """The tokens in host memory where they are known there, else these."""
+        return self if self.host is None else self.host
 
     @property
     def num_tokens(self) -> int:

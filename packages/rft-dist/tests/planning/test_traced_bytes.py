@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -70,3 +71,17 @@ def test_what_needs_values_leaves_nothing_out() -> None:
         assert row[row > 0].shape == (ROWS,)
         assert row[torch.arange(ROWS) < 3].shape == (3,)
         assert torch.equal(row, row + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_of_groups_have_shapes_in_every_type(dtype: torch.dtype) -> None:
+    traced = TracedBytes()
+    rows_SK, experts_EKN = (
+        traced.fake(torch.empty(*size, dtype=dtype, device="meta")) for size in ((48, 16), (3, 16, 32))
+    )
+    ends_E = torch.tensor([16, 32, 48], dtype=torch.int32)
+    with traced:
+        product = torch.ops.aten._grouped_mm.default(rows_SK, experts_EKN, ends_E)
+        slopes = torch.ops.aten._grouped_mm.default(rows_SK.t(), product, ends_E)
+        assert (tuple(product.shape), tuple(slopes.shape)) == ((48, 32), (3, 16, 32))
+        assert traced.now == product.nbytes + slopes.nbytes

@@ -89,3 +89,23 @@ def test_a_capture_that_breaks_is_closed(noted: list[Any]) -> None:
     with pytest.raises(RuntimeError, match="cannot be captured"):
         CudaGraphs().record(broken)
     assert noted[-2:] == [BEGIN, "end"]
+
+
+def test_recordings_after_the_last_one_has_gone_are_in_a_pool_of_their_own(noted: list[Any]) -> None:
+    graphs = CudaGraphs()
+    first, second = graphs.record(lambda: torch.ones(2)), graphs.record(lambda: torch.ones(2))
+    del first
+    third = graphs.record(lambda: torch.ones(2))
+    del second, third
+    graphs.record(lambda: torch.ones(2))
+    pools = [note[1]["pool"] for note in noted if note[0] == "begin"]
+    assert pools == ["pool 0", "pool 0", "pool 0", "pool 1"], "torch refuses a pool whose graphs are gone"
+
+
+@pytest.mark.gpu
+def test_a_gpu_records_again_after_its_recordings_have_gone() -> None:
+    graphs, numbers = CudaGraphs(), torch.arange(4.0, device="cuda")
+    for turn in range(3):
+        replay = graphs.record(lambda turn=turn: numbers * turn)
+        assert replay().tolist() == [0.0, turn, 2.0 * turn, 3.0 * turn]
+        del replay

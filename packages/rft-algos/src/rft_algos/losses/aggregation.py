@@ -24,6 +24,13 @@ Count = int | float | Tensor
 """A global denominator: a number, or a scalar tensor [] as it comes from an all-reduce."""
 
 
+def on_device_of(like: Tensor, count: Count) -> Tensor:
+    """Return a denominator as a scalar tensor [] beside `like`; a number is written there, with no wait for a copy."""
+    if isinstance(count, Tensor):
+        return count.to(like.device)
+    return torch.full((), count, device=like.device)
+
+
 def token_mean(loss_mask_T: Tensor, num_tokens_global: Count, *, dtype: torch.dtype = torch.float32) -> Tensor:
     """Every token counts the same: w_t = m_t / (number of loss tokens in the step).
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from rft_algos.input_checks import check_not_negative, check_positive, refuse
-from rft_algos.losses.aggregation import Count
+from rft_algos.losses.aggregation import Count, on_device_of
 from rft_algos.packed.tensor_checks import check_responses
 
 
@@ -312,7 +312,7 @@ def kto_reference_point(log_ratio_total: float | Tensor, num_responses: Count) -
         [] nats, 0 or more, no gradient.
     """
     total = torch.as_tensor(log_ratio_total).detach()
-    return (total / torch.as_tensor(num_responses, device=total.device).clamp(min=1)).clamp(min=0)
+    return (total / on_device_of(total, num_responses).clamp(min=1)).clamp(min=0)
 
 
 def kto(

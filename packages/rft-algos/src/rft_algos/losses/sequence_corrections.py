@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.input_checks import check_bounds, check_not_negative, check_positive, refuse
-from rft_algos.losses.aggregation import Count
+from rft_algos.losses.aggregation import Count, on_device_of
 from rft_algos.packed.importance_ratio import LOG_RATIO_LIMIT, ratio
 from rft_algos.packed.segments import broadcast_to_tokens, segment_index, segment_means, segment_sums
 from rft_algos.packed.tensor_checks import check_mask
@@ -109,7 +109,7 @@ def self_normalised(
     """
     check_mask(loss_mask_T=loss_mask_T)
     kept_T = torch.where(loss_mask_T, weights_T.detach(), 0.0)
-    total = kept_T.sum() if total_weight is None else torch.as_tensor(total_weight, device=kept_T.device)
+    total = kept_T.sum() if total_weight is None else on_device_of(kept_T, total_weight)
     number = loss_mask_T.sum() if num_tokens is None else num_tokens
     return torch.where(total > 0, kept_T * number / total, 0.0).to(weights_T.dtype)
 

@@ -35,7 +35,7 @@ from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.algorithms.registry import clip_indicator_of, equation_of
 from rft_algos.input_checks import refuse
 from rft_algos.losses import aggregation, kl, off_policy
-from rft_algos.losses.aggregation import Count
+from rft_algos.losses.aggregation import Count, on_device_of
 from rft_algos.objectives.token_weights import token_weights
 from rft_algos.packed.loss_tokens import Tokens
 from rft_algos.packed.segments import all_true_on_cpu
@@ -331,7 +331,7 @@ def term_metrics(terms: dict[str, Tensor], loss_mask_T: Tensor, num_loss_tokens:
         (total [], count []) by name.
     """
     num_here = _number(loss_mask_T)
-    share = num_here / torch.as_tensor(num_loss_tokens, device=num_here.device).clamp(min=1)
+    share = num_here / on_device_of(num_here, num_loss_tokens).clamp(min=1)
     return {name: (term.detach().to(torch.float64), share) for name, term in terms.items()}
 
 

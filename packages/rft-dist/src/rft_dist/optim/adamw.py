@@ -198,9 +198,14 @@ def is_optional(key: str) -> bool:
 
 def clip(gradients: Iterable[Tensor], norm: float, max_norm: float) -> None:
     """g <- g * min(1, max_norm / n), in place, where `max_norm` is above 0."""
-    if 0 < max_norm < norm:
-        for gradient in gradients:
-            gradient.mul_(max_norm / norm)
+    if not 0 < max_norm < norm:
+        return
+    gradients = list(gradients)
+    if _on_one_gpu(gradients):
+        torch._foreach_mul_(gradients, max_norm / norm)  # pyright: ignore[reportPrivateImportUsage]  # as torch clips
+        return
+    for gradient in gradients:
+        gradient.mul_(max_norm / norm)
 
 
 def _stepped(tensor: Tensor, master: bool, offload: bool) -> Parameter:
@@ -220,12 +225,25 @@ def total_norm(gradients: list[Tensor]) -> float:
     """L2 norm over all entries, added up in float64 across blocks."""
     device = gradients[0].device
     # added up on the device: one wait for it, and not one for each gradient
-    total = torch.stack([squared_norm(gradient).to(device) for gradient in gradients]).sum().sqrt().item()
+    if _on_one_gpu(gradients):
+        norms = torch._foreach_norm(gradients, dtype=torch.float32)  # pyright: ignore[reportPrivateImportUsage]
+        squares = torch.stack(norms).double().square()
+    else:
+        squares = torch.stack([squared_norm(gradient).to(device) for gradient in gradients])
+    total = squares.sum().sqrt().item()
     if math.isfinite(total):
         return total
     # Squares of finite entries above 1e19 overflow float32: only this slow form tells them from infinities.
     slow = [torch.linalg.vector_norm(gradient, dtype=torch.float64).to(device) for gradient in gradients]
     return torch.linalg.vector_norm(torch.stack(slow)).item()
+
+
+def _on_one_gpu(gradients: list[Tensor]) -> bool:
+    """Return whether one kernel can take all of them, in place of one kernel or several for each."""
+    device = gradients[0].device if gradients else torch.device("cpu")
+    return device.type == "cuda" and all(
+        type(each) is Tensor and each.device == device and each.dtype != torch.float64 for each in gradients
+    )
 
 
 def squared_norm(gradient: Tensor) -> Tensor:

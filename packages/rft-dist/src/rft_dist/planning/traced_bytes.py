@@ -116,6 +116,9 @@ class TracedBytes(LiveBytes):
         if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
             if func in _WITHOUT_VALUES:
                 return _WITHOUT_VALUES[func](*args)
+            if func is _GROUPED_PRODUCT:
+                # some versions of torch give it a shape in bfloat16 alone
+                func, args, kwargs = torch.ops.aten.new_empty.default, (args[0], _shape_of_grouped(*args)), None
             if func is torch.ops.aten.index.Tensor:
                 args = (args[0], tree_map(_all_of_mask, args[1]))
         return super().__torch_dispatch__(func, types, args, kwargs)
@@ -138,6 +141,17 @@ def _all_of_mask(index: Any) -> Any:
         places = _every_entry(index) if isinstance(index, FakeTensor) else index.nonzero()
         return places[:, 0]
     return index
+
+
+_GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
+
+
+def _shape_of_grouped(left: Tensor, right: Tensor, ends_E: Tensor | None = None, *_: object) -> list[int]:
+    """Return the shape of a product of groups: rows of `left` by a matrix each, or their sums over rows."""
+    if left.dim() == right.dim() == 2:
+        assert ends_E is not None
+        return [ends_E.shape[0], left.shape[0], right.shape[1]]
+    return [*([left.shape[0]] if left.dim() == right.dim() == 3 else []), left.shape[-2], right.shape[-1]]
 
 
 _WITHOUT_VALUES: dict[Any, Any] = {

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rft_core.device_copies import to_device
 from rft_models.attention.varlen import Piece, Sequences, VarlenKernel, varlen_attention
 
 MAX_PADDING = 1.5
@@ -107,12 +108,12 @@ class PackedLayout:
         return cls(total, tuple(lengths), tuple(starts), blocks, scatter)
 
     @classmethod
-    def from_segment_ids(cls, segment_ids_T: Tensor) -> PackedLayout:
-        """Layout of a packed row: a segment ends where the id changes."""
+    def from_segment_ids(cls, segment_ids_T: Tensor, device: torch.device | None = None) -> PackedLayout:
+        """Layout of a packed row: a segment ends where the id changes; `device` of the row, None = that of the ids."""
         if segment_ids_T.numel() == 0:
             return cls(0, (), (), [], None)
         _, lengths = torch.unique_consecutive(segment_ids_T, return_counts=True)
-        return cls.from_lengths(lengths.tolist(), segment_ids_T.device)
+        return cls.from_lengths(lengths.tolist(), device or segment_ids_T.device)
 
     def attend(self, query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, **settings: Any) -> Tensor:
         """Compute attention by the kernel where it takes the call, else by `packed_attention`."""
@@ -158,8 +159,8 @@ def _cut_into_blocks(
         real = inside_SL.reshape(-1)
         scatter[flat[real]] = torch.arange(num_places, num_places + flat.numel())[real]
         num_places += flat.numel()
-        blocks.append(AttentionBlock(len(members), longest, flat.to(device)))
-    return blocks, scatter.to(device)
+        blocks.append(AttentionBlock(len(members), longest, to_device(flat, device)))
+    return blocks, to_device(scatter, device)
 
 
 def most_wasted_area(device: torch.device) -> float:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rft_core.device_copies import to_device
 from rft_models.attention.packed import (
     MAX_PADDING,
     PackedLayout,
@@ -64,7 +65,7 @@ class ResponseBlock:
         window = sliding_window if sliding_window is not None and sliding_window < self.num_columns else None
         if window not in self.masks:
             prompts = [piece.prefix_length for piece in self.segments]
-            before_S = torch.tensor(prompts if len(set(prompts)) > 1 else prompts[:1], device=device)
+            before_S = to_device(torch.tensor(prompts if len(set(prompts)) > 1 else prompts[:1]), device)
             query_SL1 = (before_S[:, None] + torch.arange(self.length, device=device))[:, :, None]
             key_C = torch.arange(self.num_columns, device=device)
             # padding stands behind a segment's own columns, so what is causal never sees it
@@ -137,11 +138,11 @@ def _cut_into_blocks(
         behind_SC = column_C - num_before_S1
         token_SC = torch.where(behind_SC < 0, before_S1 + column_C, start_S1 + behind_SC)
         token_SC = torch.where(behind_SC < length_S1, token_SC, 0)
-        blocks.append(ResponseBlock(tuple(members), own_SL.to(device), token_SC.reshape(-1).to(device)))
+        blocks.append(ResponseBlock(tuple(members), to_device(own_SL, device), to_device(token_SC.reshape(-1), device)))
     in_order = bool(torch.equal(scatter_R, torch.arange(num_places)))
     if in_order and len(blocks) == 1:
         blocks[0].query_SL = None  # one length and the order of the row: it can be viewed as the block
-    return blocks, None if in_order else scatter_R.to(device)
+    return blocks, None if in_order else to_device(scatter_R, device)
 
 
 def _similar_shapes(responses: Sequence[Piece], most_area: float) -> list[list[Piece]]:
@@ -191,13 +192,18 @@ class _Segment:
 
 
 def find_shared_prefixes(
-    token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, target_mask_T: Tensor
+    token_ids_T: Tensor,
+    positions_T: Tensor,
+    segment_ids_T: Tensor,
+    target_mask_T: Tensor,
+    device: torch.device | None = None,
 ) -> SharedPrompts | None:
     """Find prompts that neighbouring segments share; None where running each once would save too little.
 
     Args:
         token_ids_T: int64, equal where tokens and the features of images are.
         positions_T, segment_ids_T, target_mask_T: as of `PackedTokens`.
+        device: of the row, where these are copies in host memory; None = theirs.
     """
     segments = _segments(segment_ids_T, target_mask_T)
     # as lists, copied to the host once: comparing tensors would wait for the device at every pair of segments
@@ -227,9 +233,9 @@ def find_shared_prefixes(
             responses.append(Piece(num_kept, segment.own_length, prompt, prompt_length))
             place_T[first : segment.stop] = torch.arange(num_kept, num_kept + segment.own_length)
             num_kept += segment.own_length
-    device = token_ids_T.device
+    device = device or token_ids_T.device
     layout = SharedLayout.of(PackedLayout.from_lengths(common, device), responses, device)
-    return SharedPrompts(layout, torch.cat(kept).to(device), place_T.to(device))
+    return SharedPrompts(layout, to_device(torch.cat(kept), device), to_device(place_T, device))
 
 
 def _segments(segment_ids_T: Tensor, target_mask_T: Tensor) -> list[_Segment]:

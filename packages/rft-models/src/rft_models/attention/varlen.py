@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rft_core.device_copies import to_device
+
 
 class VarlenKernel(Protocol):
     """Fused kernel over concatenated sequences; `attention.kernels` chooses it."""
@@ -76,7 +78,7 @@ class Sequences:
                 for piece in pieces
                 for start, length in ((piece.prefix_start, piece.prefix_length), (piece.start, piece.length))
             ]
-            key_indices = torch.cat(runs).to(device)
+            key_indices = to_device(torch.cat(runs), device)
         return cls(
             _starts([piece.length for piece in pieces], device),
             _starts(key_lengths, device),

@@ -16,7 +16,7 @@ from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.hf_interface import native_attention_mode, no_mask
 from rft_models.attention.packed import PackedLayout, PiecedLayout, RowLayout
 from rft_models.attention.sequence_parallel import SequenceMode, SequenceRanks, SequenceShards, takes_ring
-from rft_models.attention.shared_prefix import find_shared_prefixes
+from rft_models.attention.shared_prefix import SharedPrompts, find_shared_prefixes
 from rft_models.attention.varlen import VarlenKernel
 from rft_models.layers.embedding_noise import EmbeddingNoise
 from rft_models.layers.moe_router import compute_gates_in_float32
@@ -91,13 +91,11 @@ class Backbone:
         drops_out = (self.decoder.training and self._drops_out) or row.noise is not None
         if tokens.target_mask_T is not None and self.packed and not drops_out:
             # by identities and not by ids: equal words about another image are another prompt
-            shared = find_shared_prefixes(
-                row.identities_K, tokens.positions_T, tokens.segment_ids_T, tokens.target_mask_T
-            )
+            shared = _shared_prompts(tokens, row)
         if shared is None and self.split is None:
-            return States(self._whole_states(row, tokens.segment_ids_T, routed), None)
+            return States(self._whole_states(row, tokens, routed), None)
         if shared is None:
-            layout = PackedLayout.from_segment_ids(tokens.segment_ids_T)
+            layout = PackedLayout.from_segment_ids(tokens.readable.segment_ids_T, row.token_ids_K.device)
             layout.kernel = self.kernel
             return self._own_states(row, layout, None, routed)
         shared.layout.kernel = self.kernel
@@ -110,7 +108,7 @@ class Backbone:
             if images is not None and any(media is not None for media in images):
                 raise no_tower(f"a {type(self.decoder).__name__}")
             return RowInputs(tokens.token_ids_T, tokens.positions_T)
-        lengths = [] if images is None else PackedLayout.from_segment_ids(tokens.segment_ids_T).lengths
+        lengths = [] if images is None else PackedLayout.from_segment_ids(tokens.readable.segment_ids_T).lengths
         return self.tower.row(images, lengths, tokens.token_ids_T, tokens.positions_T)
 
     def _own_states(
@@ -126,10 +124,10 @@ class Backbone:
 
     def hidden_states(self, tokens: PackedTokens) -> Tensor:
         """Compute [T, D] final hidden states (after the last norm), each seeing its own segment only."""
-        return self._whole_states(self._row(tokens), tokens.segment_ids_T, None)
+        return self._whole_states(self._row(tokens), tokens, None)
 
-    def _whole_states(self, row: RowInputs, segment_ids_T: Tensor, routed: list[Tensor] | None) -> Tensor:
-        layout = PackedLayout.from_segment_ids(segment_ids_T)
+    def _whole_states(self, row: RowInputs, tokens: PackedTokens, routed: list[Tensor] | None) -> Tensor:
+        layout = PackedLayout.from_segment_ids(tokens.readable.segment_ids_T, row.token_ids_K.device)
         if self.packed:
             layout.kernel = self.kernel
             return self._packed_states(row, layout, routed)
@@ -243,3 +241,13 @@ def _drops_out(model: Any) -> bool:
     if any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
         return True
     return any(float(getattr(m, "attention_dropout", None) or 0.0) > 0 for m in model.modules())
+
+
+def _shared_prompts(tokens: PackedTokens, row: RowInputs) -> SharedPrompts | None:
+    """Return the row without its repeated prompts, see `find_shared_prefixes`."""
+    # features of images are told apart on the device alone
+    of = tokens.readable if row.source_K is None else tokens
+    assert of.target_mask_T is not None
+    identities_K = of.token_ids_T if row.source_K is None else row.identities_K
+    device = row.token_ids_K.device
+    return find_shared_prefixes(identities_K, of.positions_T, of.segment_ids_T, of.target_mask_T, device)

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -42,14 +43,18 @@ class GraphCapture(Protocol):
 
 
 class CudaGraphs:
-    """Records CUDA graphs, all in one pool of memory."""
+    """Records CUDA graphs, all that live at a time in one pool of memory."""
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool: Any = None
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
         self._stream = torch.cuda.Stream()
 
     def record(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Capture `forward`, see `GraphCapture.record`; other threads may use the device meanwhile."""
+        if not self._graphs:
+            # a pool ends with its last graph, and torch refuses to record into one that has ended
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # a capture needs a stream of its own; it begins behind the work that is under way on the present one
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -60,6 +65,7 @@ class CudaGraphs:
             finally:  # a capture left open would make every later call on this stream fail
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
+        self._graphs.add(graph)
 
         def replay() -> Tensor:
             graph.replay()
@@ -196,5 +202,5 @@ class GraphedDecoder:
         replay = self._recorder.record(forward)
         self.num_recordings += 1
         recording = _Recording(replay, inputs, block, cache.layout, self._weights, own_columns)
-        cache.recording = recording  # the one before it frees its memory now, so the pool was never empty
+        cache.recording = recording  # the one before it frees its memory now, behind the new one's
         return recording

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rft_models.logprobs.backend import EpilogueName, choose_epilogue
 from rft_models.logprobs.epilogue import Epilogue, RowTerms, Shape
-from rft_models.logprobs.linear_logprobs import counted_rows, needs_gradient, of_one_type, slab_for
+from rft_models.logprobs.linear_logprobs import counted_rows, needs_gradient, of_one_type, rows_with_gradient, slab_for
 from rft_models.logprobs.planned_device import device_type, held_slab, traced
 from rft_models.logprobs.row_statistics import RowSums, VocabularyShard, merged_over_ranks, to_logprobs
 from rft_models.logprobs.vocab_slabs import (
@@ -75,6 +75,7 @@ def linear_loss(
     chunk_size: int | None = None,
     shard: VocabularyShard | None = None,
     epilogue: EpilogueName | None = None,
+    all_counted: bool = False,
 ) -> LossOutputs:
     """Sum over rows an objective of log p(target) and entropy, with gradients of hidden states and head.
 
@@ -84,7 +85,7 @@ def linear_loss(
     """
     hidden_RD, weight_VD, bias = of_one_type(hidden_RD, weight_VD, bias)
     shape = Shape(temperature, softcap)
-    rows_N = counted_rows(targets_R)
+    rows_N = None if all_counted else counted_rows(targets_R)
     num_rows = hidden_RD.shape[0] if rows_N is None else rows_N.shape[0]
     max_rows = chunk_for(hidden_RD, weight_VD) if chunk_size is None else chunk_size
     chunk = max(1, -(-num_rows // max(1, -(-num_rows // max_rows))))  # chunks of one size: none is left with a few rows
@@ -211,11 +212,10 @@ class _Work:
         live_N = terms.grad != 0
         if terms.entropy_grad is not None:
             live_N |= terms.entropy_grad != 0
-        live_N = live_N.nonzero()[:, 0]
-        drops = live_N.shape[0] < rows_N.shape[0]
-        if drops:
-            terms, shares_SN = terms.select(live_N), shares_SN.index_select(1, live_N)
-            hidden_ND, rows_N = hidden_ND.index_select(0, live_N), rows_N.index_select(0, live_N)
+        chosen_N = rows_with_gradient(live_N)
+        if chosen_N is not None:
+            terms, shares_SN = terms.select(chosen_N), shares_SN.index_select(1, chosen_N)
+            hidden_ND, rows_N = hidden_ND.index_select(0, chosen_N), rows_N.index_select(0, chosen_N)
         sum_ND = None
         if self._grad_hidden_RD is not None:
             # of the rows that are left; put among the others once all slabs have been added
@@ -223,7 +223,7 @@ class _Work:
         sums.held_SRC.reverse()  # popped from the end below, first slab first
         for number, start, stop in matrix.starts():
             held_NC = sums.held_SRC.pop()
-            held_NC = held_NC.index_select(0, live_N) if drops else held_NC
+            held_NC = held_NC if chosen_N is None else held_NC.index_select(0, chosen_N)
             arguments = (held_NC, terms, shares_SN[number], matrix.offset + start, plan.shape, hidden_ND.dtype)
             slopes_NC = plan.epilogue.gradients(*arguments, free=True)
             del held_NC, arguments  # the slab is freed before the products below take memory

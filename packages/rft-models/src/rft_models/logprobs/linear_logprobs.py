@@ -94,6 +94,7 @@ def linear_logprobs(
     entropy_gradient: bool = False,
     shard: VocabularyShard | None = None,
     epilogue: EpilogueName | None = None,
+    all_counted: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Return ([R] log-probabilities, [R] entropies or None) of `linear_outputs`; the arguments are the same."""
     outputs = linear_outputs(
@@ -109,6 +110,7 @@ def linear_logprobs(
         entropy_gradient=entropy_gradient,
         shard=shard,
         epilogue=epilogue,
+        all_counted=all_counted,
     )
     return outputs.logprobs, outputs.entropy
 
@@ -129,6 +131,7 @@ def linear_outputs(
     top_k: int = 0,
     shard: VocabularyShard | None = None,
     epilogue: EpilogueName | None = None,
+    all_counted: bool = False,
 ) -> HeadOutputs:
     """Compute log-probabilities of `targets_R` under softmax(softcap(h W^T + b) / temperature), and more on request.
 
@@ -148,11 +151,12 @@ def linear_outputs(
         top_k: also that many of the most probable entries with their log-probabilities.
         shard: where this rank's rows begin and how ranks meet; None where `weight_VD` is whole.
         epilogue: which code runs the passes over the logits; None picks, see `choose_epilogue`.
+        all_counted: whether no target is `IGNORED`, so that nothing is counted, for which the host would wait.
     """
     hidden_RD, weight_VD, bias = of_one_type(hidden_RD, weight_VD, bias)
     options = _Options(with_entropy, with_entropy and entropy_gradient, with_argmax, top_k)
     # entropy, argmax and top-k are wanted of every row; log-probabilities alone only of rows with a target
-    rows_N = None if with_entropy or with_argmax or top_k else counted_rows(targets_R)
+    rows_N = None if with_entropy or with_argmax or top_k or all_counted else counted_rows(targets_R)
     if rows_N is not None:
         hidden_RD, targets_N = hidden_RD.index_select(0, rows_N), targets_R.index_select(0, rows_N)
     else:
@@ -282,21 +286,19 @@ class _SlabLogprobs(torch.autograd.Function):
             entropy_grad_R = entropy_grad_R.masked_fill(ignored_R, 0.0)
             has_gradient_R |= entropy_grad_R != 0
         terms = RowTerms(targets_R, logprobs_R, highest_R, log_total_R, entropy_R, grad_R, entropy_grad_R)
-        # reading the rows waits for the device, but each row that is left out saves its part of every product
-        rows_N = has_gradient_R.nonzero()[:, 0]
-        hidden_ND = hidden_RD
-        if rows_N.shape[0] < grad_R.shape[0]:
+        rows_N, hidden_ND = rows_with_gradient(has_gradient_R), hidden_RD
+        if rows_N is not None:
             terms, shares_SR = terms.select(rows_N), shares_SR.index_select(1, rows_N)
             hidden_ND = hidden_RD.index_select(0, rows_N)
         matrix = Matrix(weight_VD, bias, ctx.cut.slab, ctx.shard)
-        rows = _Rows(hidden_ND, terms, shares_SR, rows_N if hidden_ND is not hidden_RD else None, kept)
+        rows = _Rows(hidden_ND, terms, shares_SR, rows_N, kept)
         grad_ND, grad_weight, grad_bias = _slab_gradients(matrix, rows, ctx.cut, ctx.needs_input_grad)
         if grad_ND is not None and ctx.shard is not None:
             # each rank has added up its own vocabulary entries only
             grad_ND = ctx.shard.collectives.sum(grad_ND)
         if grad_ND is not None:
             grad_ND = grad_ND.to(hidden_RD.dtype)
-            if hidden_ND is not hidden_RD:
+            if rows_N is not None:
                 grad_ND = torch.zeros_like(hidden_RD).index_copy_(0, rows_N, grad_ND)
         return grad_ND, grad_weight, grad_bias, None, None, None, None
 
@@ -381,6 +383,18 @@ def counted_rows(targets_R: Tensor) -> Tensor | None:
     """[N] the rows with a target, or None where all have one."""
     counted_R = targets_R != IGNORED
     return None if bool(counted_R.all()) else counted_R.nonzero()[:, 0]
+
+
+def rows_with_gradient(has_gradient_R: Tensor) -> Tensor | None:
+    """[N] the rows whose products are worth computing, or None where all are computed.
+
+    Each row that is left out saves its part of every product. On a GPU none is: the host would wait for the device
+    before it starts the products, and samples without an advantage are left out of a batch already.
+    """
+    if device_type(has_gradient_R) == "cuda":
+        return None
+    rows_N = has_gradient_R.nonzero()[:, 0]
+    return rows_N if rows_N.shape[0] < has_gradient_R.shape[0] else None
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:

@@ -82,6 +82,7 @@ class OutputHead:
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
             shard=self.shard,
+            all_counted=True,
         )
 
     def allowed_logprobs(
@@ -202,6 +203,7 @@ class OutputHead:
             softcap=self.softcap,
             chunk_size=chunk_size,
             shard=self.shard,
+            all_counted=True,
         )
 
     def _as(self, hidden_RD: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from rft_core.device_copies import to_device
 from rft_core.errors import OptionsError, PreflightError
 from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.hf_interface import native_attention_mode
@@ -365,6 +366,6 @@ def _predictions(tokens: PackedTokens, states: States) -> tuple[Tensor, Tensor]:
 
 def _all_predictions(tokens: PackedTokens, states: States) -> tuple[Tensor, Tensor]:
     """([R] targets that something predicts, [R] the rows that do, as the ranks hold them one after another)."""
-    targets_R = tokens.targets_T.nonzero()[:, 0]
+    targets_R = to_device(tokens.readable.targets_T.nonzero()[:, 0], tokens.token_ids_T.device)
     # the state of token t - 1 predicts token t
     return targets_R, targets_R - 1 if states.place_T is None else states.place_T[targets_R - 1]

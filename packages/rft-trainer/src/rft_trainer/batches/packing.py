@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rft_core.packed_tokens import PackedTokens
 from rft_trainer.batches.units import unit_lengths, units_of
 from rft_trainer.data.media_cache import load_media
 from rft_trainer.protocols import Collectives
@@ -117,11 +118,14 @@ def pack(
     starts = lengths.cumsum(0) - lengths
     segment_ids = torch.repeat_interleave(torch.arange(len(samples)), lengths)
     positions = torch.arange(int(lengths.sum())) - starts[segment_ids]
+    token_ids = torch.tensor(list(chain.from_iterable(s.token_ids for s in samples)))
+    loss_mask = _learned(samples, positions >= prompt_lengths[segment_ids])
+    on_host = torch.device(device).type == "cpu"
     return TokenBatch(
-        token_ids_T=to_device(torch.tensor(list(chain.from_iterable(s.token_ids for s in samples)))),
+        token_ids_T=to_device(token_ids),
         positions_T=to_device(positions),
         segment_ids_T=to_device(segment_ids),
-        loss_mask_T=to_device(_learned(samples, positions >= prompt_lengths[segment_ids])),
+        loss_mask_T=to_device(loss_mask),
         advantages_T=to_device(_advantages(samples, segment_ids), "advantages"),
         old_logprobs_T=_per_token(samples, "old_logprobs", to_device),
         behaviour_logprobs_T=_per_token(samples, "behaviour_logprobs", to_device),
@@ -135,6 +139,7 @@ def pack(
         unit_ids_S=_unit_ids(samples, to_device),
         sequence_numbers_SN=_sequence_numbers(samples, to_device),
         not_finite=not_finite[0] if not_finite else "",
+        host=None if on_host else PackedTokens(token_ids, positions, segment_ids, loss_mask),
     )
 
 

@@ -48,8 +48,8 @@ class MetricTotals:
         Exchanged as JSON, so that a rank that had no micro-batch takes part without knowing the names.
         """
         own: dict[str, Any] = {
-            "pairs": {name: pair.tolist() for name, pair in sorted(self._pairs.items())},
-            "peaks": {name: float(value) for name, value in sorted(self._peaks.items())},
+            "pairs": _numbers(self._pairs),
+            "peaks": _numbers(self._peaks),
         }
         shares = [own]
         if collectives.world_size > 1:
@@ -65,3 +65,12 @@ class MetricTotals:
             for name, value in share["peaks"].items():
                 peaks[name] = max(value, peaks.get(name, value))
         return {name: total / count for name, (total, count) in sorted(totals.items()) if count > 0} | peaks
+
+
+def _numbers(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the values by name, in the order of names; those of one device are read at once."""
+    found: dict[str, Any] = {}
+    for device in {tensor.device for tensor in tensors.values()}:
+        names = [name for name, tensor in tensors.items() if tensor.device == device]
+        found |= dict(zip(names, torch.stack([tensors[name] for name in names]).tolist(), strict=True))
+    return {name: found[name] for name in sorted(found)}

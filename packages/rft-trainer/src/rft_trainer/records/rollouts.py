@@ -251,11 +251,21 @@ class TokenBatch:
     """Numbers of each segment as a whole; None where no sample carries any."""
     not_finite: str = ""
     """The first field that is not finite; empty where all are. A ratio of such a log-prob may well be finite."""
+    host: PackedTokens | None = None
+    """The tokens in host memory, where those of the batch are on a device; None: there are these alone."""
 
     @property
     def tokens(self) -> PackedTokens:
         """The input of the models' forwards; the targets are the tokens in the loss."""
-        return PackedTokens(self.token_ids_T, self.positions_T, self.segment_ids_T, self.loss_mask_T, self.mm_inputs)
+        of_text = (self.token_ids_T, self.positions_T, self.segment_ids_T, self.loss_mask_T)
+        return PackedTokens(*of_text, self.mm_inputs, self.host)
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Number of tokens in the loss; read without a wait where they are known to the host."""
+        mask_T = self.loss_mask_T if self.host is None else self.host.target_mask_T
+        assert mask_T is not None
+        return int(mask_T.sum())
 
     @property
     def row_weights_T(self) -> Tensor | None:

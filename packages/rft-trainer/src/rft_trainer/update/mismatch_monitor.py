@@ -118,7 +118,8 @@ class MismatchMonitor:
             return {"sum": 0.0, "count": 0, "max": -1.0}
         # the first time that numbers leave the device: one wait for all micro-batches
         total, count = torch.stack(self._sums).sum(0).tolist()
-        worst = max(self._worst, key=lambda one: float(one.gap))
+        gaps = torch.stack([one.gap for one in self._worst]).tolist()
+        worst = self._worst[max(range(len(gaps)), key=gaps.__getitem__)]
         return {"sum": total, "count": int(count), "max": float(worst.gap), "where": worst.to_json()}
 
     def _error(self, mean: float, worst: Mapping[str, object]) -> ServiceError:

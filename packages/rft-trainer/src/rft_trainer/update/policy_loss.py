@@ -143,7 +143,7 @@ class PolicyLoss:
         # the fused loss returns no share of the routers' loss, and sees one token at a time
         if self._balanced is not None or not self._objective.by_token:
             return False
-        num_loss_tokens = int(batch.loss_mask_T.sum())
+        num_loss_tokens = batch.num_loss_tokens
         return num_loss_tokens > 0 and policy.prefers_fused_loss(num_loss_tokens)
 
     def _fused_output(
