@@ -7,10 +7,10 @@ Every side trains one new model of a few million parameters (Qwen3; the mixture:
 goes to 2) on the same windows of tinyshakespeare in the same order, a batch a step in one piece, without padding, with
 AdamW and clipping. `torch` is peers/small_qwen3.py, nanoGPT's way; `trainer` is transformers' Trainer with what it
 takes for itself (SDPA, fused AdamW, for the mixture grouped_mm), `trainer_eager` the same with the loop over the
-experts. The gate comes first: the loss of every step agrees to 1e-4 relative. Sides take turns, each in a process of its
-own (with `--together` in one, where the allocator's habits of one side are the next one's too); a figure is the median
-over rounds of the median step of a round, the first three steps left out, and a ratio the median of the rounds' ratios;
-the ratio of CPU times beside it holds on a busy machine too. See README.md. The last line is
+experts. The gate comes first: the loss of every step agrees to 1e-4 relative. Sides take turns, each in a process of
+its own (with `--together` in one, where what one side leaves in the allocator is the next one's too); a figure is the
+median over rounds of the median step of a round, the first three steps left out, and a ratio the median of the rounds'
+ratios; the ratio of CPU times beside it holds on a busy machine too. See README.md. The last line is
 `worst_ratio=<x> against <side> at <case>`.
 """
 
