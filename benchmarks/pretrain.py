@@ -204,6 +204,7 @@ def compare(case: str, text: Path, chosen: argparse.Namespace, folder: Path) -> 
     rounds: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     apart: dict[str, float] = {}
+    outside: list[float] = []
     for turn in range(chosen.rounds):
         losses = {}
         # every other round backwards, so that what a side leaves behind is not always the same side's to bear
@@ -211,6 +212,7 @@ def compare(case: str, text: Path, chosen: argparse.Namespace, folder: Path) -> 
             losses[name], taken, computed = sides[name](folder / f"{name}_{turn}")
             rounds[name].append(statistics.median(taken[WARM_UP:]))
             cpu[name].append(statistics.median(computed[WARM_UP:]))
+        outside.append(outside_training(folder / f"ours_{turn}"))
         if turn == 0:
             apart = {name: difference(losses["ours"], losses[name]) for name in SIDES[case]}
             if max(apart.values()) > WITHIN:
@@ -223,12 +225,21 @@ def compare(case: str, text: Path, chosen: argparse.Namespace, folder: Path) -> 
             "tokens_per_second": tokens / statistics.median(rounds[name]),
             "tokens_per_cpu_second": tokens / statistics.median(cpu[name]),
         }
-        if name != "ours":
+        if name == "ours":
+            row["outside_training"] = statistics.median(outside)
+        else:
             ratios = [theirs / mine for mine, theirs in zip(rounds["ours"], rounds[name], strict=True)]
             of_cpu = [theirs / mine for mine, theirs in zip(cpu["ours"], cpu[name], strict=True)]
             row |= {"ratio": statistics.median(ratios), "ratios": ratios}
             row |= {"cpu_ratio": statistics.median(of_cpu), "cpu_ratios": of_cpu, "largest_difference": apart[name]}
     return found
+
+
+def outside_training(folder: Path) -> float:
+    """Return the median share of a step that is not forward, backward and optimizer: rows, data, watch."""
+    (file,) = folder.rglob("metrics.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return statistics.median(1 - row["time/share_train"] for row in rows[WARM_UP:])
 
 
 def difference(losses: list[float], others: list[float]) -> float:
