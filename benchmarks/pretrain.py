@@ -7,9 +7,10 @@ Every side trains one new model of a few million parameters (Qwen3; the mixture:
 goes to 2) on the same windows of tinyshakespeare in the same order, a batch a step in one piece, without padding, with
 AdamW and clipping. `torch` is peers/small_qwen3.py, nanoGPT's way; `trainer` is transformers' Trainer with what it
 takes for itself (SDPA, fused AdamW, for the mixture grouped_mm), `trainer_eager` the same with the loop over the
-experts. The gate comes first: the loss of every step agrees to 1e-4 relative. Sides take turns; a figure is the median
-over rounds of the median step of a round, the first three steps left out, and a ratio the median of the rounds' ratios;
-the ratio of CPU times beside it holds on a busy machine too. See README.md. The last line is
+experts. The gate comes first: the loss of every step agrees to 1e-4 relative. Sides take turns, each in a process of
+its own (with `--together` in one, where what one side leaves in the allocator is the next one's too); a figure is the
+median over rounds of the median step of a round, the first three steps left out, and a ratio the median of the rounds'
+ratios; the ratio of CPU times beside it holds on a busy machine too. See README.md. The last line is
 `worst_ratio=<x> against <side> at <case>`.
 """
 
@@ -23,8 +24,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -171,23 +174,37 @@ def windows(model: Path, text: Path, steps: int, chosen: argparse.Namespace, fol
     return list(torch.tensor(ids).split(chosen.batch))
 
 
+def one_side(name: str, model: Path, text: Path, chosen: argparse.Namespace, folder: Path) -> Steps:
+    """Train one side."""
+    import torch
+
+    torch.set_num_threads(chosen.threads)
+    if name == "ours":
+        return ours(model, text, chosen.steps, chosen, folder)
+    batches = windows(model, text, chosen.steps, chosen, folder.parent)
+    if name == "torch":
+        return plain(model, batches, folder)
+    return trainer(model, batches, folder, experts="eager" if name == "trainer_eager" else None)
+
+
+def in_a_process(*arguments: Any) -> Steps:
+    """Train one side in a process of its own: what the memory of one side is like, no other one meets."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(one_side, *arguments).result()
+
+
 def compare(case: str, text: Path, chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Pass the gate, then take turns; the medians of all sides, and their ratios to ours."""
     folder.mkdir()
     model = new_model(case, text, chosen.context, folder)
-    batches = windows(model, text, chosen.steps, chosen, folder)
-    peers: dict[str, Callable[[Path], Steps]] = {
-        "torch": partial(plain, model, batches),
-        "trainer": partial(trainer, model, batches),
-        "trainer_eager": partial(trainer, model, batches, experts="eager"),
-    }
+    train = one_side if chosen.together else in_a_process
     sides: dict[str, Callable[[Path], Steps]] = {
-        "ours": partial(ours, model, text, chosen.steps, chosen),
-        **{name: peers[name] for name in SIDES[case]},
+        name: partial(train, name, model, text, chosen) for name in ("ours", *SIDES[case])
     }
     rounds: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     apart: dict[str, float] = {}
+    outside: list[float] = []
     for turn in range(chosen.rounds):
         losses = {}
         # every other round backwards, so that what a side leaves behind is not always the same side's to bear
@@ -195,6 +212,7 @@ def compare(case: str, text: Path, chosen: argparse.Namespace, folder: Path) -> 
             losses[name], taken, computed = sides[name](folder / f"{name}_{turn}")
             rounds[name].append(statistics.median(taken[WARM_UP:]))
             cpu[name].append(statistics.median(computed[WARM_UP:]))
+        outside.append(outside_training(folder / f"ours_{turn}"))
         if turn == 0:
             apart = {name: difference(losses["ours"], losses[name]) for name in SIDES[case]}
             if max(apart.values()) > WITHIN:
@@ -207,12 +225,21 @@ def compare(case: str, text: Path, chosen: argparse.Namespace, folder: Path) -> 
             "tokens_per_second": tokens / statistics.median(rounds[name]),
             "tokens_per_cpu_second": tokens / statistics.median(cpu[name]),
         }
-        if name != "ours":
+        if name == "ours":
+            row["outside_training"] = statistics.median(outside)
+        else:
             ratios = [theirs / mine for mine, theirs in zip(rounds["ours"], rounds[name], strict=True)]
             of_cpu = [theirs / mine for mine, theirs in zip(cpu["ours"], cpu[name], strict=True)]
             row |= {"ratio": statistics.median(ratios), "ratios": ratios}
             row |= {"cpu_ratio": statistics.median(of_cpu), "cpu_ratios": of_cpu, "largest_difference": apart[name]}
     return found
+
+
+def outside_training(folder: Path) -> float:
+    """Return the median share of a step that is not forward, backward and optimizer: rows, data, watch."""
+    (file,) = folder.rglob("metrics.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return statistics.median(1 - row["time/share_train"] for row in rows[WARM_UP:])
 
 
 def difference(losses: list[float], others: list[float]) -> float:
@@ -226,6 +253,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     for name, value in {"steps": 10, "rounds": 5, "threads": 1, "context": 256, "batch": 8}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--together", action="store_true", help="all sides in one process")
     parser.add_argument("--output", type=Path, default=RESULTS)
     chosen = parser.parse_args(argv)
     os.environ |= {"OMP_NUM_THREADS": str(chosen.threads), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}

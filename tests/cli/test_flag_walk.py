@@ -385,6 +385,9 @@ SFT = SHARED | {
     "z_loss_coef": Row("--z_loss_coef 0.1", "metrics:sft/z_loss"),
     "router_z_loss_coef": Row("--router_z_loss_coef 1.0", "weights", "--pretrain {experts}"),
     "balance_bias_rate": Row("--balance_bias_rate 0.01", "refused:router.no_bias", "--pretrain {experts}"),
+    "balance_bias_rate_end": Row(
+        "--balance_bias_rate_end 0.005", "refused:router.no_bias", "--pretrain {experts} --balance_bias_rate 0.01"
+    ),
     "neftune_noise_alpha": Row("--neftune_noise_alpha 5", "weights"),
     "weight_key": Row("--weight_key weight", "weights", f"--prompt_data {BENCH}/weighed.jsonl"),
     "train_on_turns": Row(
@@ -553,6 +556,9 @@ PRETRAIN = {name: row for name, row in SHARED.items() if name not in NOT_OF_TEXT
     "family": Row("--family llama", "plan", NEW),
     "router_z_loss_coef": Row("--router_z_loss_coef 1.0", "weights", "--pretrain {experts}"),
     "balance_bias_rate": Row("--balance_bias_rate 0.01", "refused:router.no_bias", "--pretrain {experts}"),
+    "balance_bias_rate_end": Row(
+        "--balance_bias_rate_end 0.005", "refused:router.no_bias", "--pretrain {experts} --balance_bias_rate 0.01"
+    ),
     "hidden_size": Row("--hidden_size 32", "plan", NEW),
     "num_layers": Row("--num_layers 2", "plan", NEW),
     "num_heads": Row("--num_heads 4", "weights", NEW),

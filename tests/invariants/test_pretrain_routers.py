@@ -29,12 +29,12 @@ FEW = ("--eval_steps", "0", "--save_steps", "0", "--patience", "0", "--micro_tra
 
 
 def skewed(server: ForkServer, task: TinyTask, run: Path, *more: str) -> tuple[list[float], float]:
-    """(MaxVio of the worst layer of each step, held-out loss at the end) where the routers' inputs prefer some."""
-    steps = ("--max_steps", "60", "--max_epochs", "99", "--train_batch_size", "24")
+    """(MaxVio over the layers of each step, held-out loss at the end) where the routers' inputs prefer some."""
+    steps = ("--max_steps", "150", "--max_epochs", "999", "--train_batch_size", "24")
     words = task.words("pretrain", run, *EXPERTS, *FEW, *steps, *more)
     server.must_finish(*words, preludes=[("skew_routers", [1.0])])
-    worst = [row["router/max_violation_worst"] for row in read_rows(run / "metrics.jsonl")]
-    return worst, read_rows(run / "evals.jsonl")[-1]["eval/loss"]
+    found = [row["router/max_violation"] for row in read_rows(run / "metrics.jsonl")]
+    return found, read_rows(run / "evals.jsonl")[-1]["eval/loss"]
 
 
 def test_a_skew_that_does_not_go_away_is_balanced_by_the_bias_and_not_without_it(
@@ -44,8 +44,8 @@ def test_a_skew_that_does_not_go_away_is_balanced_by_the_bias_and_not_without_it
     balanced, loss = skewed(server, task, runs / "balanced", "--balance_bias_rate", "0.01")
     assert min(without) > 1.0
     assert balanced[0] > 1.0
-    assert fmean(balanced[-10:]) < 1.0
-    assert loss <= 1.01 * loss_without
+    assert fmean(balanced[-10:]) < 0.3
+    assert loss <= loss_without
 
 
 def test_loads_of_two_ranks_are_those_of_one_with_two_micro_batches(

@@ -64,3 +64,12 @@ def test_the_end_page_has_it_beside_the_outcome(tmp_path: Path, capsys: pytest.C
     run_summary.show(run, {"outcome": "finished", "steps": 3, "seconds": 1.0, **FOUND}, [])
     out = capsys.readouterr().out
     assert out.index("finished after 3 steps") < out.index("the reward was 0 [for all]") < out.index("run directory")
+
+
+def test_the_end_page_says_what_bounded_the_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_without_reward(tmp_path / "run")
+    bound = {"speed": {"code": "data_bound", "what": "the steps waited [long]", "do": "--num_workers 2"}}
+    run_summary.show(run, {"outcome": "finished", "steps": 40, "seconds": 1.0, **bound}, [])
+    assert "speed   the steps waited [long]; --num_workers 2" in capsys.readouterr().out
+    run_summary.show(run, {"outcome": "finished", "steps": 3, "seconds": 1.0, "speed": None}, [])
+    assert "speed" not in capsys.readouterr().out

@@ -83,6 +83,10 @@ class RouterSettings:
     """Step by which the bias that experts are chosen with is moved after each update towards equal loads, without a
     loss (models with such a bias: dots1); 0 = it stays, usual is 0.001, in short runs 0.01."""
 
+    balance_bias_rate_end: float = field(default=0.001, metadata={"minimum": 0.0})
+    """What a higher `balance_bias_rate` falls to by the last update of a run, by the same factor at each: large steps
+    find the balance, small ones keep it; 0 = it does not fall."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainModelSettings(ModelSettings):

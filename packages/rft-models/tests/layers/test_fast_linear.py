@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.fx
 from torch import nn
 from torch.nn import functional as F
 
@@ -47,3 +50,21 @@ def test_swapping_keeps_parameters_names_and_other_layers() -> None:
     assert isinstance(model[0], FastLinear)
     assert type(model[1]) is Wrapped
     assert {name: id(value) for name, value in model.named_parameters()} == {n: id(v) for n, v in names.items()}
+
+
+def test_compiled_layers_have_products_that_the_compiler_lowers() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    called: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
+        del inputs
+        called.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    layer = FastLinear(1024, 1024)
+    inputs = torch.randn(8, 1024)
+    found = torch.compile(layer, backend=backend)(inputs)
+    torch.testing.assert_close(found, F.linear(inputs, layer.weight, layer.bias))
+    assert any("linear" in name for name in called), called
+    assert not any("mkldnn" in name or "autograd" in name for name in called), called

@@ -233,3 +233,13 @@ def test_the_highest_reward_is_remembered_over_a_save() -> None:
     again.load_state(progress.state())
     assert (again.best_reward, again.best_step) == (0.5, 1)
     assert not again.observe(0.5)
+
+
+def test_the_share_of_the_updates_that_is_done_goes_from_none_to_all() -> None:
+    progress = Progress()
+    passed, of_one = progress.passed(5), progress.passed(1)
+    found: list[float] = []
+    for progress.updates in range(7):
+        found.append(passed())
+    assert found == [0.0, 0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert of_one() == 1.0

@@ -88,3 +88,23 @@ def test_a_run_that_continues_counts_its_earlier_steps(run: RunDirectory, caplog
     sink.step(row(STEPS))
     assert len(caplog.records) == 1
     sink.finish({})
+
+
+def test_what_bounds_the_speed_is_said_once_and_not_again_by_a_run_that_continues(
+    run: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    timed = [{**row(step, 0.1), "time/step": 1.0, "time/data": 0.5, "time/train": 0.5} for step in range(1, 81)]
+    with caplog.at_level(logging.INFO):
+        sink = FindingSink(run, "sft")
+        sink.start(RunInfo("run", run.path))
+        for record in timed[:40]:
+            sink.step(record)
+            run.append_metrics(record)
+        assert [record.getMessage().split("\n")[0] for record in caplog.records] == [
+            "speed: the steps waited for their rows in 50% of their time"
+        ]
+        again = FindingSink(run, "sft")
+        again.start(RunInfo("run", run.path))
+        for record in timed[40:]:
+            again.step(record)
+    assert len(caplog.records) == 1

@@ -17,7 +17,7 @@ from rft_trainer.batches.units import MicroBatching
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import Counts, TrainingSample
 from rft_trainer.testing.bigram import BigramPolicy, OneRank, PlainOptimizer
-from rft_trainer.update.moe_aux_loss import MoeAuxLoss, RouterWeights
+from rft_trainer.update.moe_aux_loss import MoeAuxLoss, RouterWeights, falling_rate
 from rft_trainer.update.optimizer_step import Updater
 from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
@@ -304,6 +304,22 @@ def test_a_rank_without_rows_takes_part_in_the_loads() -> None:
     balanced.after_step(totals)
     torch.testing.assert_close(policy.router_biases[0], torch.tensor([-0.4, 0.2, 0.2]))
     assert totals.merged(OneRank())["router/dead_experts"] == 2
+
+
+def test_the_step_of_the_bias_falls_over_the_run_and_a_small_one_stays() -> None:
+    assert [falling_rate(0.01, 0.001, passed) for passed in (0.0, 0.5, 1.0, 2.0)] == pytest.approx(
+        [0.01, 0.01 / 10**0.5, 0.001, 0.001]
+    )
+    assert falling_rate(0.001, 0.001, 0.7) == 0.001
+    assert falling_rate(0.0005, 0.001, 0.7) == 0.0005
+    assert falling_rate(0.01, 0.0, 0.7) == 0.01
+    policy = RoutedBigrams(6, biased=True)
+    ranks: Any = RanksOf(1, 2, torch.tensor([6.0, 0.0, 0.0]).double())
+    weights = RouterWeights(bias_rate=0.3, bias_rate_end=0.003)
+    balanced = MoeAuxLoss(policy, weights, collectives=ranks, passed=lambda: 0.5)
+    balanced.begin([])
+    balanced.after_step(MetricTotals())
+    torch.testing.assert_close(policy.router_biases[0], torch.tensor([-0.04, 0.02, 0.02]))
 
 
 def test_a_step_without_rows_moves_nothing() -> None:

@@ -34,6 +34,7 @@ from rft_dist.launch.environment import environment_report
 from rft_dist.settings import CheckpointSettings
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.metrics.sink import RunInfo, Sink
+from rft_trainer.runs.bottleneck import speed_verdict
 from rft_trainer.runs.checkpointing import Progress, Saver, save_in_outage
 from rft_trainer.runs.directory import RUN_MARKS, RunDirectory
 from rft_trainer.runs.names import RUNS, free_name, point_to_latest, refuse_file, run_name
@@ -168,7 +169,7 @@ def start(
     sinks: list[Sink] = []
     if machine.is_first:
         run: RunSettings = resolved.settings.run
-        sinks = [JsonlSink(directory), *front.make_sinks(run, num_steps), FindingSink(directory)]
+        sinks = [JsonlSink(directory), *front.make_sinks(run, num_steps), FindingSink(directory, resolved.command)]
         sinks += requested_trackers(run, directory.optional)
     return RunStart(
         resolved=resolved,
@@ -472,6 +473,7 @@ def summary_of(directory: RunDirectory, resolved: Resolved[Any], outcome: str) -
         "tokens": last.get("data/tokens", 0),
         "eval": {},
         "verdict": [finding.as_record() for finding in found],
+        "speed": bound.as_record() if (bound := speed_verdict(rows, resolved.command)) else None,
     }
     for name in ("before", "after"):
         row = next((r for r in reversed(evaluations) if r.get("name") == name), None)

@@ -41,7 +41,7 @@ def test_a_saver_syncs_before_it_saves_and_restores_where_a_run_continues(calls:
         (0.0, None, None),
         (0.5, None, RouterWeights(0.5)),
         (0.0, RouterSettings(), RouterWeights()),
-        (0.5, RouterSettings(router_z_loss_coef=0.1, balance_bias_rate=0.01), RouterWeights(0.5, 0.1, 0.01)),
+        (0.5, RouterSettings(router_z_loss_coef=0.1, balance_bias_rate=0.01), RouterWeights(0.5, 0.1, 0.01, 0.001)),
     ],
 )
 def test_routers_are_trained_where_they_have_a_weight_and_watched_where_they_could(
@@ -50,9 +50,11 @@ def test_routers_are_trained_where_they_have_a_weight_and_watched_where_they_cou
     calls.put(shared_parts, "MoeAuxLoss")
     settings: Any = SimpleNamespace(aux_loss_coef=coefficient)
     policy = calls.double("policy", backbone=SimpleNamespace(split=None), has_known_routers=True)
-    found = shared_parts.balanced_forward(settings, policy, calls.double("machine"), routers)
+    passed = calls.double("passed")
+    found = shared_parts.balanced_forward(settings, policy, calls.double("machine"), routers, passed)
     assert (found is not None) is (weights is not None)
-    assert calls.taken() == ([f"MoeAuxLoss(policy, {weights!r}, collectives=machine.collectives)"] if weights else [])
+    made = f"MoeAuxLoss(policy, {weights!r}, collectives=machine.collectives, passed=passed)"
+    assert calls.taken() == ([made] if weights else [])
 
 
 @pytest.mark.parametrize(("split", "has_routers"), [("ranks", True), (None, False)])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from rft.config.origins import DEFAULT
-from rft.config.render import config_yaml, scalar
+from rft.config.render import config_yaml, scalar, with_choices
 from rft.config.schema import REQUIRED, schema
-from rft.resolved import Origin
+from rft.resolved import Origin, Resolved, flat
+from rft.settings import PretrainSettings
 
 
 @pytest.mark.parametrize(
@@ -60,3 +62,21 @@ def test_a_configuration_without_a_recipe_names_none() -> None:
     text = config_yaml("sft", {name: row.default for name, row in table.items()}, dict.fromkeys(table, DEFAULT))
     assert yaml.safe_load(text)["recipe"] == {"command": "sft", "name": ""}
     assert text.endswith("\n")
+
+
+def test_what_a_start_chose_stands_in_the_text_with_its_origin_and_all_else_stays() -> None:
+    settings = PretrainSettings()
+    values = flat(settings)
+    origins = dict.fromkeys(values, DEFAULT)
+    text = config_yaml("pretrain", values, origins)
+    asked = Resolved("pretrain", settings, values, origins, "", tuple[Path, ...](), (), text)
+    # what is read has directories where what is recorded has names
+    local = asked.with_values({"pretrain": "/models/one"})
+    chosen = local.with_values({"micro_train_batch_size": 3}, Origin("derived", text="fit: 8 GiB"))
+    found = with_choices(asked, local, chosen)
+    assert found.settings.training.micro_train_batch_size == 3
+    assert found.values["pretrain"] == asked.values["pretrain"]
+    lines, before = found.config_yaml.splitlines(), text.splitlines()
+    changed = [line for line, old in zip(lines, before, strict=True) if line != old]
+    assert [line.split(None, 2) for line in changed] == [["micro_train_batch_size:", "3", "# fit: 8 GiB"]]
+    assert with_choices(asked, local, local) is asked

@@ -107,3 +107,11 @@ def verdict_lines(summary: Mapping[str, Any]) -> Text | None:
         if finding
     ]
     return Text("\n").join(lines) if lines else None
+
+
+def speed_line(summary: Mapping[str, Any]) -> Text | None:
+    """Return what bounds the speed of a run and what would change it, one line; None where its steps are too few."""
+    bound = as_object(summary.get("speed"))
+    if not bound:
+        return None
+    return Text.assemble(("speed   ", "dim"), str(bound.get("what")), ("; ", "dim"), str(bound.get("do")))

@@ -125,6 +125,8 @@ def _suits_onednn(inputs: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> b
         and (bias_N is None or bias_N.dtype is torch.float32)
         and not hasattr(weight_NK, "placements")  # sharded over ranks (DTensor): only torch's own product handles it
         and not torch.is_autocast_enabled("cpu")
+        # the compiler chooses among products of its own, and fails to lower this operator
+        and not torch.compiler.is_compiling()
         and _onednn_answers()
     )
 

@@ -76,6 +76,10 @@ class Progress:
             self.best_reward, self.best_step = reward, self.step
         return is_best
 
+    def passed(self, num_updates: int) -> Callable[[], float]:
+        """Return a function to the share of so many updates that is done: 0 in the first one, 1 in the last one."""
+        return lambda: min(1.0, self.updates / max(1, num_updates - 1))
+
     def state(self) -> dict[str, Any]:
         """Return the counters as plain JSON."""
         return {

@@ -1,4 +1,4 @@
-"""Sink that says once what has been wrong for many steps, while the run goes on."""
+"""Sink that says once what has been wrong for many steps, and what bounds their speed, while the run goes on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rft_trainer.metrics.sink import RunInfo
+from rft_trainer.runs import bottleneck
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.verdict import RunFinding, constant_reward, present_findings
 
@@ -20,16 +21,22 @@ and twenty steps of a large model take an hour."""
 
 
 class FindingSink:
-    """Sink that looks at the last steps after each one, and warns of each kind of finding once."""
+    """Sink that looks at the last steps after each one, warns of each finding once and tells once what bounds them."""
 
-    def __init__(self, run: RunDirectory) -> None:
+    def __init__(self, run: RunDirectory, command: str = "") -> None:
+        """Look at a run that `command` made."""
         self._run = run
+        self._command = command
+        self._timed: list[Mapping[str, Any]] | None = []
         self._rows: deque[Mapping[str, Any]] = deque(maxlen=STEPS)
         self._said: set[str] = set()
 
     def start(self, info: RunInfo) -> None:
         """Take the last rows of a run that continues."""
-        self._rows.extend(self._run.read_metrics().rows[-STEPS:])
+        rows = self._run.read_metrics().rows
+        self._rows.extend(rows[-STEPS:])
+        # what a run that continues has said already it does not say again
+        self._timed = list(rows) if len(rows) < bottleneck.STEPS else None
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Warn of what has become true of the last steps."""
@@ -41,6 +48,17 @@ class FindingSink:
             if finding.code not in self._said:
                 self._said.add(finding.code)
                 _LOG.warning("step %d: %s\n        do  %s", record["step"], finding.what, finding.do)
+        self._speed(record)
+
+    def _speed(self, record: Mapping[str, Any]) -> None:
+        """Say once what bounds the speed, as soon as enough steps are done."""
+        if self._timed is None:
+            return
+        self._timed.append(record)
+        bound = bottleneck.speed_verdict(self._timed, self._command)
+        if bound is not None:
+            self._timed = None
+            _LOG.info("speed: %s\n        do  %s", bound.what, bound.do)
 
     @staticmethod
     def _early(rows: list[Mapping[str, Any]], rollouts: str) -> list[RunFinding]:

@@ -8,7 +8,7 @@ the routers' biases where these balance them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,8 @@ class RouterWeights:
     """Weight of the mean over rows and layers of the squared normaliser of the logits."""
     bias_rate: float = 0.0
     """Step of the bias that experts are chosen with; 0 = it stays."""
+    bias_rate_end: float = 0.0
+    """What a higher `bias_rate` falls to over the run; 0 = it does not fall."""
 
 
 class MoeAuxLoss:
@@ -47,13 +49,21 @@ class MoeAuxLoss:
         balanced.after_step(totals)
     """
 
-    def __init__(self, policy: RoutedPolicy, weights: RouterWeights, *, collectives: Collectives) -> None:
+    def __init__(
+        self,
+        policy: RoutedPolicy,
+        weights: RouterWeights,
+        *,
+        collectives: Collectives,
+        passed: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         """Store the policy and its weights.
 
         Args:
             policy: a mixture of experts.
             weights: of its routers.
             collectives: all ranks, each with samples of its own.
+            passed: the share of the run's updates that are done, from 0 to 1.
 
         Raises:
             OptionsError: the bias is to be moved, and the policy's routers have none.
@@ -61,6 +71,7 @@ class MoeAuxLoss:
         self._policy = policy
         self._weights = weights
         self._collectives = collectives
+        self._passed = passed
         self._counts_E: Tensor | None = None
         self._last: BalanceShare | None = None
         self._loads_LE: Tensor | None = None
@@ -140,9 +151,19 @@ class MoeAuxLoss:
     @torch.no_grad()
     def _move_biases(self, loads_LE: Tensor) -> None:
         biases = self._policy.router_biases
-        moved_LE = balanced_bias(torch.stack(biases), loads_LE.to(biases[0].device), self._weights.bias_rate)
+        rate = falling_rate(self._weights.bias_rate, self._weights.bias_rate_end, self._passed())
+        moved_LE = balanced_bias(torch.stack(biases), loads_LE.to(biases[0].device), rate)
         for bias_E, moved_E in zip(biases, moved_LE, strict=True):
             bias_E.copy_(moved_E)
+
+
+def falling_rate(rate: float, end: float, passed: float) -> float:
+    """Return u (v / u)^t for a rate u above v = `end`, t the share of the run that has `passed`; else u.
+
+    A fixed 0.01 moves a bias further than the scores of experts are apart, so that loads go on to swing; a fixed 0.001
+    needs hundreds of updates to get there.
+    """
+    return rate if not 0 < end < rate else rate * (end / rate) ** min(max(passed, 0.0), 1.0)
 
 
 def no_router_bias(rate: float) -> OptionsError:

@@ -110,19 +110,25 @@ def make_saver(
 
 
 def balanced_forward(
-    settings: ModelSettings, policy: CausalPolicy, machine: Machine, routers: RouterSettings | None = None
+    settings: ModelSettings,
+    policy: CausalPolicy,
+    machine: Machine,
+    routers: RouterSettings | None = None,
+    passed: Callable[[], float] = lambda: 0.0,
 ) -> MoeAuxLoss | None:
     """Return what routers add to the objective, where it has a weight.
 
     With `routers` (of a stage that has these settings) a mixture of experts is watched without any weight too, where
-    each rank has rows of its own.
+    each rank has rows of its own. `passed` is the share of the run's updates that are done.
     """
     chosen = routers or RouterSettings()
-    weights = RouterWeights(settings.aux_loss_coef, chosen.router_z_loss_coef, chosen.balance_bias_rate)
+    rate, end = chosen.balance_bias_rate, chosen.balance_bias_rate_end if chosen.balance_bias_rate else 0.0
+    weights = RouterWeights(settings.aux_loss_coef, chosen.router_z_loss_coef, rate, end)
     if weights == RouterWeights():
         is_watched = routers is not None and policy.backbone.split is None and policy.has_known_routers
-        return MoeAuxLoss(policy, weights, collectives=machine.collectives) if is_watched else None
-    return MoeAuxLoss(policy, weights, collectives=machine.collectives)
+        if not is_watched:
+            return None
+    return MoeAuxLoss(policy, weights, collectives=machine.collectives, passed=passed)
 
 
 def pretraining_term(

@@ -13,7 +13,8 @@ def _names(text: str) -> frozenset[str]:
 
 DECIDES = _names("""
     actor_learning_rate adam_betas adam_epsilon advantage_clip advantages_norm amp amp_dtype apply_chat_template
-    async_deterministic aux_loss_coef balance_bias_rate beta bf16 center_rewards_coefficient choice_options_key
+    async_deterministic aux_loss_coef balance_bias_rate balance_bias_rate_end beta bf16
+    center_rewards_coefficient choice_options_key
     chosen_key ckpt_partial ckpt_weights_only code_memory code_seconds completion_key completions_key constraint
     cpo_alpha critic_learning_rate desirable_weight discopop_tau dropout dual_clip dynamic_sampling
     dynamic_sampling_rounds ema_decay enable_ema engine_fp8 engine_type entropy_coef entropy_target eps_clip

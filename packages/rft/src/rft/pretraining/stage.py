@@ -79,7 +79,8 @@ def build_pretrain(
     state = policy_state(settings, started, tokenizer, order)
     parallel = state.parallel
     parallel.model.key_dropout(settings.run.seed)
-    loss = supervised_loss_of(settings, parallel, machine, terms=Sft(z_loss_coef=chosen.z_loss_coef))
+    terms, passed = Sft(z_loss_coef=chosen.z_loss_coef), state.progress.passed(data.num_steps)
+    loss = supervised_loss_of(settings, parallel, machine, terms=terms, passed=passed)
     parts = state.loop_parts(loss, counting(parallel.model, state.learning_rates()))
     # the length in tokens, and a batch of tokens, are known now that the text is counted
     parts["max_steps"], parts["train_batch_size"] = data.num_steps, data.train_batch_size

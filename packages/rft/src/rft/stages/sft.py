@@ -227,7 +227,7 @@ def build_sft(settings: SftSettings, started: RunStart, tokenizer: HfTokenizer, 
     state = policy_state(settings, started, tokenizer, rows)
     parallel = state.parallel
     terms = Sft(label_smoothing=chosen.label_smoothing, z_loss_coef=chosen.z_loss_coef)
-    loss = supervised_loss_of(settings, parallel, machine, terms=terms)
+    loss = supervised_loss_of(settings, parallel, machine, terms=terms, passed=state.progress.passed(data.num_steps))
     parallel.model.key_dropout(settings.run.seed)
     noisy = with_noise(parallel.model, state.learning_rates(), alpha=chosen.neftune_noise_alpha, seed=settings.run.seed)
     return SftLoop(
@@ -264,15 +264,23 @@ def with_noise(
 
 
 def supervised_loss_of(
-    settings: SftSettings | PretrainSettings, parallel: ParallelModel[CausalPolicy], machine: Machine, *, terms: Sft
+    settings: SftSettings | PretrainSettings,
+    parallel: ParallelModel[CausalPolicy],
+    machine: Machine,
+    *,
+    terms: Sft,
+    passed: Callable[[], float],
 ) -> MicroBatchLoss:
-    """Make the loss of a micro-batch: the fused or split likelihood, or the one with terms over the vocabulary."""
+    """Make the loss of a micro-batch: the fused or split likelihood, or the one with terms over the vocabulary.
+
+    `passed` is the share of the run's updates that are done.
+    """
     if terms.label_smoothing or terms.z_loss_coef:
         return SupervisedLoss(parallel.model, terms)
     return PolicyLoss(
         parallel.model,
         TokenLikelihood(),
-        balanced=balanced_forward(settings.model, parallel.model, machine, settings.routers),
+        balanced=balanced_forward(settings.model, parallel.model, machine, settings.routers, passed),
         fused=fused_policy(parallel),
     )
 

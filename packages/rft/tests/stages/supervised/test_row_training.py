@@ -78,3 +78,24 @@ def test_a_run_reads_its_data_shows_its_plan_and_begins_in_this_order(calls: Any
         "machine ends",
         "signals ends",
     ]
+
+
+def test_what_fits_the_machine_is_what_is_read_and_what_is_recorded(calls: Any) -> None:
+    calls.put(row_training, StopSignals=calls.double("signals"), open_machine=calls.double("machine", is_first=False))
+    calls.put(row_training, requested_run="request", start="started", execute="ended", compared_facts="facts")
+    local = calls.double("local", settings=calls.double("settings"))
+    at = calls.double("at", resolved=calls.double("fixed"))
+    calls.put(row_training, continuation=calls.double("begun"), with_commits=at, with_local_models=local)
+    calls.put(row_training, with_choices="choices", replace=calls.double("at_fitted"))
+    fitted, read = calls.double("fitted"), list[Any]()
+
+    def take(given: Any) -> ReadRun:
+        read.append(given)
+        return ReadRun("data", 7, {}, lambda started: calls.double("loop"))  # type: ignore[arg-type, return-value]
+
+    train_on_rows(take, calls.double("resolved"), [], fit=lambda given, machine: fitted)
+    made = calls.taken()
+    assert read == [fitted]
+    assert "with_choices(fixed, local, fitted)" in made
+    assert "replace(at, resolved='choices')" in made
+    assert any(call.startswith("start(at_fitted, ") for call in made)

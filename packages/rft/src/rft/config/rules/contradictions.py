@@ -127,6 +127,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **{name: (row.setting, acts) for row in STRATEGIES for name, acts in row.options.items()},
     "ema_decay": ("enable_ema", bool),
     "amp_dtype": ("amp", bool),
+    "balance_bias_rate_end": ("balance_bias_rate", bool),
     "async_deterministic": ("max_staleness", bool),
     "max_logprob_gap": ("max_staleness", lambda versions: versions == 0),
     "min_lr_ratio": ("lr_schedule", lambda schedule: schedule != "constant"),

@@ -162,6 +162,7 @@ class SftKeywords(PolicyKeywords, SupervisedKeywords, total=False):
 
     router_z_loss_coef: float
     balance_bias_rate: float
+    balance_bias_rate_end: float
     num_workers: int
     prefetch_factor: int
     data_store: Literal["auto", "on", "off"]
@@ -195,6 +196,7 @@ class PretrainKeywords(PolicyKeywords, SupervisedKeywords, total=False):
     tokenizer_size: int
     router_z_loss_coef: float
     balance_bias_rate: float
+    balance_bias_rate_end: float
     family: Literal["auto", "qwen3", "llama", "mixtral", "qwen3_moe", "qwen2_moe", "dots1", "own"]
     hidden_size: int
     num_layers: int

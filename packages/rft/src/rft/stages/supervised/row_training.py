@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from rft.config.render import with_choices
 from rft.front_end import SILENT, FrontEnd
 from rft.hub.run_settings import with_local_models
 from rft.identity.continuation import continuation, with_commits
@@ -84,7 +85,9 @@ def train_on_rows(
             show_error=front.show_error,
         ) as machine,
     ):
-        local = fit(local, machine)
+        asked, local = local, fit(local, machine)
+        if local is not asked:
+            at = replace(at, resolved=with_choices(at.resolved, asked, local))
         rows = read(local)
         facts = compared_facts(at, machine, rows.contents)
         if machine.is_first:

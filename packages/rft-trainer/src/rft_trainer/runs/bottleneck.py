@@ -1,0 +1,119 @@
+"""Verdict on the speed of a run: what its steps wait for, and the one change that would make them faster.
+
+Computed from the times in the rows of metrics alone. The first steps are left out: they make what later ones take.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rft_trainer.metrics.phase_timer import Phase
+from rft_trainer.runs.verdict import RunFinding
+
+Row = Mapping[str, Any]
+
+STEPS = 30
+"""Steps after which the verdict is given; fewer say too little."""
+WARM_UP = 3
+"""First steps that are left out."""
+WAITS = 0.10
+"""Share of the time from which on a run is bound by what its training waits for."""
+SAMPLES = 0.50
+"""The same of sampling, which is half of the work of reinforcement learning."""
+LOW_USE = 0.30
+"""Share of the peak of a GPU (MFU) below which larger micro-batches are worth trying."""
+_OTHER = "other"
+_NOUNS = {
+    Phase.REWARD: "scoring",
+    Phase.TOOLS: "waiting for the environment",
+    Phase.LOGPROB: "log-probabilities besides the update's",
+    Phase.SYNC: "the exchange between ranks and new weights for the engine",
+    Phase.EVAL: "evaluations",
+    Phase.SAVE: "checkpoints",
+    _OTHER: "work outside of every phase",
+}
+_REMEDIES = {
+    Phase.REWARD: "--reward_workers 2, or twice as many as there are",
+    Phase.TOOLS: "--environment_workers 2, or twice as many as there are",
+    Phase.LOGPROB: "a larger --micro_train_batch_size, where memory is left",
+    Phase.SYNC: "a larger --rollout_batch_size: fewer exchanges for as many samples",
+    Phase.EVAL: "a larger --eval_steps, or a smaller --max_eval_samples",
+    Phase.SAVE: "a larger --save_steps",
+    _OTHER: "fewer trackers and callbacks: rows and what is called at each step are written in this time",
+}
+
+
+def speed_verdict(rows: Sequence[Row], command: str = "") -> RunFinding | None:
+    """Return what bounds the speed of a run; None where its rows are fewer than `STEPS`.
+
+    Waiting for data comes first, then what takes the largest share; where nothing waits, arithmetic is the bound.
+
+    Args:
+        rows: rows of metrics from the first step on.
+        command: that made the run (`pretrain`, `sft`, `rl`, ...), which decides what can be changed.
+    """
+    timed = [row for row in rows[WARM_UP:] if _number(row, "time/step") > 0]
+    if len(timed) < STEPS - WARM_UP:
+        return None
+    whole = sum(_number(row, "time/step") for row in timed)
+    shares = {name: sum(_number(row, f"time/{name}") for row in timed) / whole for name in (*Phase, _OTHER)}
+    if shares[Phase.DATA] > WAITS:
+        return _data_bound(shares[Phase.DATA], command)
+    found = {name: shares[name] for name in _NOUNS if shares[name] > WAITS}
+    if shares[Phase.ROLLOUT] > SAMPLES:
+        found[Phase.ROLLOUT] = shares[Phase.ROLLOUT]
+    if not found:
+        return _compute_bound(shares[Phase.TRAIN], timed)
+    name = max(found, key=lambda name: found[name])
+    if name == Phase.ROLLOUT:
+        return _rollout_bound(found[name], timed)
+    return RunFinding(
+        f"{name}_bound", f"{_NOUNS[name]} took {found[name]:.0%} of the time of the steps", _REMEDIES[name]
+    )
+
+
+def _data_bound(share: float, command: str) -> RunFinding:
+    mapped = command == "pretrain"
+    return RunFinding(
+        "data_bound",
+        f"the steps waited for their {'windows' if mapped else 'rows'} in {share:.0%} of their time",
+        "--data_store_path on a disk of this machine: windows are read from it at each step"
+        if mapped
+        else "--num_workers 2, or twice as many as there are: rows are then prepared while a step computes",
+    )
+
+
+def _rollout_bound(share: float, rows: Sequence[Row]) -> RunFinding:
+    limits = [str(row["time/engine_limit"]) for row in rows if row.get("time/engine_limit")]
+    limit = max(sorted(set(limits)), key=limits.count) if limits else ""
+    named = f", limited by {limit}" if limit not in ("", "nothing") else ""
+    ahead = any("time/groups_ahead" in row for row in rows)
+    return RunFinding(
+        "rollout_bound",
+        f"sampling took {share:.0%} of the time of the steps{named}",
+        "more engines or devices to sample on: the policy waits for them already"
+        if ahead
+        else "--max_staleness 1: samples of the next step are drawn while the policy is trained",
+    )
+
+
+def _compute_bound(share: float, rows: Sequence[Row]) -> RunFinding:
+    used = [_number(row, "time/mfu") for row in rows if "time/mfu" in row]
+    use = sum(used) / len(used) if used else None
+    named = "" if use is None else f", at {use:.0%} of the arithmetic that the device is made for"
+    low = use is not None and use < LOW_USE
+    return RunFinding(
+        "compute_bound",
+        f"nothing waits: forward, backward and optimizer took {share:.0%} of the time of the steps{named}",
+        "--micro_train_batch_size twice as large, where memory is left"
+        if low
+        else "nothing in the settings of its parts: more devices or a smaller model",
+    )
+
+
+def _number(row: Row, name: str) -> float:
+    value = row.get(name)
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if usable else 0.0  # type: ignore[arg-type]

@@ -1,0 +1,87 @@
+"""What bounds the speed of a run, from the times in its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
+from rft_trainer.runs.bottleneck import STEPS, WARM_UP, speed_verdict
+
+
+def rows_of(
+    seconds: Mapping[Phase, float], more: Mapping[str, Any] | None = None, *, number: int = STEPS
+) -> list[dict[str, Any]]:
+    """Rows of steps whose phases take so long by a clock that the test moves, with 1 ms outside of all."""
+    now = 0.0
+    timer = PhaseTimer(clock=lambda: now)
+    rows: list[dict[str, Any]] = []
+    for step in range(1, number + 1):
+        for phase, spent in seconds.items():
+            with timer.phase(phase):
+                now += spent
+        now += 0.001
+        rows.append({"step": step, **timer.step(num_samples=8, num_tokens=64), **(more or {})})
+    return rows
+
+
+@pytest.mark.parametrize(("command", "remedy"), [("sft", "--num_workers"), ("pretrain", "--data_store_path")])
+def test_a_loader_of_50_ms_before_a_step_of_10_ms_is_data_bound(command: str, remedy: str) -> None:
+    bound = speed_verdict(rows_of({Phase.DATA: 0.05, Phase.TRAIN: 0.01}), command)
+    assert bound is not None
+    assert bound.code == "data_bound"
+    assert "82%" in bound.what  # 50 of 61 ms
+    assert remedy in bound.do
+
+
+@pytest.mark.parametrize(
+    ("seconds", "code"),
+    [
+        ({Phase.TRAIN: 0.1}, "compute_bound"),
+        ({Phase.TRAIN: 0.1, Phase.DATA: 0.009}, "compute_bound"),
+        ({Phase.TRAIN: 0.1, Phase.DATA: 0.06, Phase.EVAL: 0.4}, "data_bound"),
+        ({Phase.TRAIN: 0.1, Phase.EVAL: 0.02, Phase.SAVE: 0.03}, "save_bound"),
+        ({Phase.TRAIN: 0.1, Phase.EVAL: 0.03, Phase.SAVE: 0.02}, "eval_bound"),
+        ({Phase.TRAIN: 0.001}, "other_bound"),
+        ({Phase.TRAIN: 0.1, Phase.ROLLOUT: 0.2}, "rollout_bound"),
+        ({Phase.TRAIN: 0.1, Phase.ROLLOUT: 0.09}, "compute_bound"),
+        ({Phase.TRAIN: 0.1, Phase.ROLLOUT: 0.05, Phase.REWARD: 0.2}, "reward_bound"),
+        ({Phase.TRAIN: 0.1, Phase.SYNC: 0.03}, "sync_bound"),
+    ],
+)
+def test_what_takes_the_time_is_named(seconds: Mapping[Phase, float], code: str) -> None:
+    bound = speed_verdict(rows_of(seconds), "rl")
+    assert bound is not None
+    assert bound.code == code
+    assert bound.do
+
+
+def test_few_steps_say_nothing_and_the_first_ones_do_not_count() -> None:
+    slow = rows_of({Phase.DATA: 10.0, Phase.TRAIN: 0.1}, number=WARM_UP)
+    fast = rows_of({Phase.TRAIN: 0.1}, number=STEPS - WARM_UP)
+    assert speed_verdict([*slow, *fast[:-1]]) is None
+    bound = speed_verdict([*slow, *fast])
+    assert bound is not None
+    assert bound.code == "compute_bound"
+
+
+def test_a_gpu_that_is_used_little_is_told_of_larger_micro_batches_and_a_busy_one_is_not() -> None:
+    found = [speed_verdict(rows_of({Phase.TRAIN: 0.1}, {"time/mfu": use})) for use in (0.1, 0.5)]
+    assert [bound is not None and "--micro_train_batch_size" in bound.do for bound in found] == [True, False]
+
+
+def test_sampling_names_the_limit_of_the_engine_and_samples_ahead_where_it_does_not_already() -> None:
+    times = {Phase.ROLLOUT: 0.9, Phase.TRAIN: 0.1}
+    bound = speed_verdict(rows_of(times, {"time/engine_limit": "tail"}), "rl")
+    assert bound is not None
+    assert "limited by tail" in bound.what
+    assert "--max_staleness 1" in bound.do
+    ahead = speed_verdict(rows_of(times, {"time/groups_ahead": 4}), "rl")
+    assert ahead is not None
+    assert "--max_staleness" not in ahead.do
+
+
+def test_rows_without_times_say_nothing() -> None:
+    assert speed_verdict([{"step": step, "time/step": None} for step in range(100)]) is None
