@@ -258,7 +258,7 @@ class TokenBatch:
     def tokens(self) -> PackedTokens:
         """The input of the models' forwards; the targets are the tokens in the loss."""
         of_text = (self.token_ids_T, self.positions_T, self.segment_ids_T, self.loss_mask_T)
-        return PackedTokens(*of_text, self.mm_inputs, self.host)
+        return PackedTokens(*of_text, self.mm_inputs, host=self.host)
 
     @property
     def num_loss_tokens(self) -> int:
