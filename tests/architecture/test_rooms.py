@@ -37,6 +37,7 @@ ROOT_MODULES = {
     "rft_cli": {"main", "pretrain"},
     "rft_core": {
         "child_process",
+        "device_copies",
         "durable_files",
         "errors",
         "fault_points",
