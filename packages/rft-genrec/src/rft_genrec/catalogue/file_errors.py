@@ -51,5 +51,5 @@ def refused_index(path: Path, what: str, why: str) -> DataError:
         what=f"item index {path.name} does not match: {what}",
         where=str(path),
         why=why,
-        do=f"rft-train genrec ids --catalogue {path.parent}",
+        do=f"rft-train genrec sid --overwrite --catalogue {path.parent} --embeddings FILE",
     )
