@@ -196,9 +196,9 @@ CONVERT = Script(
         Parameter("output_dir", "save_path"),
         Parameter("category", refusal="files are named train.csv, valid.csv and test.csv", do="--dataset_name NAME"),
         Parameter(
-            "max_valid_samples", refusal="samples are left out where they are used", do="--max_eval_samples 1000"
+            "max_valid_samples", refusal="samples are left out where they are used", do="rft-train genrec eval --max_eval_samples 1000"
         ),
-        Parameter("max_test_samples", refusal="samples are left out where they are used", do="--max_eval_samples 1000"),
+        Parameter("max_test_samples", refusal="samples are left out where they are used", do="rft-train genrec eval --max_eval_samples 1000"),
         Parameter("seed", refusal="nothing is drawn", do="leave it out"),
         Parameter(
             "keep_longest_only",
