@@ -48,8 +48,9 @@ def rl() -> Spellings:
 
 
 def _spellings(script: Script) -> Spellings:
-    table = {parameter.name: _row(parameter) for parameter in script.parameters if parameter.name != parameter.to}
-    # a setting that has the name already is found first
+    # what has its name here already, as freeze_LLM, is no other spelling
+    others = [parameter for parameter in script.parameters if parameter.name.lower() != parameter.to]
+    table = {parameter.name: _row(parameter) for parameter in others}
 
     def translate(option: GivenSetting, value: Any) -> Translated:
         parameter = script.parameter(option.name)
