@@ -47,7 +47,7 @@ def refused_cell(path: Path, row: int, place: tuple[int, str], expected: str, fo
 def refused_index(path: Path, what: str, why: str) -> DataError:
     """Return the refusal of semantic IDs that do not belong to the items or samples beside them."""
     return DataError(
-        code="genrec.index",
+        code="genrec.item_index",
         what=f"item index {path.name} does not match: {what}",
         where=str(path),
         why=why,

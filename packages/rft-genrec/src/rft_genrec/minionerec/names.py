@@ -152,6 +152,7 @@ EVALUATE = Script(
     ),
 )
 _PARTS = "each rank takes a part of the rows, and the parts are joined by the numbers of the rows"
+_EVAL_SAMPLES = "rft-train genrec eval --max_eval_samples 1000"
 SPLIT = Script(
     ("split.py",),
     "genrec-eval",
@@ -195,10 +196,8 @@ CONVERT = Script(
         Parameter("dataset_name", "dataset_name"),
         Parameter("output_dir", "save_path"),
         Parameter("category", refusal="files are named train.csv, valid.csv and test.csv", do="--dataset_name NAME"),
-        Parameter(
-            "max_valid_samples", refusal="samples are left out where they are used", do="rft-train genrec eval --max_eval_samples 1000"
-        ),
-        Parameter("max_test_samples", refusal="samples are left out where they are used", do="rft-train genrec eval --max_eval_samples 1000"),
+        Parameter("max_valid_samples", refusal="samples are left out where they are used", do=_EVAL_SAMPLES),
+        Parameter("max_test_samples", refusal="samples are left out where they are used", do=_EVAL_SAMPLES),
         Parameter("seed", refusal="nothing is drawn", do="leave it out"),
         Parameter(
             "keep_longest_only",

@@ -53,7 +53,7 @@ _NONE = ("none", "null", "auto", "")
 
 @dataclass(frozen=True, slots=True)
 class DeepSpeedSettings:
-    """What a file asks for."""
+    """The settings that a file asks for."""
 
     settings: Mapping[str, str]
     """Settings of `rft-train` by their names, as text."""
