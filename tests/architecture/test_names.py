@@ -62,10 +62,12 @@ SHARED_CLASSES: dict[str, int] = {
 SHARED_STEMS: dict[str, int] = {
     "build": 3,
     "conformance": 3,
+    "data": 3,
     "engine": 4,
     "environment": 4,
     "images": 5,
     "lora": 3,
+    "names": 3,
     "process": 3,
     "rewards": 3,
     "rl": 3,

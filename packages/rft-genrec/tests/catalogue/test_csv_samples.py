@@ -27,7 +27,7 @@ def test_ids_of_another_index_are_refused_with_their_row(tmp_path: Path) -> None
     write_samples(path, [Sample("test:0", "A1", (0,), 1)], CATALOGUE, IDS)
     with pytest.raises(DataError, match="row 2, column history_item_sid") as caught:
         list(read_samples(path, "test", 2, SemanticIds((("<a_0>", "<b_2>"), ("<a_1>", "<b_0>")))))
-    assert caught.value.problem.code == "genrec.index"
+    assert caught.value.problem.code == "genrec.item_index"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Embeddings in .npy files."""
 
 import io
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def test_embeddings_are_read(tmp_path: Path) -> None:
         (b"PK\x03\x04zip", "is no .npy file"),
         (b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 65535, "cannot be read"),
     ],
+    ids=itertools.count(),
 )
 def test_anything_else_is_refused(tmp_path: Path, data: bytes, said: str) -> None:
     (tmp_path / "e.npy").write_bytes(data)

@@ -47,7 +47,7 @@ def test_ids_that_are_not_those_of_the_items_are_refused(tmp_path: Path, change:
     (tmp_path / "a.index.json").write_text(json.dumps(rows))
     with pytest.raises(DataError, match=said) as caught:
         read_ids(tmp_path / "a.index.json", 4)
-    assert caught.value.problem.code == "genrec.index"
+    assert caught.value.problem.code == "genrec.item_index"
 
 
 def test_the_use_of_a_level_is_counted() -> None:

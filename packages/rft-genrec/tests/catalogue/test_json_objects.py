@@ -1,5 +1,6 @@
 """Objects whose keys are numbers of items."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ def test_values_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
         ('{"0": 1', "cannot be read"),
         ('{"0": ' + "[" * 100_000, "nested too deeply"),
     ],
+    ids=itertools.count(),
 )
 def test_anything_else_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "a.json").write_text(text)

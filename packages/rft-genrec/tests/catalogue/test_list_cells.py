@@ -1,5 +1,7 @@
 """Cells that hold a list."""
 
+import itertools
+
 import pytest
 
 from rft_genrec.catalogue.list_cells import parse_numbers, parse_texts
@@ -29,7 +31,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("cell", HOSTILE)
+@pytest.mark.parametrize("cell", HOSTILE, ids=itertools.count())
 def test_whatever_is_no_list_is_refused_and_not_evaluated(cell: str) -> None:
     assert parse_numbers(cell) is None
     assert parse_texts(cell) is None

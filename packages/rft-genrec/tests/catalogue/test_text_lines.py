@@ -19,7 +19,7 @@ def test_a_byte_order_mark_is_passed_over_and_compressed_files_are_read(tmp_path
     assert [*read_lines(tmp_path / "latin", encoding="latin-1")] == ["café"]
 
 
-@pytest.mark.parametrize("line", [b"nul\0\n", b"caf\xe9\n", b"x" * 70 + b"\n"])
+@pytest.mark.parametrize("line", [b"nul\0\n", b"caf\xe9\n", b"x" * 70 + b"\n"], ids=["nul", "latin", "long"])
 def test_what_is_no_text_is_refused_with_its_row(tmp_path: Path, line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_lines, "LONGEST_LINE", 64)
     (tmp_path / "a.txt").write_bytes(b"good\n" + line)

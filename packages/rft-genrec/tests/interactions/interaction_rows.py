@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rft_genrec.interactions.sources import InteractionTable, gathered
+from rft_genrec.interactions.interaction_table import InteractionTable, gathered
 
 
 def table(*rows: str) -> InteractionTable:

@@ -1,6 +1,7 @@
 """Rows of data files of every form."""
 
 import gzip
+import itertools
 from pathlib import Path
 
 import pyarrow as pa
@@ -46,6 +47,7 @@ def test_all_forms_give_the_same_rows(tmp_path: Path) -> None:
         ("a.parquet", "PAR1", "cannot be read"),
         ("a.xlsx", "", "is a file .xlsx"),
     ],
+    ids=itertools.count(),
 )
 def test_what_is_no_row_is_refused(tmp_path: Path, name: str, text: str, said: str) -> None:
     (tmp_path / name).write_text(text)

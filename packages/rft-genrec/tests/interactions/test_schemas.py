@@ -1,5 +1,6 @@
 """Declared columns, and rows that are read by them."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def test_times_are_seconds_in_utc(given: object, seconds: int) -> None:
         "٣",
         "9" * 5000,
     ],
+    ids=itertools.count(),
 )
 def test_what_is_no_time_is_refused(given: object) -> None:
     with pytest.raises(DataError, match="row 1, column when: expected seconds from 1970 to 2100") as caught:

@@ -10,8 +10,8 @@ from interaction_rows import as_texts, table
 from rft_core.errors import DataError
 from rft_genrec.catalogue.records import Item
 from rft_genrec.interactions.amazon import AmazonSource, amazon_title, plain_text
+from rft_genrec.interactions.interaction_table import texts_of
 from rft_genrec.interactions.movielens import MovieLensSource
-from rft_genrec.interactions.sources import texts_of
 from rft_genrec.interactions.tables import TableSource
 from rft_genrec.settings.data import ColumnSettings
 

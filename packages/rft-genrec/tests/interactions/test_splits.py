@@ -1,4 +1,4 @@
-"""Sequences, samples and splits."""
+"""UserSequences, samples and splits."""
 
 from interaction_rows import table
 

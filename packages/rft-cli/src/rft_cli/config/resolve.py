@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rft.config.commands import load
+from rft.config.commands import installed_spellings, load
 from rft.config.errors import given_twice
 from rft.config.merged_sources import MergedSources, defaults, validated
 from rft.config.names import CONFIG
@@ -37,7 +37,7 @@ def merge(command: str, argv: Sequence[str], keywords: Sequence[GivenSetting] = 
     """Defaults, then files, environment, flags and the keyword arguments of Python code; nothing is raised."""
     merged = defaults(command)
     record = commands().get(command)
-    merged.spellings = load(record.spellings)() if record and record.spellings else None
+    merged.spellings = load(record.spellings)() if record and record.spellings else installed_spellings(command)
     table = merged.names
     words = command_line.read(argv, table)
     for reference in words.configs:

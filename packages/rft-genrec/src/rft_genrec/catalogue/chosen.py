@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rft_core.errors import DataError
-from rft_genrec.catalogue.minionerec_files import read_dataset, read_ids, read_items
+from rft_genrec.catalogue.index_files import read_ids
+from rft_genrec.catalogue.minionerec_files import read_dataset, read_items
 from rft_genrec.catalogue.records import Catalogue, Dataset, SemanticIds
 from rft_genrec.settings.catalogue import CatalogueSettings
 

@@ -47,9 +47,9 @@ def refused_cell(path: Path, row: int, place: tuple[int, str], expected: str, fo
 def refused_index(path: Path, what: str, why: str) -> DataError:
     """Return the refusal of semantic IDs that do not belong to the items or samples beside them."""
     return DataError(
-        code="genrec.index",
+        code="genrec.item_index",
         what=f"item index {path.name} does not match: {what}",
         where=str(path),
         why=why,
-        do=f"rft-train genrec ids --catalogue {path.parent}",
+        do=f"rft-train genrec sid --overwrite --catalogue {path.parent} --embeddings FILE",
     )

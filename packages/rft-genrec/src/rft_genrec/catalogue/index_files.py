@@ -25,8 +25,8 @@ _FIELD_ENDS = str.maketrans("\t\r\n", "   ")
 
 
 @dataclass(frozen=True, slots=True)
-class LevelUse:
-    """How a level of the IDs is used."""
+class CodeUse:
+    """The use of one level of the IDs."""
 
     letter: str
     codes: int
@@ -35,17 +35,17 @@ class LevelUse:
     """Number of codes that would be as mixed if all were used alike."""
 
 
-def level_use(ids: SemanticIds) -> tuple[LevelUse, ...]:
+def level_use(ids: SemanticIds) -> tuple[CodeUse, ...]:
     """Return, for each level, the number of codes in use and their perplexity (exp of the entropy, in nats)."""
     counts: dict[int, Counter[str]] = {}
     for tokens in ids.tokens_by_item:
         for level, token in enumerate(tokens):
             counts.setdefault(level, Counter())[token] += 1
-    uses: list[LevelUse] = []
+    uses: list[CodeUse] = []
     for level in sorted(counts):
         shares = np.array([*counts[level].values()], dtype=np.float64) / counts[level].total()
         perplexity = float(np.exp(-(shares * np.log(shares)).sum()))
-        uses.append(LevelUse(next(iter(counts[level])).strip("<").partition("_")[0], len(counts[level]), perplexity))
+        uses.append(CodeUse(next(iter(counts[level])).strip("<").partition("_")[0], len(counts[level]), perplexity))
     return tuple(uses)
 
 
@@ -77,7 +77,7 @@ def read_ids(path: Path, num_items: int) -> SemanticIds:
 
 
 def write_index(path: Path, ids: SemanticIds) -> None:
-    """Write `.index.json`."""
+    """Write the IDs as `.index.json`."""
     rows = {str(item): list(tokens) for item, tokens in enumerate(ids.tokens_by_item)}
     replace_text(path, json.dumps(rows))
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rft_genrec.catalogue.records import Item
+from rft_genrec.interactions.interaction_table import Interaction
 from rft_genrec.interactions.row_files import json_rows
 from rft_genrec.interactions.schemas import Column, RowPolicy, RowReader
-from rft_genrec.interactions.sources import Interaction
 
 REVIEWS = (
     Column("reviewerID", "name", "the person"),

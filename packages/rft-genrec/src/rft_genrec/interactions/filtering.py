@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping
 import numpy as np
 
 from rft_genrec.interactions.filters import Core, first_of_repeats, in_window, is_title, k_core, year_before
-from rft_genrec.interactions.sources import InteractionTable
+from rft_genrec.interactions.interaction_table import InteractionTable
 from rft_genrec.settings.data import FilterSettings
 from rft_genrec.settings.data_rules import seconds_of
 

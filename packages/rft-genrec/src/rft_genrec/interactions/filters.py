@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from rft_genrec.interactions.sources import InteractionTable
+from rft_genrec.interactions.interaction_table import InteractionTable
 
 MOST_TITLE_WORDS = 20
 FIRST_YEAR = 1996

@@ -1,4 +1,4 @@
-"""What plain counting reaches on synthetic people, and what the one reaches who knows them: the room for a model."""
+"""Rankings of plain counting on synthetic people, and of the one who knows them: the room for a model."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from rft_genrec.catalogue.file_errors import refused_file
 from rft_genrec.catalogue.records import Item
+from rft_genrec.interactions.interaction_table import Interaction
 from rft_genrec.interactions.row_files import read_rows, separated_rows
 from rft_genrec.interactions.schemas import Column, RowPolicy, RowReader
-from rft_genrec.interactions.sources import Interaction
 
 RATINGS = (
     Column("userId", "name", "the person"),

@@ -1,4 +1,4 @@
-"""What `rft-train genrec data` does: read, filter, number, split, check, report, write."""
+"""The work of `rft-train genrec data`: read, filter, number, split, check, report, write."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rft_genrec.catalogue.records import Catalogue, Dataset
 from rft_genrec.interactions.amazon import AmazonSource
 from rft_genrec.interactions.filtering import filtered
 from rft_genrec.interactions.headroom import headroom
+from rft_genrec.interactions.interaction_table import Source, gathered, texts_of
 from rft_genrec.interactions.leakage import check_leakage
 from rft_genrec.interactions.movielens import MovieLensSource
 from rft_genrec.interactions.report import catalogue_lines, id_lines, sequence_lines, split_lines
 from rft_genrec.interactions.schemas import RowPolicy
-from rft_genrec.interactions.sources import Source, gathered, texts_of
 from rft_genrec.interactions.splits import (
-    Sequences,
     Shares,
     SplitSamples,
+    UserSequences,
     numbered,
     split_by_time,
     split_last_out,
@@ -59,7 +59,9 @@ def prepare(resolved: Resolved[GenrecDataSettings]) -> Iterator[str]:
     write_prepared(target, prepared)
     yield f"written: {target}"
     if prepared.dataset.ids is None:
-        yield f"next: rft-train genrec embed --catalogue {target}"
+        # the texts of the synthetic items have few words, and so few directions
+        few_words = " --svd_dim 64" if settings.sources.source == "synthetic" else ""
+        yield f"next: rft-train genrec embed --catalogue {target}{few_words}"
 
 
 def _synthetic(settings: GenrecDataSettings) -> Steps:
@@ -117,17 +119,17 @@ def _from_source(settings: GenrecDataSettings) -> Steps:
     return prepared
 
 
-def _users(sequences: Sequences) -> dict[str, int]:
+def _users(sequences: UserSequences) -> dict[str, int]:
     return {name: number for number, name in enumerate(sequences.user_names)}
 
 
-def _sample_report(sequences: Sequences, samples: SplitSamples, max_history: int) -> Iterator[str]:
+def _sample_report(sequences: UserSequences, samples: SplitSamples, max_history: int) -> Iterator[str]:
     yield from sequence_lines(sequences)
     yield from split_lines(samples, max_history)
     yield from check_leakage(samples).lines()
 
 
-def _split(sequences: Sequences, wanted: SplitSettings) -> SplitSamples:
+def _split(sequences: UserSequences, wanted: SplitSettings) -> SplitSamples:
     if wanted.split == "leave_last_out":
         return split_last_out(sequences, wanted.max_history)
     return split_by_time(sequences, wanted.max_history, Shares(wanted.valid_share, wanted.test_share))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rft_genrec.catalogue.index_files import level_use
 from rft_genrec.catalogue.records import Catalogue, Sample, SemanticIds, SplitName
-from rft_genrec.interactions.splits import Sequences
+from rft_genrec.interactions.splits import UserSequences
 
 
 def catalogue_lines(catalogue: Catalogue) -> Iterator[str]:
@@ -16,7 +16,7 @@ def catalogue_lines(catalogue: Catalogue) -> Iterator[str]:
     yield f"{catalogue.name}: {len(catalogue):,} items, {bare:,} without a description, {doubles:,} titles shared"
 
 
-def sequence_lines(sequences: Sequences) -> Iterator[str]:
+def sequence_lines(sequences: UserSequences) -> Iterator[str]:
     """Yield what is said of the users and their interactions."""
     lengths = [len(items) for items in sequences.items]
     if lengths:

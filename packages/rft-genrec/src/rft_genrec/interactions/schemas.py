@@ -41,7 +41,7 @@ class Column:
 
 @dataclass(slots=True)
 class RowPolicy:
-    """What becomes of rows that are not as they are declared."""
+    """The fate of rows that are not as they are declared."""
 
     skips: bool = False
     """Whether they are left out and counted; otherwise the first one ends the reading."""
@@ -75,7 +75,7 @@ class RowReader:
         for number, row in rows:
             self.policy.checked += 1
             try:
-                if isinstance(row, DataError):
+                if isinstance(row, Exception):
                     raise row
                 values = tuple(self._value(number, place, column, row) for place, column in enumerate(self.columns))
             except DataError as error:

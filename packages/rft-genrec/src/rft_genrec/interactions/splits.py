@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rft_genrec.catalogue.records import Sample, SplitName
-from rft_genrec.interactions.sources import InteractionTable
+from rft_genrec.interactions.interaction_table import InteractionTable
 
 SplitSamples = dict[SplitName, tuple[Sample, ...]]
 _FEWEST_TO_LEAVE_OUT = 3
@@ -16,7 +16,7 @@ _FEWEST_TO_LEAVE_OUT = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Sequences:
+class UserSequences:
     """Items of every user in the order of time; users and items are numbered from 0 by first appearance."""
 
     items: tuple[tuple[int, ...], ...]
@@ -39,7 +39,7 @@ class Shares:
     test: float = 0.1
 
 
-def numbered(table: InteractionTable) -> Sequences:
+def numbered(table: InteractionTable) -> UserSequences:
     """Sort every user's interactions by time, and number users and items anew.
 
     Users come in the order of the files; interactions of one time stay in it; items are numbered as the sequences of
@@ -56,7 +56,7 @@ def numbered(table: InteractionTable) -> Sequences:
     ends = np.cumsum(np.bincount(ranks_N, minlength=len(first))).tolist()
     bounds = list(zip([0, *ends[:-1]], ends, strict=True)) if ends else []
     users = table.users_N[np.sort(first)].tolist()
-    return Sequences(
+    return UserSequences(
         items=tuple(tuple(new_N[start:end]) for start, end in bounds),
         times=tuple(tuple(times_N[start:end]) for start, end in bounds),
         user_names=tuple(table.user_names[user] for user in users),
@@ -64,7 +64,7 @@ def numbered(table: InteractionTable) -> Sequences:
     )
 
 
-def samples_of(sequences: Sequences, max_history: int) -> list[tuple[int, Sample]]:
+def samples_of(sequences: UserSequences, max_history: int) -> list[tuple[int, Sample]]:
     """Return (items that come after it, sample) for each item of a user but the first, users one after the other."""
     samples: list[tuple[int, Sample]] = []
     for user, (items, times) in enumerate(zip(sequences.items, sequences.times, strict=True)):
@@ -74,7 +74,7 @@ def samples_of(sequences: Sequences, max_history: int) -> list[tuple[int, Sample
     return samples
 
 
-def split_by_time(sequences: Sequences, max_history: int, shares: Shares) -> SplitSamples:
+def split_by_time(sequences: UserSequences, max_history: int, shares: Shares) -> SplitSamples:
     """Divide the samples by the times of their targets; those of equal times stay in the order of the users."""
     samples = [sample for _, sample in samples_of(sequences, max_history)]
     samples.sort(key=lambda sample: sample.time)
@@ -84,7 +84,7 @@ def split_by_time(sequences: Sequences, max_history: int, shares: Shares) -> Spl
     return _named(samples[:first_valid], samples[first_valid:first_test], samples[first_test:])
 
 
-def split_last_out(sequences: Sequences, max_history: int) -> SplitSamples:
+def split_last_out(sequences: UserSequences, max_history: int) -> SplitSamples:
     """Take the last item of every user for the test and the last but one for validation; two items are for training."""
     parts: dict[SplitName, list[Sample]] = {"train": [], "valid": [], "test": []}
     for after, sample in samples_of(sequences, max_history):

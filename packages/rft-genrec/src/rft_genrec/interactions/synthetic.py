@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rft_core.keyed_random import derive_key
 from rft_genrec.catalogue.records import Catalogue
-from rft_genrec.interactions.splits import Sequences
+from rft_genrec.interactions.splits import UserSequences
 from rft_genrec.interactions.synthetic_texts import BRANDS, SUB_CATEGORIES, item_texts
 
 Floats = NDArray[np.float64]
@@ -99,7 +99,7 @@ class Population:
     world: World
     personas_U: Integers
     brands_U: Integers
-    sequences: Sequences
+    sequences: UserSequences
 
     def oracle_ranking(self, user: int, history: Sequence[int]) -> list[int]:
         """Return all items, the likeliest next one first, as the one who knows this person would rank them."""
@@ -160,7 +160,7 @@ def make_population(users: int, personas: int, seed: int) -> Population:
         times.append((start, *(start + np.cumsum(gaps)).tolist()))
     names = tuple(f"item{number}" for number in range(len(world.item_subs_N)))
     people = tuple(f"person{number}" for number in range(users))
-    return Population(world, personas_U, brands_U, Sequences(tuple(items), tuple(times), people, names))
+    return Population(world, personas_U, brands_U, UserSequences(tuple(items), tuple(times), people, names))
 
 
 def _taken(world: World, persona: int, brand: int, uniforms: Floats) -> tuple[int, ...]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rft_genrec.catalogue.records import Item
+from rft_genrec.interactions.interaction_table import Interaction
 from rft_genrec.interactions.row_files import read_rows
 from rft_genrec.interactions.schemas import Column, RowPolicy, RowReader
-from rft_genrec.interactions.sources import Interaction
 from rft_genrec.settings.data import ColumnSettings
 
 

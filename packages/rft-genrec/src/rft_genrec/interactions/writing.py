@@ -15,17 +15,17 @@ from rft_genrec.catalogue.index_files import write_index, write_info
 from rft_genrec.catalogue.inter_files import write_inter, write_numbers, write_reviews, write_sequences
 from rft_genrec.catalogue.minionerec_files import INDEX, INFO, write_items
 from rft_genrec.catalogue.records import Dataset
-from rft_genrec.interactions.splits import Sequences
+from rft_genrec.interactions.splits import UserSequences
 
 _MODE = 0o755
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a directory of a catalogue holds."""
+    """The content of a directory of a catalogue."""
 
     dataset: Dataset
-    sequences: Sequences | None
+    sequences: UserSequences | None
     """None where only samples are known, as of a directory that was read."""
     more: Mapping[str, str]
     """Texts of further files by their names."""
