@@ -128,8 +128,9 @@ def kmeans(points_ND: Tensor, num: int, *, key: int, max_iterations: int = 100, 
     centres_KD = points_ND[kmeans_plus_plus(points_ND, num, key=derive_key(key, "kmeans++"))]
     least_move = tolerance * float(points_ND.var(0, correction=0).mean())
     codes_N, distances_N = nearest_centres(points_ND, centres_KD)
-    num_revived = iteration = 0
-    for iteration in range(1, max_iterations + 1):
+    num_revived = num_iterations = 0
+    while num_iterations < max_iterations:
+        num_iterations += 1
         moved_KD, revived = _updated(points_ND, codes_N, distances_N, centres_KD)
         num_revived += revived
         move = float((moved_KD - centres_KD).square().sum())
@@ -137,7 +138,7 @@ def kmeans(points_ND: Tensor, num: int, *, key: int, max_iterations: int = 100, 
         codes_N, distances_N = nearest_centres(points_ND, centres_KD)
         if torch.equal(before_N, codes_N) or move <= least_move:
             break
-    return Clusters(centres_KD, codes_N, float(distances_N.double().sum()), iteration, num_revived)
+    return Clusters(centres_KD, codes_N, float(distances_N.double().sum()), num_iterations, num_revived)
 
 
 def cluster_means(points_ND: Tensor, codes_N: Tensor, num: int) -> tuple[Tensor, Tensor]:
