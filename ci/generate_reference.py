@@ -213,7 +213,7 @@ def environment() -> str:
     return "\n".join(lines + [f"| `{name}` | {effect.rpartition('; set by')[0]} |" for name, _, effect in rows])
 
 
-LAYERS = ("core", "algos", "models", "dist", "engine", "trainer", "", "cli", "kernels")
+LAYERS = ("core", "algos", "models", "dist", "engine", "trainer", "", "genrec", "cli", "kernels")
 """Packages from the bottom to the top, the kernels last."""
 
 

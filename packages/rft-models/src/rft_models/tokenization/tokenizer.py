@@ -35,6 +35,8 @@ _TEXTS_OF_CALL = 64
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """Opens a passage of the assistant in a chat template."""
 
+COMPANIONS = ("genrec.json",)
+"""Files beside a tokenizer that describe the texts which a model was trained on; they go where the tokenizer goes."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -53,6 +55,8 @@ class HfTokenizer:
         own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys([*own, *eos_ids]))
         self.vocab_size = len(tokenizer)
+        self.companions: Mapping[str, bytes] = {}
+        """Contents of the files of `COMPANIONS` that stood beside it."""
         self._closed_alphabet = _closed_alphabet(tokenizer)
 
     @property
@@ -217,8 +221,10 @@ class HfTokenizer:
         """Do nothing: a tokenizer of text has no image processor."""
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write the tokenizer's files, chat template included."""
+        """Write the tokenizer's files, chat template and companions included."""
         self.hf_tokenizer.save_pretrained(str(directory))
+        for name, content in self.companions.items():
+            (Path(directory) / name).write_bytes(content)
 
     def _refuse_unknown_characters(self, text: str, alphabet: frozenset[str]) -> None:
         # special tokens are one token each, whatever characters they are written with
@@ -277,7 +283,9 @@ def load_tokenizer(directory: str | Path) -> HfTokenizer:
             why="code from a model directory is never run",
             do="convert the tokenizer to tokenizer.json",
         )
-    return HfTokenizer(_from_pretrained(path), eos_ids=_generation_eos_ids(path), where=str(path))
+    tokenizer = HfTokenizer(_from_pretrained(path), eos_ids=_generation_eos_ids(path), where=str(path))
+    tokenizer.companions = {name: (path / name).read_bytes() for name in COMPANIONS if (path / name).is_file()}
+    return tokenizer
 
 
 def _from_pretrained(path: Path) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rft.build.environment import ChosenEnvironment, enter_environment, opened_data
 from rft.build.images import tokenizer_with_images
@@ -86,6 +87,13 @@ class OpenedRun:
     facts: Facts
 
 
+Prepare = Callable[[Resolved[Any]], Resolved[Any]]
+
+
+def _as_they_are(resolved: Resolved[Any]) -> Resolved[Any]:
+    return resolved
+
+
 @contextmanager
 def _opened(
     resolved: Resolved[RlSettings],
@@ -94,11 +102,12 @@ def _opened(
     *,
     in_place: Path | None,
     front: FrontEnd,
+    prepare: Prepare = _as_they_are,
 ) -> Generator[OpenedRun]:
     """Join the ranks, read and plan; `functions` are those of a script."""
     # before anything is read: a setting that has changed underneath would be told as another fault
     at = with_commits(continuation(resolved, in_place))
-    resolved = with_local_models(at.resolved)
+    resolved = prepare(with_local_models(at.resolved))
     settings = resolved.settings
     with (
         open_machine(
@@ -204,16 +213,18 @@ def train(
     script: str = "",
     signals: StopSignals | None = None,
     front: FrontEnd = SILENT,
+    prepare: Prepare = _as_they_are,
 ) -> TrainedRun:
     """Run RL from its settings to its end; `in_place` continues the run in that directory.
 
     `command` is what is written into the run directory as the way to start it again. `reward` takes the place of what
     the settings name: it is code of `script`, and only that script can continue the run then. `signals` stop the run.
+    `prepare` makes what the settings describe and do not name, such as rows, and returns the settings that name it.
     """
     functions = {"reward": reward}
     with (
         signals or StopSignals() as listening,
-        _opened(resolved, command, functions, in_place=in_place, front=front) as run,
+        _opened(resolved, command, functions, in_place=in_place, front=front, prepare=prepare) as run,
     ):
 
         def attempt(rollback: Rollback | None) -> TrainedRun:

@@ -1,0 +1,96 @@
+"""Rows of a catalogue as files, under the hash of what they hold, so that every start of a run finds the same ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rft.process.cache import written_once
+from rft_core.errors import DataError, OptionsError
+from rft_genrec.catalogue.records import Dataset, user_sequences
+from rft_genrec.prompts.builder import PromptBuilder
+from rft_genrec.prompts.tasks import TASKS, TaskInput, TaskRow, sequence_rows, shared_beginnings
+from rft_genrec.settings.sft import TaskSettings
+
+_ROOM = "recommender_rows"
+
+
+def stored_rows(rows: Iterable[Mapping[str, Any]], name: str) -> Path | None:
+    """Return the file NAME.jsonl of these rows, written where it is not there yet; None where there are none."""
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    if not text:
+        return None
+    content = {"rows": hashlib.sha256(text.encode()).hexdigest(), "name": name}
+
+    def write(target: Path) -> None:
+        target.mkdir(parents=True)
+        (target / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+    return written_once(_ROOM, content, write) / f"{name}.jsonl"
+
+
+def training_files(
+    dataset: Dataset, builder: PromptBuilder, settings: TaskSettings, tasks: Iterable[str]
+) -> list[Path]:
+    """Return a file of rows for each task.
+
+    Raises:
+        DataError: the split train has no samples, or a task has no rows.
+        OptionsError: sequences, and an ID that another one begins with.
+    """
+    samples = dataset.of("train")
+    if not samples:
+        raise DataError(
+            code="genrec.no_samples",
+            what=f"the catalogue {dataset.catalogue.name} has no samples of the split train",
+            where="--catalogue",
+            why="a model is trained on the samples of train.csv",
+            do="rft-train genrec data, which writes it",
+        )
+    given = TaskInput(dataset.catalogue, builder, samples)
+    files: list[Path] = []
+    for task in tasks:
+        if task == "history" and settings.rows == "sequences":
+            _refuse_shared_beginnings(builder)
+            rows = sequence_rows(builder, user_sequences(samples))
+        else:
+            rows = TASKS[task](given)
+        file = stored_rows(_demonstrations(rows), task)
+        if file is None:
+            raise DataError(
+                code="genrec.no_rows",
+                what=f"the task {task} has no rows",
+                where="--tasks",
+                why="every sample of the split train has an empty history",
+                do="leave the task out, or train on a split with histories",
+            )
+        files.append(file)
+    return files
+
+
+def held_out_file(dataset: Dataset, builder: PromptBuilder) -> Path | None:
+    """Return the file of the rows of the split valid, IDs to the next ID; None where there are none."""
+    return stored_rows(
+        _demonstrations(TASKS["history"](TaskInput(dataset.catalogue, builder, dataset.of("valid")))), "valid"
+    )
+
+
+def _demonstrations(rows: Iterable[TaskRow]) -> Iterator[dict[str, str]]:
+    for row in rows:
+        yield {"name": row.name, "input": row.prompt, "output": row.response}
+
+
+def _refuse_shared_beginnings(builder: PromptBuilder) -> None:
+    shared = shared_beginnings(builder.ids)
+    if shared is not None:
+        short, long = ("".join(tokens) for tokens in shared)
+        raise OptionsError(
+            code="genrec.no_end",
+            what=f"rows = sequences, and the ID {short} is the beginning of {long}",
+            where="--rows",
+            why="within a sequence no token ends an item, so that the model could not tell the two apart",
+            do="--rows samples",
+        )
