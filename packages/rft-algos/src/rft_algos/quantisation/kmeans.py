@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -68,10 +70,12 @@ def nearest_centres(points_ND: Tensor, centres_KD: Tensor) -> tuple[Tensor, Tens
 def kmeans_plus_plus(points_ND: Tensor, num: int, *, key: int) -> Tensor:
     """Start of k-means: points drawn one after another, far ones more often.
 
-    The first is drawn evenly; each further one is x_n with probability d_n / sum_m d_m, d_n the squared distance of
-    x_n to the nearest point drawn so far. Once every distance is 0 the rest are drawn evenly.
+    The first is drawn evenly. For each further one 2 + ln K candidates are drawn, x_n with probability d_n / sum_m d_m,
+    d_n the squared distance of x_n to the nearest point chosen so far; the candidate is chosen that leaves the least
+    sum of distances. Once every distance is 0 the rest are drawn evenly.
 
-    Source: Arthur and Vassilvitskii 2007, "k-means++: the advantages of careful seeding", section 2.2.
+    Source: Arthur and Vassilvitskii 2007, "k-means++: the advantages of careful seeding", section 2.2; the candidates
+    are those of their own program, and of scikit-learn.
 
     Args:
         points_ND: [N, D].
@@ -84,22 +88,21 @@ def kmeans_plus_plus(points_ND: Tensor, num: int, *, key: int) -> Tensor:
     total = len(points_ND)
     if not 1 <= num <= total:
         refuse(f"num = {num} of {total} points")
-    draws = uniforms([key], num)[0].tolist()
-    chosen = [min(int(draws[0] * total), total - 1)]
+    num_candidates = 2 + int(math.log(num))
+    draws = uniforms([key], num * num_candidates).reshape(num, num_candidates).to(points_ND.device)
+    chosen = [min(int(draws[0, 0] * total), total - 1)]
     norms_N = points_ND.square().sum(1)
-    least_N = norms_N.new_full((total,), torch.inf)
-    for draw in draws[1:]:
-        centre_D = points_ND[chosen[-1]]
-        torch.minimum(
-            least_N, (norms_N - 2 * (points_ND @ centre_D) + centre_D.square().sum()).clamp_(min=0), out=least_N
-        )
-        least_N[chosen[-1]] = 0
+    least_N = _to_some(points_ND, norms_N, chosen)[:, 0]
+    for draws_C in draws[1:]:
         sums_N = least_N.double().cumsum(0)
-        if not (whole := float(sums_N[-1])) > 0:
-            chosen.append(min(int(draw * total), total - 1))
-            continue
-        place = int(torch.searchsorted(sums_N, sums_N.new_tensor([draw * whole]), right=True))
-        chosen.append(min(place, total - 1))
+        if float(sums_N[-1]) > 0:
+            candidates_C = torch.searchsorted(sums_N, draws_C * sums_N[-1], right=True).clamp(max=total - 1)
+        else:
+            candidates_C = (draws_C * total).long().clamp(max=total - 1)
+        left_NC = torch.minimum(least_N[:, None], _to_some(points_ND, norms_N, candidates_C))
+        best = int(left_NC.sum(0).argmin())
+        least_N = left_NC[:, best]
+        chosen.append(int(candidates_C[best]))
     return torch.tensor(chosen, device=points_ND.device)
 
 
@@ -165,6 +168,14 @@ def cluster_means(points_ND: Tensor, codes_N: Tensor, num: int) -> tuple[Tensor,
     else:
         sums_KD = points_ND.new_zeros(num, points_ND.shape[1]).index_add_(0, codes_N, points_ND)
     return sums_KD / counts_K.clamp(min=1)[:, None], counts_K
+
+
+def _to_some(points_ND: Tensor, norms_N: Tensor, places: Sequence[int] | Tensor) -> Tensor:
+    """Squared distances [N, C] to some of the points; 0 of a point to itself, whatever is rounded."""
+    chosen_CD = points_ND[places]
+    distances_NC = (_without_norms(points_ND, chosen_CD) + norms_N[:, None]).clamp_(min=0)
+    distances_NC[places, torch.arange(len(places), device=points_ND.device)] = 0
+    return distances_NC
 
 
 def _without_norms(points_ND: Tensor, centres_KD: Tensor) -> Tensor:
