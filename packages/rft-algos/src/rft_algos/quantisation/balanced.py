@@ -134,7 +134,8 @@ def _keep_highest(codes_N: Tensor, offers_N: Tensor, places_K: Tensor, prices_K:
 
 def _placed_left(codes_N: Tensor, values_NK: Tensor, places_K: Tensor) -> Tensor:
     left_K = places_K - torch.bincount(codes_N[codes_N >= 0], minlength=len(places_K))
-    for point in (codes_N < 0).nonzero().flatten().tolist():
+    for place in (codes_N < 0).nonzero().flatten():
+        point = int(place)
         code = int(values_NK[point].masked_fill(left_K <= 0, -torch.inf).argmax())
         codes_N[point] = code
         left_K[code] -= 1

@@ -60,7 +60,8 @@ def nearest_centres(points_ND: Tensor, centres_KD: Tensor) -> tuple[Tensor, Tens
         [N] int64 codes and [N] squared distances. Example: points 0 and 9 and centres 1 and 8 give (0, 1), (1, 1).
     """
     codes, distances = list[Tensor](), list[Tensor]()
-    for rows_RD in points_ND.split(_ROWS):
+    for start in range(0, len(points_ND), _ROWS):
+        rows_RD = points_ND[start : start + _ROWS]
         least_R, codes_R = _without_norms(rows_RD, centres_KD).min(1)
         codes.append(codes_R)
         distances.append((least_R + rows_RD.square().sum(1)).clamp(min=0))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rft_core.durable_files import replace_text
 from rft_core.errors import DataError, OptionsError
-from rft_genrec.catalogue.minionerec_files import read_ids
+from rft_genrec.catalogue.index_files import read_ids
 from rft_genrec.catalogue.records import Catalogue
 from rft_genrec.embedding.files import stored_facts
 from rft_genrec.semantic_ids import catalogue_files, collisions
