@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -58,7 +60,8 @@ def nearest_centres(points_ND: Tensor, centres_KD: Tensor) -> tuple[Tensor, Tens
         [N] int64 codes and [N] squared distances. Example: points 0 and 9 and centres 1 and 8 give (0, 1), (1, 1).
     """
     codes, distances = list[Tensor](), list[Tensor]()
-    for rows_RD in points_ND.split(_ROWS):
+    for start in range(0, len(points_ND), _ROWS):
+        rows_RD = points_ND[start : start + _ROWS]
         least_R, codes_R = _without_norms(rows_RD, centres_KD).min(1)
         codes.append(codes_R)
         distances.append((least_R + rows_RD.square().sum(1)).clamp(min=0))
@@ -68,10 +71,12 @@ def nearest_centres(points_ND: Tensor, centres_KD: Tensor) -> tuple[Tensor, Tens
 def kmeans_plus_plus(points_ND: Tensor, num: int, *, key: int) -> Tensor:
     """Start of k-means: points drawn one after another, far ones more often.
 
-    The first is drawn evenly; each further one is x_n with probability d_n / sum_m d_m, d_n the squared distance of
-    x_n to the nearest point drawn so far. Once every distance is 0 the rest are drawn evenly.
+    The first is drawn evenly. For each further one 2 + ln K candidates are drawn, x_n with probability d_n / sum_m d_m,
+    d_n the squared distance of x_n to the nearest point chosen so far; the candidate is chosen that leaves the least
+    sum of distances. Once every distance is 0 the rest are drawn evenly.
 
-    Source: Arthur and Vassilvitskii 2007, "k-means++: the advantages of careful seeding", section 2.2.
+    Source: Arthur and Vassilvitskii 2007, "k-means++: the advantages of careful seeding", section 2.2; the candidates
+    are those of their own program, and of scikit-learn.
 
     Args:
         points_ND: [N, D].
@@ -84,22 +89,21 @@ def kmeans_plus_plus(points_ND: Tensor, num: int, *, key: int) -> Tensor:
     total = len(points_ND)
     if not 1 <= num <= total:
         refuse(f"num = {num} of {total} points")
-    draws = uniforms([key], num)[0].tolist()
-    chosen = [min(int(draws[0] * total), total - 1)]
+    num_candidates = 2 + int(math.log(num))
+    draws = uniforms([key], num * num_candidates).reshape(num, num_candidates).to(points_ND.device)
+    chosen = [min(int(draws[0, 0] * total), total - 1)]
     norms_N = points_ND.square().sum(1)
-    least_N = norms_N.new_full((total,), torch.inf)
-    for draw in draws[1:]:
-        centre_D = points_ND[chosen[-1]]
-        torch.minimum(
-            least_N, (norms_N - 2 * (points_ND @ centre_D) + centre_D.square().sum()).clamp_(min=0), out=least_N
-        )
-        least_N[chosen[-1]] = 0
+    least_N = _to_some(points_ND, norms_N, chosen)[:, 0]
+    for draws_C in draws[1:]:
         sums_N = least_N.double().cumsum(0)
-        if not (whole := float(sums_N[-1])) > 0:
-            chosen.append(min(int(draw * total), total - 1))
-            continue
-        place = int(torch.searchsorted(sums_N, sums_N.new_tensor([draw * whole]), right=True))
-        chosen.append(min(place, total - 1))
+        if float(sums_N[-1]) > 0:
+            candidates_C = torch.searchsorted(sums_N, draws_C * sums_N[-1], right=True).clamp(max=total - 1)
+        else:
+            candidates_C = (draws_C * total).long().clamp(max=total - 1)
+        left_NC = torch.minimum(least_N[:, None], _to_some(points_ND, norms_N, candidates_C))
+        best = int(left_NC.sum(0).argmin())
+        least_N = left_NC[:, best]
+        chosen.append(int(candidates_C[best]))
     return torch.tensor(chosen, device=points_ND.device)
 
 
@@ -128,8 +132,9 @@ def kmeans(points_ND: Tensor, num: int, *, key: int, max_iterations: int = 100, 
     centres_KD = points_ND[kmeans_plus_plus(points_ND, num, key=derive_key(key, "kmeans++"))]
     least_move = tolerance * float(points_ND.var(0, correction=0).mean())
     codes_N, distances_N = nearest_centres(points_ND, centres_KD)
-    num_revived = iteration = 0
-    for iteration in range(1, max_iterations + 1):
+    num_revived = num_iterations = 0
+    while num_iterations < max_iterations:
+        num_iterations += 1
         moved_KD, revived = _updated(points_ND, codes_N, distances_N, centres_KD)
         num_revived += revived
         move = float((moved_KD - centres_KD).square().sum())
@@ -137,7 +142,7 @@ def kmeans(points_ND: Tensor, num: int, *, key: int, max_iterations: int = 100, 
         codes_N, distances_N = nearest_centres(points_ND, centres_KD)
         if torch.equal(before_N, codes_N) or move <= least_move:
             break
-    return Clusters(centres_KD, codes_N, float(distances_N.double().sum()), iteration, num_revived)
+    return Clusters(centres_KD, codes_N, float(distances_N.double().sum()), num_iterations, num_revived)
 
 
 def cluster_means(points_ND: Tensor, codes_N: Tensor, num: int) -> tuple[Tensor, Tensor]:
@@ -164,6 +169,14 @@ def cluster_means(points_ND: Tensor, codes_N: Tensor, num: int) -> tuple[Tensor,
     else:
         sums_KD = points_ND.new_zeros(num, points_ND.shape[1]).index_add_(0, codes_N, points_ND)
     return sums_KD / counts_K.clamp(min=1)[:, None], counts_K
+
+
+def _to_some(points_ND: Tensor, norms_N: Tensor, places: Sequence[int] | Tensor) -> Tensor:
+    """Squared distances [N, C] to some of the points; 0 of a point to itself, whatever is rounded."""
+    chosen_CD = points_ND[places]
+    distances_NC = (_without_norms(points_ND, chosen_CD) + norms_N[:, None]).clamp_(min=0)
+    distances_NC[places, torch.arange(len(places), device=points_ND.device)] = 0
+    return distances_NC
 
 
 def _without_norms(points_ND: Tensor, centres_KD: Tensor) -> Tensor:

@@ -30,10 +30,10 @@ class ResidualFit(NamedTuple):
 def residual_kmeans(
     points_ND: Tensor, sizes: Sequence[int], *, key: int, cluster: Cluster | None = None
 ) -> ResidualFit:
-    """Fit codebooks level by level: r_1 = x; k_l = code of r_l among the centres of all r_l; r_{l+1} = r_l - c_{l, k_l}.
+    """Fit codebooks level by level: r_1 = x; k_l = the code of r_l, clustered; r_{l+1} = r_l - c_{l, k_l}.
 
     Source: Chen, Guan and Wang 2010, "Approximate nearest neighbor search by residual vector quantization"; greedy,
-    with k-means at each level, as semantic IDs are made in Rajput et al. 2023 (arXiv 2305.05065, section 3.1, ablation).
+    with k-means at each level, as semantic IDs are made in MiniOneRec (arXiv 2510.24431).
 
     Args:
         points_ND: [N, D].

@@ -121,7 +121,8 @@ def _by_network(chosen: EncoderSettings, texts: list[str]) -> Encoded:
         dtype=torch.bfloat16 if chosen.bf16 else torch.float32,
         device=choose_device(chosen.device, 0),
     )
-    yield f"encoding {len(texts):,} texts, {encoder.pooling} pooling, up to {encoder.max_tokens} tokens, {encoder.device}"
+    how = f"{encoder.pooling} pooling, up to {encoder.max_tokens} tokens, {encoder.device}"
+    yield f"encoding {len(texts):,} texts, {how}"
     values_ND = torch.empty(len(texts), encoder.dim)
     done, start = 0, time.monotonic()
     shown = start

@@ -52,6 +52,28 @@ def write_embeddings(file: Path, values: Tensor, facts: dict[str, Any]) -> None:
     replace_text(file.with_suffix(".json"), json.dumps(facts, indent=2) + "\n")
 
 
+def stored_facts(path: str | Path) -> dict[str, Any]:
+    """Return what the JSON beside a file of vectors says of them; nothing where there is none."""
+    file = Path(path).with_suffix(".json")
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def refuse_other_texts(path: str | Path, texts_sha256: str, facts: dict[str, Any]) -> None:
+    """Refuse vectors whose JSON names other texts than those of the items.
+
+    Raises:
+        DataError: they were made of other texts.
+    """
+    stored = facts.get("texts_sha256", texts_sha256)
+    if stored != texts_sha256:
+        what = f"made of texts with the SHA-256 {str(stored)[:12]}..., the items' have {texts_sha256[:12]}..."
+        raise _refused(Path(path), what, "row n is the vector of item n; the file was made for other items or texts")
+
+
 def _read_npy(file: Path) -> Tensor:
     try:
         values = np.load(file, allow_pickle=False)

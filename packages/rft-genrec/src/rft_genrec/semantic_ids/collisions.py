@@ -51,8 +51,9 @@ def groups_of(codes: Sequence[Codes]) -> Mapping[Codes, list[int]]:
 def _to_free(codes: list[Codes], distances_NK: Tensor, taken: Sequence[Codes]) -> list[Codes]:
     """Of each group the item that is nearest to its code keeps it; the others take free ones, the nearest first."""
     used: dict[Codes, set[int]] = defaultdict(set)
-    for one in taken:
-        used[one[:-1]].add(one[-1])
+    last = len(codes[0]) - 1 if codes else 0
+    for one in taken:  # may have a code more, for a rank
+        used[one[:last]].add(one[last])
     crowded: dict[Codes, list[int]] = defaultdict(list)
     for one, members in groups_of(codes).items():
         members = sorted(members, key=lambda item: (float(distances_NK[item, one[-1]]), item))

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from functools import partial
+from typing import NamedTuple
 
 from torch import Tensor
 
+from rft_algos.quantisation.balanced import balanced_kmeans
 from rft_algos.quantisation.kmeans import Clusters, kmeans
 from rft_algos.quantisation.residual import residual_kmeans
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key
+from rft_genrec.semantic_ids.autoencoder import Start, train_autoencoder
 from rft_genrec.semantic_ids.codebooks import Quantiser
+from rft_genrec.semantic_ids.start_codebooks import start_codebooks
 from rft_genrec.settings.sid import QuantiserSettings, SidSettings
 
-Fitted = Generator[str, None, Quantiser]
-"""Lines on the way; then the quantiser."""
+
+class Fit(NamedTuple):
+    """A quantiser, and the codes of the items that it was fitted to: of balanced codes not always the nearest."""
+
+    quantiser: Quantiser
+    codes_NL: Tensor
+
+
+Fitted = Generator[str, None, Fit]
+"""Lines on the way; then the fit."""
 
 
 def code_sizes(settings: QuantiserSettings) -> tuple[int, ...]:
@@ -47,13 +59,37 @@ def fit(points_ND: Tensor, settings: SidSettings, *, key: int) -> Fitted:
             why="a code is a point among the items: there are at most as many as items",
             do=f"--codes {max(1, len(points_ND) // 4)}",
         )
-    level = partial(_plain, iterations=settings.quantiser.kmeans_iterations)
     yield f"{method}: levels of {', '.join(map(str, sizes))} codes on {len(points_ND):,} items"
-    found = residual_kmeans(points_ND, sizes, key=derive_key(key, method), cluster=level)
-    if any(found.num_revived):
-        yield f"empty codes moved to the farthest items, by level: {', '.join(map(str, found.num_revived))}"
-    return Quantiser(method, found.codebooks)
+    key, iterations = derive_key(key, method), settings.quantiser.kmeans_iterations
+    if method == "rqkmeans":
+        found = residual_kmeans(points_ND, sizes, key=key, cluster=partial(_plain, iterations=iterations))
+        if any(found.num_revived):
+            yield f"empty codes moved to the farthest items, by level: {', '.join(map(str, found.num_revived))}"
+        return Fit(Quantiser(method, found.codebooks), found.codes_NL)
+    if method == "rqkmeans_balanced":
+        return _balanced(points_ND, sizes, key, iterations)
+    codebooks: tuple[Tensor, ...] = ()
+    if method == "rqkmeans_plus":
+        path = settings.quantiser.codebooks
+        codebooks = (
+            start_codebooks(path, sizes, points_ND.shape[1])
+            if path
+            else _balanced(points_ND, sizes, key, iterations).quantiser.codebooks
+        )
+    quantiser = yield from train_autoencoder(
+        points_ND, Start(method, sizes, codebooks), settings.autoencoder, key=derive_key(key, "networks")
+    )
+    return Fit(quantiser, quantiser.codes(points_ND))
+
+
+def _balanced(points_ND: Tensor, sizes: tuple[int, ...], key: int, iterations: int) -> Fit:
+    found = residual_kmeans(points_ND, sizes, key=key, cluster=partial(_even, iterations=iterations))
+    return Fit(Quantiser("rqkmeans_balanced", found.codebooks), found.codes_NL)
 
 
 def _plain(points_ND: Tensor, num: int, key: int, *, iterations: int) -> Clusters:
     return kmeans(points_ND, num, key=key, max_iterations=iterations)
+
+
+def _even(points_ND: Tensor, num: int, key: int, *, iterations: int) -> Clusters:
+    return balanced_kmeans(points_ND, num, key=key, max_iterations=iterations)

@@ -35,7 +35,7 @@ def level_use(codes_N: Tensor, num_codes: int) -> LevelUse:
 
 
 def unexplained_share(points_ND: Tensor, quantiser: Quantiser, mean_D: Tensor) -> float:
-    """Return sum_n ||x_n - x'_n||^2 / sum_n ||x_n - mean||^2, x' what the codes stand for; the mean is that of a fit."""
+    """Return sum_n ||x_n - x'_n||^2 / sum_n ||x_n - mean||^2, x' what the codes stand for."""
     rebuilt_ND = quantiser.reconstruct(quantiser.codes(points_ND))
     spread = float((points_ND - mean_D).double().square().sum())
     return float((points_ND - rebuilt_ND).double().square().sum()) / spread if spread else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Generator, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +19,39 @@ from rft_core.errors import DataError
 from rft_core.keyed_random import derive_key, permutation
 from rft_genrec.catalogue.records import Catalogue
 from rft_genrec.embedding.embed import read_catalogue
-from rft_genrec.embedding.files import read_embeddings
+from rft_genrec.embedding.files import read_embeddings, refuse_other_texts, stored_facts
+from rft_genrec.embedding.texts import digest_of_texts, item_texts
 from rft_genrec.semantic_ids import catalogue_files, collisions, measures
 from rft_genrec.semantic_ids.codebooks import Quantiser
 from rft_genrec.semantic_ids.fitting import fit
+from rft_genrec.semantic_ids.new_items import add_items
+from rft_genrec.semantic_ids.report_page import page
 from rft_genrec.semantic_ids.tokens import tokens_of
 from rft_genrec.settings.embed import ItemTextSettings
 from rft_genrec.settings.sid import SidSettings, VectorSettings
 
 
 def sid(resolved: Resolved[SidSettings]) -> Iterator[str]:
-    """Fit codebooks, write the IDs of all items, and report what they are worth."""
+    """Fit codebooks, write the IDs of all items, and report what they are worth; or give IDs to new items."""
     settings = resolved.settings
     yield from resolved.notes
     vectors, output = settings.vectors, settings.output
     source = Path(vectors.catalogue)
-    items = ItemTextSettings(catalogue=vectors.catalogue, item_meta_path=vectors.item_meta_path)
-    catalogue = read_catalogue(items)
+    catalogue = read_catalogue(ItemTextSettings(catalogue=vectors.catalogue, item_meta_path=vectors.item_meta_path))
+    device = choose_device(settings.quantiser.device, 0)
+    if vectors.new_items:
+        new = read_catalogue(ItemTextSettings(catalogue=vectors.catalogue, item_meta_path=vectors.new_items))
+        yield from add_items(settings, catalogue, new, read_vectors(vectors, new).to(device), item_file(vectors))
+        return
     folder = Path(output.save_path) if output.save_path else source
     if not output.overwrite:
         catalogue_files.refuse_overwriting(folder)
-    points_ND = read_vectors(vectors, len(catalogue)).to(choose_device(settings.quantiser.device, 0))
+    points_ND = read_vectors(vectors, catalogue).to(device)
     held_out = yield from _held_out_errors(points_ND, settings)
-    quantiser = yield from fit(points_ND, settings, key=derive_key(output.seed, "sid"))
-    codes_NL = quantiser.codes(points_ND)
-    left_Nd = collisions.last_residuals(quantiser.latents(points_ND), codes_NL, quantiser.codebooks)
+    quantiser, codes_NL = yield from fit(points_ND, settings, key=derive_key(output.seed, "sid"))
     codes = collisions.resolve(
         codes_NL,
-        left_Nd,
+        collisions.last_residuals(quantiser.latents(points_ND), codes_NL, quantiser.codebooks),
         quantiser.codebooks[-1],
         settings.quantiser.collisions,
         epsilon=settings.quantiser.sinkhorn_epsilon,
@@ -55,17 +60,22 @@ def sid(resolved: Resolved[SidSettings]) -> Iterator[str]:
     if output.save_path:
         folder.mkdir(parents=True, exist_ok=True)
         catalogue_files.copy_catalogue(source, item_file(vectors), folder)
+    quantiser = replace(quantiser, facts={"vectors": stored_facts(vectors.embeddings), "seed": output.seed})
     _write(folder, catalogue, quantiser, codes_NL, codes, report)
     yield from _lines(folder, catalogue, report)
 
 
-def read_vectors(vectors: VectorSettings, num_items: int) -> Tensor:
+def read_vectors(vectors: VectorSettings, catalogue: Catalogue) -> Tensor:
     """Read the vectors of the items.
 
     Raises:
         DataError: vectors of other items, of no finite numbers, or of zeros where those are refused.
     """
+    num_items, facts = len(catalogue), stored_facts(vectors.embeddings)
     points_ND = read_embeddings(vectors.embeddings, num_items)
+    if "field_characters" in facts:
+        texts = item_texts(catalogue, int(facts["field_characters"]))
+        refuse_other_texts(vectors.embeddings, digest_of_texts(texts), facts)
     zero = (points_ND == 0).all(1).nonzero().flatten()
     # one alone is told apart from the others
     if len(zero) > 1 and vectors.zero_vectors == "refuse":
@@ -127,7 +137,7 @@ def _held_out_errors(points_ND: Tensor, settings: SidSettings) -> Generator[str,
         return {}
     order_N = permutation(derive_key(output.seed, "sid-held-out"), num).to(points_ND.device)
     fitted_ND, rest_ND = points_ND[order_N[left_out:]], points_ND[order_N[:left_out]]
-    quantiser = yield from fit(fitted_ND, settings, key=derive_key(output.seed, "sid"))
+    quantiser, _ = yield from fit(fitted_ND, settings, key=derive_key(output.seed, "sid"))
     mean_D = fitted_ND.mean(0)
     return {
         "held_out_items": left_out,
@@ -150,6 +160,7 @@ def _write(
     replace_bytes(folder / f"{catalogue.name}.codes.npy", buffer.getvalue())
     quantiser.save(folder / f"{catalogue.name}.codebooks.safetensors")
     replace_text(folder / f"{catalogue.name}.sid.json", json.dumps(report, indent=2) + "\n")
+    replace_text(folder / f"{catalogue.name}.sid.html", page(catalogue.name, report))
     catalogue_files.renew_samples(folder, catalogue, tokens)
     # last: whoever finds the index finds the rest
     catalogue_files.write_index(catalogue_files.index_file(folder, catalogue.name), tokens)
@@ -161,11 +172,12 @@ def _lines(folder: Path, catalogue: Catalogue, report: dict[str, Any]) -> Iterat
         yield f"level {level + 1}: {use['used']} of {use['codes']} codes used, perplexity {use['perplexity']:.1f}"
     if "held_out_items" in report:
         yield (
-            f"not explained: {report['held_out_unexplained_share']:.1%} of the spread of {report['held_out_items']} items "
-            f"that a fit left out, {report['fitted_unexplained_share']:.1%} of those it had"
+            f"not explained: {report['held_out_unexplained_share']:.1%} of the spread of {report['held_out_items']} "
+            f"items that a fit left out, {report['fitted_unexplained_share']:.1%} of those it had"
         )
     for levels, shared in report["neighbours_share"].items():
         chance = report["chance_share"][levels]
         first = "code" if levels == "1" else f"{levels} codes"
-        yield f"{shared:.1%} of the {report['neighbours']} nearest items share the first {first} ({chance:.2%} by chance)"
+        near = f"{shared:.1%} of the {report['neighbours']} nearest items"
+        yield f"{near} share the first {first} ({chance:.2%} by chance)"
     yield f"{catalogue_files.index_file(folder, catalogue.name)}: {report['items']:,} items, {report['tokens']} tokens"

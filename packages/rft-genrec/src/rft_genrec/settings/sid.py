@@ -68,8 +68,8 @@ class AutoencoderSettings:
     """Passes over all items."""
     vae_batch_size: int = field(default=1024, metadata={"minimum": 1})
     """Items of a step."""
-    vae_learning_rate: float = field(default=1e-3, metadata={"above": 0.0})
-    """Learning rate of AdamW, constant after 50 epochs of warm-up."""
+    vae_learning_rate: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Learning rate of AdamW, constant after 50 epochs of warm-up; 0 = 0.001 for rqvae, 0.0001 for rqkmeans_plus."""
     commitment: float = field(default=0.25, metadata={"minimum": 0.0})
     """Weight of the pull of the vectors towards their codes."""
     straight_through: StraightThrough = "sum"
