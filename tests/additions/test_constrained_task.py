@@ -1,4 +1,4 @@
-"""A task's constraint in every command: samples and beams, what the loss takes probabilities of, and what is refused."""
+"""A task's constraint in every command: samples and beams, probabilities in the loss, and what is refused."""
 
 from __future__ import annotations
 

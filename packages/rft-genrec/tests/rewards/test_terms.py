@@ -56,9 +56,7 @@ def test_prefix_takes_other_values() -> None:
 
 def test_semantic_is_the_cosine_and_the_best_of_items_that_share_an_id() -> None:
     embeddings = np.array([[1, 0], [0, 2], [3, 3], [0, 0]], dtype=np.float32)
-    assert semantic([[0], [1], [2], [0, 2], [3]], [1], embeddings) == pytest.approx(
-        [0.0, 1.0, 2**-0.5, 2**-0.5, 0.0]
-    )
+    assert semantic([[0], [1], [2], [0, 2], [3]], [1], embeddings) == pytest.approx([0.0, 1.0, 2**-0.5, 2**-0.5, 0.0])
 
 
 def test_collaborative_is_the_share_of_items_below() -> None:

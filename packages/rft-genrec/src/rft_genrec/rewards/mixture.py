@@ -57,7 +57,9 @@ class GroupReward:
             what = f"reward term {unknown[0]}" if unknown else "no reward term"
             raise _refusal(what, f"terms are {', '.join(TERMS)}", "rule=1,ranking=1")
         if "semantic" in self.weights and self.embeddings_ND is None:
-            raise _refusal("term semantic without embeddings", "it compares embeddings of items", "a file of embeddings")
+            raise _refusal(
+                "term semantic without embeddings", "it compares embeddings of items", "a file of embeddings"
+            )
         if "collaborative" in self.weights and self.scorer is None:
             what, why = "term collaborative without a scorer", "it ranks an item by a model of users and items"
             raise _refusal(what, why, "a scorer, or leave it out")
