@@ -83,7 +83,8 @@ def test_defaults_of_a_directory_let_nothing_else_through(do_sample: bool, width
     model = model_of("qwen2", do_sample=do_sample, **SAVED_DEFAULTS)
     found = found_by(model, num_beams=width, num_return_sequences=width, do_sample=do_sample)
     for sequences in found:
-        assert sequences and set(sequences) <= KNOWN
+        assert sequences
+        assert set(sequences) <= KNOWN
         assert len(sequences) == len(set(sequences)) <= min(width, len(KNOWN))
 
 

@@ -136,3 +136,14 @@ def test_a_tree_without_enough_candidates_pads_and_never_repeats():
     assert second.logprobs_PK[0, 2:].tolist() == [0.0, 0.0]
     assert second.beams.states_PK.tolist() == [[trie.state_of([1, 2]), trie.state_of([1, 3]), ROOT, ROOT]]
     assert bool(second.beams.are_done(trie).all())
+
+
+def test_logits_with_their_normaliser_are_log_probs() -> None:
+    trie = TokenTrie.of([[1, 3], [2, 3], [2, 4]])
+    logits = torch.randn(2, 1, 6, generator=torch.Generator().manual_seed(0))
+    given = expand(Beams.start(2), logits.log_softmax(-1), trie, 3)
+    found = expand(Beams.start(2), logits, trie, 3, log_normaliser_PK=logits.logsumexp(-1))
+    torch.testing.assert_close(found.beams.scores_PK, given.beams.scores_PK)
+    torch.testing.assert_close(found.logprobs_PK, given.logprobs_PK)
+    torch.testing.assert_close(found.log_mass_PK, given.log_mass_PK)
+    assert found.tokens_PK.tolist() == given.tokens_PK.tolist()

@@ -465,3 +465,13 @@ def test_top_k_one_draws_what_greedy_takes():
     token_ids, logprobs = greedy(logits)
     assert torch.equal(drawn[0], token_ids)
     torch.testing.assert_close(drawn[1], logprobs)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_the_normaliser_is_what_log_probs_lack(temperature: float) -> None:
+    logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
+    wanted = sampling.temperature_scaled_logprobs(logits, temperature)
+    found = logits / temperature - sampling.log_normaliser(logits, temperature)[:, None]
+    torch.testing.assert_close(found, wanted)
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        sampling.log_normaliser(logits, 0.0)

@@ -108,7 +108,7 @@ class SamplingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchedSamplingSettings(SamplingSettings):
-    """How completions are drawn or searched for, and how long texts may be (in tokens)."""
+    """Sampling or search of completions, and how long texts may be (in tokens)."""
 
     num_beams: int = field(default=0, metadata={"minimum": 0})
     """Best sequences of the constraint after each prompt, by beam search, in the place of samples; 0 = samples."""

@@ -32,7 +32,8 @@ def test_each_row_is_scored_against_its_own_target(catalogue: Path) -> None:
     assert [one and one["reward"] for one in found] == [pytest.approx(0.5 * 2**-0.5), pytest.approx(1.5), None]
     # the same history with another target, and the column as JSON
     [other, *_] = score([FIRST], [FIRST], extras=[json.dumps(extras[0])])
-    assert other is not None and other["parts"] == {"rule": 1.0, "semantic": pytest.approx(1.0)}
+    assert other is not None
+    assert other["parts"] == {"rule": 1.0, "semantic": pytest.approx(1.0)}
 
 
 def test_a_run_calls_it_and_an_invalid_response_stays_without_a_reward(catalogue: Path) -> None:

@@ -56,7 +56,7 @@ def test_values_and_gradients_are_those_of_the_masked_softmax(
         leaves = [one.clone().requires_grad_() for one in (hidden, weight, bias)]
         given = leaves[2] if with_bias else None
         if function is allowed_logprobs:
-            more: dict[str, Any] = {"bias": given, "with_entropy": True, "entropy_gradient": True, **options}
+            more: dict[str, Any] = {"bias": given, "entropy": "gradient", **options}
             logprobs, entropy = allowed_logprobs(leaves[0], leaves[1], targets, allowed, **more)
         else:
             logprobs, entropy = masked(leaves[0], leaves[1], given, targets, allowed, **options)
@@ -71,7 +71,7 @@ def test_values_and_gradients_are_those_of_the_masked_softmax(
 
 def test_a_token_without_a_choice_is_certain() -> None:
     hidden, weight, _, targets, allowed = case(torch.float32)
-    logprobs, entropy = allowed_logprobs(hidden, weight, targets, allowed, with_entropy=True)
+    logprobs, entropy = allowed_logprobs(hidden, weight, targets, allowed, entropy="value")
     assert entropy is not None
     assert logprobs[[0, 4]].tolist() == entropy[[0, 4]].tolist() == [0.0, 0.0]
 
@@ -79,7 +79,9 @@ def test_a_token_without_a_choice_is_certain() -> None:
 def test_the_entropy_has_a_gradient_only_where_it_is_asked_for() -> None:
     hidden, weight, _, targets, allowed = case(torch.float32)
     hidden.requires_grad_()
-    assert not (allowed_logprobs(hidden, weight, targets, allowed, with_entropy=True)[1]).requires_grad  # type: ignore[union-attr]
+    _, entropy = allowed_logprobs(hidden, weight, targets, allowed, entropy="value")
+    assert entropy is not None
+    assert not entropy.requires_grad
     assert allowed_logprobs(hidden, weight, targets, allowed)[1] is None
 
 

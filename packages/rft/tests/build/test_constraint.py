@@ -98,7 +98,7 @@ def test_what_makes_no_tree_is_refused(constraint: str, code: str, part: str) ->
         (with_setting("conversation", environment="calculator"), "constraint.unsupported", "leave --environment out"),
         (with_setting("sampling", generate_max_len=2), "constraint.too_long", "--generate_max_len 3"),
     ],
-    ids=["async", "environment", "length"],
+    ids=["environment", "length"],
 )
 def test_rollouts_that_take_no_tree_are_refused(settings: RlSettings, code: str, do: str) -> None:
     with pytest.raises(RftError) as caught:

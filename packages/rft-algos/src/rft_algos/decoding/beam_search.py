@@ -64,7 +64,15 @@ class Expansion:
     """[P, K'] log of the probability of all tokens that could have followed; 0 likewise."""
 
 
-def expand(beams: Beams, logprobs_PKV: Tensor, trie: TokenTrie, width: int, *, mass: Mass = "vocabulary") -> Expansion:
+def expand(
+    beams: Beams,
+    logprobs_PKV: Tensor,
+    trie: TokenTrie,
+    width: int,
+    *,
+    mass: Mass = "vocabulary",
+    log_normaliser_PK: Tensor | None = None,
+) -> Expansion:
     """Every beam with every token that may follow, the best `width` of each prompt.
 
     score' = score + log p(token), with p a share of the whole vocabulary or, with mass = "allowed", of what may
@@ -77,6 +85,7 @@ def expand(beams: Beams, logprobs_PKV: Tensor, trie: TokenTrie, width: int, *, m
         trie: the sequences.
         width: K', how many beams to keep, at least 1.
         mass: what scores are made of.
+        log_normaliser_PK: [P, K] what is to be subtracted from `logprobs_PKV`, which are logits then; None = nothing.
 
     Returns:
         The best beams and where they came from; no gradient.
@@ -84,7 +93,10 @@ def expand(beams: Beams, logprobs_PKV: Tensor, trie: TokenTrie, width: int, *, m
     if not width >= 1:
         refuse(f"width must be at least 1, it is {width}")
     tokens_PKC, children_PKC, there_PKC = trie.allowed(beams.states_PK)
-    found_PKC = logprobs_PKV.detach().gather(-1, tokens_PKC).masked_fill(~there_PKC, -torch.inf)
+    found_PKC = logprobs_PKV.detach().gather(-1, tokens_PKC)
+    if log_normaliser_PK is not None:
+        found_PKC = found_PKC - log_normaliser_PK.detach()[..., None]
+    found_PKC = found_PKC.masked_fill(~there_PKC, -torch.inf)
     log_mass_PK = found_PKC.logsumexp(-1)
     gained_PKC = found_PKC if mass == "vocabulary" else found_PKC - log_mass_PK[..., None]
     is_beam_PK = beams.scores_PK > -torch.inf  # where there is none, nothing that the model says counts, NaN included

@@ -52,6 +52,25 @@ def temperature_scaled_logprobs(logits_BV: Tensor, temperature: float | Tensor) 
     return torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
 
 
+def log_normaliser(logits_BV: Tensor, temperature: float) -> Tensor:
+    """Log of the sum of exp(logits / temperature): what a few log-probs of a row need of all the others.
+
+    A pass over the logits that writes nothing of their size, where `temperature_scaled_logprobs` writes them all.
+
+    Args:
+        logits_BV: [B, V], any floating type; -inf forbids a token.
+        temperature: positive.
+
+    Returns:
+        [B] in nats, float32 (float64 for float64 logits).
+    """
+    if not temperature > 0:
+        refuse(f"temperature must be positive, it is {temperature}; greedy() is for 0")
+    logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
+    chunks = [logits[rows] for rows in _row_chunks(logits)]
+    return torch.cat([(one if temperature == 1.0 else one / temperature).logsumexp(1) for one in chunks])
+
+
 def fire_temperatures(num_generated_B: Tensor, temperature: float, first_token_temperature: float) -> Tensor:
     """Temperature of each row's next token under FIRE: high for the first token, then as usual.
 
@@ -184,7 +203,7 @@ def draw_allowed(
     # greedy takes the largest whatever the temperature is; log-probs are then those at 1
     heat = temperature or 1.0
     logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
-    whole_B = torch.cat([(logits[rows] / heat).logsumexp(1) for rows in _row_chunks(logits)])
+    whole_B = log_normaliser(logits, heat)
     left_BC = (logits.gather(1, allowed_BC) / heat).masked_fill_(~there_BC, -math.inf)
     left_B1 = left_BC.logsumexp(1, keepdim=True)
     within_BC = left_BC - left_B1

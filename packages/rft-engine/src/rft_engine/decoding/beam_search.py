@@ -62,9 +62,15 @@ class BeamSearch:
         logits = model.prefill(cache, tokens_PL.to(device), torch.tensor(lengths, device=device), [1] * len(prompts))
         beams, history = Beams.start(len(prompts), device), _History.empty(len(prompts), device)
         while True:
-            logprobs_PKV = sampling.temperature_scaled_logprobs(logits, self.temperature)
-            logprobs_PKV = logprobs_PKV.view(*beams.scores_PK.shape, -1)
-            step = expand(beams, logprobs_PKV, self.trie, self.width, mass=self.mass)
+            # a sum over the vocabulary and a few logits of each row: nothing of the size of the logits is written
+            step = expand(
+                beams,
+                (logits if self.temperature == 1.0 else logits / self.temperature).view(*beams.scores_PK.shape, -1),
+                self.trie,
+                self.width,
+                mass=self.mass,
+                log_normaliser_PK=sampling.log_normaliser(logits, self.temperature).view_as(beams.scores_PK),
+            )
             history = history.after(step)
             if bool(step.beams.are_done(self.trie).all()):
                 return history.completions(step.beams, weight_version)

@@ -108,7 +108,7 @@ class ConstrainedLogitsProcessor:
 
 
 def walk(trie: TokenTrie, tokens_RN: Tensor) -> tuple[Tensor, Tensor]:
-    """Where rows of tokens lead in a tree; what comes behind the end of a sequence is not looked at.
+    """Return the states that rows of tokens lead to; tokens behind the end of a sequence are not read.
 
     Args:
         trie: the tree, on the device of the tokens.

@@ -112,4 +112,4 @@ def collaborative(group: Sequence[Sequence[int]], scores_N: NDArray[np.float32])
 
 def _normalised(rows_KD: NDArray[np.float32]) -> NDArray[np.float32]:
     lengths_K1 = np.linalg.norm(rows_KD, axis=1, keepdims=True)
-    return rows_KD / np.where(lengths_K1 == 0.0, 1.0, lengths_K1)
+    return (rows_KD / np.where(lengths_K1 == 0.0, 1.0, lengths_K1)).astype(np.float32)

@@ -10,13 +10,16 @@ after another, so that a row with a single token costs one entry whatever the wi
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from rft_core.packed_tokens import AllowedTokens
 from rft_models.layers.fast_linear import linear
+
+Entropy = Literal["none", "value", "gradient"]
+"""Whether entropies are computed, and whether gradients flow through them."""
 
 
 def allowed_logprobs(
@@ -28,8 +31,7 @@ def allowed_logprobs(
     bias: Tensor | None = None,
     temperature: float = 1.0,
     softcap: float | None = None,
-    with_entropy: bool = False,
-    entropy_gradient: bool = False,
+    entropy: Entropy = "none",
 ) -> tuple[Tensor, Tensor | None]:
     """Compute log p(target | allowed), equal to a softmax over the vocabulary with -inf for all other tokens.
 
@@ -41,8 +43,7 @@ def allowed_logprobs(
         bias: [V] or None.
         temperature: positive divisor of the logits.
         softcap: bound of the logits, c tanh(z / c); None = none.
-        with_entropy: also the entropy of the distribution over the allowed tokens, in nats.
-        entropy_gradient: let gradients flow through it.
+        entropy: also the entropy of the distribution over the allowed tokens, in nats: "value" or with "gradient".
 
     Returns:
         [R] log-probs and [R] entropies or None; float32, or float64 for float64 inputs.
@@ -64,11 +65,11 @@ def allowed_logprobs(
     sums_R = logits_E.new_zeros(num_rows).index_add(0, rows_E, shares_E)
     log_sums_R = sums_R.log() + largest_R
     target_R = logits_RU.gather(1, torch.searchsorted(used_U, targets_R)[:, None])[:, 0]
-    if not with_entropy:
+    if entropy == "none":
         return target_R - log_sums_R, None
     means_E = shares_E / sums_R[rows_E] * logits_E
     entropy_R = log_sums_R - logits_E.new_zeros(num_rows).index_add(0, rows_E, means_E)
-    return target_R - log_sums_R, entropy_R if entropy_gradient else entropy_R.detach()
+    return target_R - log_sums_R, entropy_R if entropy == "gradient" else entropy_R.detach()
 
 
 def _distinct(ids_E: Tensor) -> tuple[Tensor, Tensor]:

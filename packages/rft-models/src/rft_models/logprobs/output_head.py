@@ -118,8 +118,7 @@ class OutputHead:
             bias=bias,
             temperature=temperature,
             softcap=self.softcap,
-            with_entropy=with_entropy,
-            entropy_gradient=entropy_gradient,
+            entropy=("gradient" if entropy_gradient else "value") if with_entropy else "none",
         )
 
     def vocabulary_terms(

@@ -15,7 +15,7 @@ from rft_trainer.rollouts.constrained import within_tree
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """What was drawn of a sample."""
+    """New tokens of one sample, as `DrawnTokens`."""
 
     request: int
     token_ids: Sequence[int]

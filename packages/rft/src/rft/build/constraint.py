@@ -62,6 +62,7 @@ def group_advantages(settings: RlSettings) -> ComputeAdvantages | None:
 
 def weighted_beam_advantages(batch: RolloutBatch) -> Tensor:
     """Advantage [N] of each beam by its probability within its group, from the log-probs it was searched by."""
+    assert batch.behaviour_logprobs_T is not None
     zeros_N = torch.zeros_like(batch.rewards_N, dtype=torch.float64)
     logprobs_N = zeros_N.index_add(0, batch.segment_ids_T, batch.behaviour_logprobs_T.to(torch.float64))
     return probability_weighted(batch.rewards_N, batch.group_ids_N, logprobs_N)

@@ -16,17 +16,17 @@ DECIDES = _names("""
     async_deterministic aux_loss_coef balance_bias_rate balance_bias_rate_end beta bf16
     center_rewards_coefficient choice_options_key
     chosen_key ckpt_partial ckpt_weights_only code_memory code_seconds completion_key completions_key constraint
-    cpo_alpha critic_learning_rate desirable_weight discopop_tau dropout dual_clip dynamic_sampling
-    dynamic_sampling_rounds ema_decay enable_ema engine_fp8 engine_type entropy_coef entropy_target eps_clip
-    eps_clip_high eval_input_key eval_label_key eval_n eval_output_key eval_split eval_steps eval_temperature
-    f_alpha f_divergence family ffn_hidden_size filter_groups first_token_temperature format_tags fp16 freeze_prefix
-    freezing_actor_steps fuzzy_measure gamma generate_max_len heads_types heads_weights held_out_rows held_out_share
-    hidden_size high_entropy_token_ratio images_key init_kl_coef init_std input_key input_template
-    judge_max_new_tokens judge_model judge_pattern judge_range judge_url kl_estimator kl_horizon kl_target l2
-    l2_factors label_key label_smoothing labels_key lambd lambd_value ld_alpha learning_rate length_alpha
-    length_penalty length_range length_slack length_unit limit_mm_image_per_prompt load_in_4bit lora_alpha
-    lora_dropout lora_rank lora_type loss_agg_mode loss_type loss_weights lr_decay_ratio lr_decay_tokens lr_factors
-    lr_schedule lr_warmup_ratio lr_warmup_steps lr_warmup_tokens margin margin_key mask_documents
+    constraint_logprobs cpo_alpha critic_learning_rate desirable_weight discopop_tau dropout dual_clip
+    dynamic_sampling dynamic_sampling_rounds ema_decay enable_ema engine_fp8 engine_type entropy_coef entropy_target
+    eps_clip eps_clip_high eval_input_key eval_label_key eval_n eval_output_key eval_split eval_steps
+    eval_temperature f_alpha f_divergence family ffn_hidden_size filter_groups first_token_temperature format_tags
+    fp16 freeze_prefix freezing_actor_steps fuzzy_measure gamma generate_max_len group_source heads_types
+    heads_weights held_out_rows held_out_share hidden_size high_entropy_token_ratio images_key init_kl_coef init_std
+    input_key input_template judge_max_new_tokens judge_model judge_pattern judge_range judge_url kl_estimator
+    kl_horizon kl_target l2 l2_factors label_key label_smoothing labels_key lambd lambd_value ld_alpha learning_rate
+    length_alpha length_penalty length_range length_slack length_unit limit_mm_image_per_prompt load_in_4bit
+    lora_alpha lora_dropout lora_rank lora_type loss_agg_mode loss_type loss_weights lr_decay_ratio lr_decay_tokens
+    lr_factors lr_schedule lr_warmup_ratio lr_warmup_steps lr_warmup_tokens margin margin_key mask_documents
     mask_truncated_completions max_epochs max_eval_samples max_len max_logprob_gap max_norm max_norm_spike
     max_pixels max_rows_set_aside max_samples max_seq_len max_staleness max_steps max_turns min_improvement
     min_lr_ratio min_p min_pixels mixed_mm_data n_samples_per_prompt neftune_noise_alpha num_episodes num_experts

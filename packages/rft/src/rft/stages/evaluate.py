@@ -186,6 +186,9 @@ def _answered(
     tokenizer = tokenizer_with_images(settings.model, settings.images)
     environment = enter_environment(settings.conversation, tokenizer, opened)
     trie, metrics = constraint_of(settings, tokenizer), TaskMetrics.of(settings.data.eval_metrics)
+    if trie is not None and settings.sampling.num_beams > trie.num_sequences:
+        # all sequences that there are: rows are counted, by this number
+        settings = with_values(settings, {"num_beams": trie.num_sequences})
     prompts = _prompts(settings, tokenizer)
     if settings.output.eval_by:
         require_column(settings.output.eval_by, prompts)

@@ -47,7 +47,7 @@ def manifest_of(settings: EvalSettings, prompts: Sequence[Prompt], function: obj
     values = {key: value for key, value in flat(settings).items() if key not in _OF_THE_REPORT}
     return {
         "prompts": len(prompts),
-        "samples": settings.evaluation.eval_n,
+        "samples": settings.sampling.num_beams or settings.evaluation.eval_n,
         "data_sha256": digest.hexdigest(),
         "model_sha256": directory_content(settings.model.pretrain).digest,
         **({"reward_sha256": reward.digest} if reward is not None else {}),

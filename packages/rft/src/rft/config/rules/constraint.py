@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rft.config.rules.sourced_values import MakeProblem, Values
 from rft_core.errors import Problem
 
-_CUTS = {"top_p": lambda value: value < 1.0, "top_k": lambda value: value > 0, "min_p": lambda value: value > 0.0}
-"""Settings that leave out likely tokens, and where they do."""
+_CUTS = ("top_p", "top_k", "min_p")
+"""Settings that leave out tokens."""
 
 
 def constraint_problems(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
@@ -46,7 +46,9 @@ def _searched(search: str, values: Values, make_problem: MakeProblem) -> Iterato
 
 
 def _cutting(values: Values) -> list[str]:
-    return [name for name, cuts in _CUTS.items() if name in values and cuts(values[name])]
+    given = {name: values[name] for name in _CUTS if name in values}
+    # neutral are 1 for top-p, and 0 or below for the others
+    return [name for name, value in given.items() if (value < 1.0 if name == "top_p" else value > 0)]
 
 
 def _neutral(name: str) -> str:
