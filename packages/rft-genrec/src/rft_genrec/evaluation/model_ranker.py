@@ -60,12 +60,12 @@ class ModelRanker:
         self.trie = TokenTrie.of([list(tokens) for tokens in self._items])
         self._policy, self._device = policy, device
         self._engine: Any = None
-        self._max_len = 0
+        self._max_len, self._rows = 0, 0
         self._probe()
 
     def rank(self, histories: Sequence[Sequence[int]], k: int) -> list[RankedItems]:
         """Return the best k items of every history; items that share an ID have its score, the most popular first."""
-        found = self.rankings(histories, [str(number) for number in range(len(histories))], k)
+        found = self.rankings(histories, [str(number) for number in range(len(histories))], max(k, self._beams.num_beams))
         return [
             RankedItems(
                 tuple(ranking.items(k)),
@@ -153,7 +153,7 @@ class ModelRanker:
             if whole[: len(prompt) + len(own)] != [*prompt, *own]:
                 raise DataError(
                     code="genrec.joined_tokens",
-                    what=f"the tokenizer writes the ID of item {item} otherwise behind a prompt: {whole[len(prompt) :]}",
+                    what=f"behind a prompt the ID of item {item} has other tokens: {whole[len(prompt) :]}",
                     where=self._tokenizer.where,
                     why="the model would be searched for tokens that it was not trained to write",
                     do="--pretrain with a model that `rft-train genrec sft` has trained on this catalogue",

@@ -74,7 +74,7 @@ class BaselineSettings:
 
     baselines: str = "popularity,first_order,transitions,item_knn"
     """Baselines joined by commas: popularity, first_order (the last item alone), transitions (up to three steps,
-    decayed), item_knn (cosine of the people of two items), sasrec (trained on the spot, about a minute); empty = none."""
+    decayed), item_knn (cosine of the people of two items), sasrec (trained on the spot, a minute); empty = none."""
 
     fit_on: Literal["train", "valid", "train+valid"] = "train"
     """Samples that baselines, popularity and novelty are counted on."""
