@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
@@ -71,7 +72,7 @@ class SasRec(ScoredRanking):
         try:
             sizes = SasRecSizes(**json.loads((directory / _SIZES).read_text()))
             weights = load_file(directory / _WEIGHTS)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, SafetensorError) as error:
             raise _unusable(directory, f"cannot be read: {error}", f"{_SIZES} and {_WEIGHTS} are needed") from error
         if sizes.num_items != num_items:
             what = f"is a model of {sizes.num_items} items"

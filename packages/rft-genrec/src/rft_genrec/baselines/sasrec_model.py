@@ -75,7 +75,8 @@ class SasRecNetwork(nn.Module):
         self.items = nn.Parameter(torch.empty(sizes.num_items, sizes.hidden))
         self.positions = nn.Parameter(torch.empty(sizes.max_history + 1, sizes.hidden))
         self.item_bias = nn.Parameter(torch.empty(sizes.num_items))
-        self.blocks = nn.ModuleList([_Block(sizes, self.dropout) for _ in range(sizes.layers)])
+        with torch.random.fork_rng(devices=[]):  # torch's own initialization draws from the global generator
+            self.blocks = nn.ModuleList([_Block(sizes, self.dropout) for _ in range(sizes.layers)])
         self.norm = nn.LayerNorm(sizes.hidden)
         with torch.no_grad():
             for name, parameter in self.named_parameters():

@@ -65,7 +65,9 @@ class ModelRanker:
 
     def rank(self, histories: Sequence[Sequence[int]], k: int) -> list[RankedItems]:
         """Return the best k items of every history; items that share an ID have its score, the most popular first."""
-        found = self.rankings(histories, [str(number) for number in range(len(histories))], max(k, self._beams.num_beams))
+        found = self.rankings(
+            histories, [str(number) for number in range(len(histories))], max(k, self._beams.num_beams)
+        )
         return [
             RankedItems(
                 tuple(ranking.items(k)),
