@@ -36,3 +36,14 @@ def test_what_contradicts_is_refused(words: str, code: str) -> None:
 def test_what_agrees_is_taken() -> None:
     words = "--catalogue c --pretrain m --mix_with sasrec --sasrec dir --mix_weight 0.5"
     assert resolve("genrec-eval", words.split()).settings.mixture.mix_weight == 0.5
+
+
+@pytest.mark.parametrize(
+    ("devices", "words", "num"), [("0,1,2", "", 3), ("0,1", "--nproc 4", 4), ("1", "", 0), ("0,1", "--device cpu", 0)]
+)
+def test_there_is_a_rank_for_each_visible_device(
+    devices: str, words: str, num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+    given = ["--catalogue", "c", "--pretrain", "m", *words.split()]
+    assert resolve("genrec-eval", given).values["nproc"] == num

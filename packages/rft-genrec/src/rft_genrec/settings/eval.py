@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from rft.config.rules.sourced_values import SourcedValues
+from rft.config.spellings import Derived
+from rft.resolved import Origin
 from rft_core.errors import Problem
 from rft_dist.settings import LaunchSettings
 from rft_genrec.settings.catalogue import CatalogueSettings
@@ -155,3 +158,11 @@ def eval_rules(given: SourcedValues) -> Iterator[Problem]:
     if values["sasrec"] and "sasrec" not in baseline_names(f"{values['baselines']},{values['mix_with']}"):
         why = "SASRec is not among the baselines"
         yield given.make_problem("genrec.sasrec", ["sasrec", "baselines"], why, "--baselines popularity,sasrec")
+
+
+def ranks_of_devices(given: SourcedValues) -> Derived:
+    """Return a rank for each device of CUDA_VISIBLE_DEVICES, where several are listed and no number is given."""
+    devices = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    if given.values["nproc"] or given.values["device"] == "cpu" or len(devices) < 2 or not given.values["pretrain"]:
+        return Derived()
+    return Derived({"nproc": len(devices)}, Origin("derived", text=f"CUDA_VISIBLE_DEVICES = {','.join(devices)}"))
