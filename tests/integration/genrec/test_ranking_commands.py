@@ -78,7 +78,7 @@ def test_rankings_of_another_width_are_not_gone_on_from(folder: Path, capfd: pyt
     (output / "parts").mkdir(parents=True)
     (output / "parts" / "rank_0_of_1.jsonl").write_text('{"manifest": {"num_beams": 5}}\n')
     assert main(["genrec", "eval", *words_of(folder), "--num_beams", "6", "--output", str(output)]) != 0
-    assert "genrec.stale_part" in capfd.readouterr().err
+    assert "is of another evaluation" in capfd.readouterr().err
     assert not (output / "results.json").exists()
 
 

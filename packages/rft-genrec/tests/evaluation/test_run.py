@@ -107,10 +107,14 @@ def test_without_a_model_the_baselines_are_scored(ring: Path) -> None:
     assert len(found.samples) == 4
 
 
-def test_what_is_fitted_on_leaves_the_last_samples_out(ring: Path) -> None:
+def test_what_is_fitted_on_leaves_held_samples_out(ring: Path) -> None:
     dataset = read_dataset(ring)
     assert len(fitted_sequences(dataset, "valid")) == 15
-    assert len(fitted_sequences(dataset, "train+valid", last=5)) == 40
+    held = dataset.of("valid")[-5:]
+    assert len(fitted_sequences(dataset, "train+valid", held)) == 40
+    # the same samples in a copy of the split are left out too
+    twice = replace(dataset, samples={"train": dataset.of("valid"), "valid": dataset.of("valid")})
+    assert fitted_sequences(twice, "train", held) == fitted_sequences(dataset, "valid", held)
     with pytest.raises(DataError, match="no samples of the split train"):
         fitted_sequences(replace(dataset, samples={}), "train")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rft_algos.statistics import Interval
-from rft_genrec.evaluation.measures import LIST_PLACES
+from rft_genrec.evaluation.measures import LIST_PLACES, MethodScores
 from rft_genrec.evaluation.run import MODEL, RankingEvaluation
 from rft_genrec.settings.eval import GenrecEvalSettings
 
@@ -34,7 +34,7 @@ def page(found: RankingEvaluation, settings: GenrecEvalSettings) -> Iterator[str
         yield f"written: {settings.output.output}/results.json, predictions.jsonl"
 
 
-def _methods(found: RankingEvaluation) -> list[tuple[str, object]]:
+def _methods(found: RankingEvaluation) -> list[tuple[str, MethodScores]]:
     return list(found.methods.items())
 
 

@@ -133,12 +133,13 @@ def open_ranker(settings: GenrecEvalSettings, ids: SemanticIds, popularity: Item
     return ModelRanker(policy, builder, popularity, settings.beams, device)
 
 
-def fitted_sequences(dataset: Dataset, fit_on: str, last: int = 0) -> list[Sequence[int]]:
-    """Return what the samples of some splits reveal of each person; `last` samples of the last split are left out.
+def fitted_sequences(dataset: Dataset, fit_on: str, without: Sequence[Sample] = ()) -> list[Sequence[int]]:
+    """Return what the samples of some splits reveal of each person, those in `without` left out of every split.
 
     Raises:
         DataError: a split has no samples.
     """
+    held = {(sample.user, sample.history, sample.target) for sample in without}
     samples: list[Sample] = []
     for split in fit_on.split("+"):
         own = dataset.of("train" if split == "train" else "valid")
@@ -150,8 +151,8 @@ def fitted_sequences(dataset: Dataset, fit_on: str, last: int = 0) -> list[Seque
                 why="popularity and baselines are counted on them",
                 do="--fit_on valid" if split == "train" else "--fit_on train",
             )
-        samples += own
-    return list(user_sequences(samples[: len(samples) - last]).values())
+        samples += [sample for sample in own if (sample.user, sample.history, sample.target) not in held]
+    return list(user_sequences(samples).values())
 
 
 def write(found: RankingEvaluation, output: Path) -> None:
@@ -275,8 +276,7 @@ def _weight(settings: GenrecEvalSettings, ranker: ModelRanker, dataset: Dataset,
             do="--mix_weight 0.5",
         )
     held = valid[-min(settings.mixture.mix_samples, max(1, len(valid) // 2)) :]
-    sees_valid = "valid" in settings.baselines.fit_on
-    before = fitted_sequences(dataset, settings.baselines.fit_on, len(held) if sees_valid else 0)
+    before = fitted_sequences(dataset, settings.baselines.fit_on, held)
     counter = fitted(name, before, len(dataset.catalogue), seed=settings.output.seed)
     return chosen_weight(_of_model(ranker, held, machine.collectives, None), held, counter)
 
