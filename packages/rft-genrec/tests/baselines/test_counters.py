@@ -10,7 +10,7 @@ import pytest
 
 from rft_algos.evaluation.ranking import hit_at_k, ndcg_at_k, rank_of
 from rft_genrec.baselines.counters import ItemNeighbours, Popularity, Transitions
-from rft_genrec.baselines.recommender import ItemScorer
+from rft_genrec.baselines.recommender import CatalogueScorer
 from rft_genrec.catalogue.minionerec_files import read_dataset
 from rft_genrec.catalogue.records import user_sequences
 
@@ -36,7 +36,7 @@ def test_steps_are_weighted_by_distance_and_items_by_age() -> None:
 
 
 def test_a_history_without_an_item_ranks_by_popularity() -> None:
-    counters: list[ItemScorer] = [Transitions(SEQUENCES, 5), ItemNeighbours(SEQUENCES, 5)]
+    counters: list[CatalogueScorer] = [Transitions(SEQUENCES, 5), ItemNeighbours(SEQUENCES, 5)]
     for counter in counters:
         assert counter.rank([[]], 5)[0].items == Popularity(SEQUENCES, 5).rank([[]], 5)[0].items
         assert (counter.scores([[], [0]]) > 0).all()

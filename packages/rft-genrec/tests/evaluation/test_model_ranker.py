@@ -12,7 +12,7 @@ from rft_genrec.baselines.counters import Popularity
 from rft_genrec.catalogue.minionerec_files import read_dataset
 from rft_genrec.catalogue.records import SemanticIds
 from rft_genrec.evaluation.model_ranker import ModelRanker, model_directory
-from rft_genrec.evaluation.run import open_ranker
+from rft_genrec.evaluation.ranking_evaluation import open_ranker
 from rft_genrec.prompts.builder import PromptBuilder
 from rft_genrec.settings.catalogue import CatalogueSettings
 from rft_genrec.settings.eval import BeamSettings, GenrecEvalSettings, RankedModelSettings

@@ -10,8 +10,8 @@ import pytest
 
 from rft_core.errors import DataError, OptionsError
 from rft_genrec.serving.batch import recommend_file
+from rft_genrec.serving.recommendation_server import serving
 from rft_genrec.serving.recommendations import Recommendations
-from rft_genrec.serving.server import serving
 from rft_genrec.settings.eval import BeamSettings
 from rft_genrec.settings.recommend import RecommendationServingSettings, RecommendationSettings
 

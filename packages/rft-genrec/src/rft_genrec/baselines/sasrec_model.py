@@ -27,7 +27,7 @@ class SasRecSizes:
     dropout: float = 0.3
 
 
-class KeyedDropout:
+class GeneratorDropout:
     """Dropout whose masks are drawn by a generator of its own; off without one."""
 
     def __init__(self, share: float) -> None:
@@ -43,7 +43,7 @@ class KeyedDropout:
 
 
 class _Block(nn.Module):
-    def __init__(self, sizes: SasRecSizes, dropout: KeyedDropout) -> None:
+    def __init__(self, sizes: SasRecSizes, dropout: GeneratorDropout) -> None:
         super().__init__()
         width = sizes.hidden
         self.heads, self.dropout = sizes.heads, dropout
@@ -70,7 +70,7 @@ class SasRecNetwork(nn.Module):
     def __init__(self, sizes: SasRecSizes, seed: int) -> None:
         super().__init__()
         self.sizes = sizes
-        self.dropout = KeyedDropout(sizes.dropout)
+        self.dropout = GeneratorDropout(sizes.dropout)
         self.start = nn.Parameter(torch.empty(sizes.hidden))
         self.items = nn.Parameter(torch.empty(sizes.num_items, sizes.hidden))
         self.positions = nn.Parameter(torch.empty(sizes.max_history + 1, sizes.hidden))

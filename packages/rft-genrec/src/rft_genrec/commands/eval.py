@@ -1,4 +1,4 @@
-"""`rft-train genrec eval`."""
+"""The record of `rft-train genrec eval`."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ EVAL = Command(
     settings="rft_genrec.settings.eval:GenrecEvalSettings",
     rules="rft_genrec.settings.eval:eval_rules",
     derive="rft_genrec.settings.eval:ranks_of_devices",
-    act="rft_genrec.evaluation.run:lines",
+    act="rft_genrec.evaluation.page:lines",
 )

@@ -1,4 +1,4 @@
-"""`rft-train genrec recommend`."""
+"""The record of `rft-train genrec recommend`."""
 
 from __future__ import annotations
 

@@ -9,14 +9,23 @@ from typing import Any
 from rft_genrec.serving.batch import recommend_file
 from rft_genrec.serving.recommendations import Recommendations
 from rft_genrec.settings.recommend import GenrecRecommendSettings
+from rft_models.families.custom import load_model_code
 
 
 def lines(resolved: Any) -> Iterator[str]:
     """Recommend what the settings ask, and yield the lines that are shown."""
     settings: GenrecRecommendSettings = resolved.settings
     model = settings.model
+    load_model_code(model.model_code)
+    place = settings.catalogue
     shop = Recommendations.open(
-        model.pretrain, settings.catalogue, beams=settings.beams, device=model.device, bf16=model.bf16
+        model.pretrain,
+        place.catalogue,
+        sid_index_path=place.sid_index_path,
+        item_meta_path=place.item_meta_path,
+        beams=settings.beams,
+        device=model.device,
+        bf16=model.bf16,
     )
     yield f"{shop.catalogue.name}: {len(shop.catalogue)} items, {settings.beams.num_beams} beams"
     if settings.serving.serve:
@@ -41,7 +50,7 @@ def lines(resolved: Any) -> Iterator[str]:
 
 def _served(shop: Recommendations, settings: GenrecRecommendSettings) -> Iterator[str]:
     from rft.serving.server import until_stopped
-    from rft_genrec.serving.server import serving
+    from rft_genrec.serving.recommendation_server import serving
 
     with until_stopped() as stopped, serving(shop, settings.serving, settings.recommendation) as server:
         yield f'serving   {server.url}: POST {{"history": [3, 14], "k": 5}}'

@@ -68,8 +68,10 @@ class Recommendations:
     def open(
         cls,
         model: str | Path,
-        catalogue: str | Path | CatalogueSettings,
+        catalogue: str | Path,
         *,
+        sid_index_path: str = "",
+        item_meta_path: str = "",
         beams: BeamSettings | None = None,
         device: str = "auto",
         bf16: bool = False,
@@ -80,7 +82,9 @@ class Recommendations:
             DataError: the model was trained on other IDs, or the catalogue cannot be read.
             OptionsError: no such model.
         """
-        place = catalogue if isinstance(catalogue, CatalogueSettings) else CatalogueSettings(catalogue=str(catalogue))
+        place = CatalogueSettings(
+            catalogue=str(catalogue), sid_index_path=sid_index_path, item_meta_path=item_meta_path
+        )
         beams = beams or BeamSettings()
         dataset, ids = chosen_dataset(place)
         directory = model_directory(str(model))

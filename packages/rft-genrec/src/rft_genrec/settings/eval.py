@@ -102,7 +102,7 @@ class MixtureSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RankingOutputSettings(SeedSettings):
-    """Where results go."""
+    """The place of the results, and the seed."""
 
     output: str = ""
     """Directory for results.json and predictions.jsonl; a start that was cut short goes on from what is there. Empty =

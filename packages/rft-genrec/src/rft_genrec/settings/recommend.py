@@ -22,7 +22,7 @@ class ServedRecommenderSettings(WeightsSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class RecommendationSettings:
-    """What is recommended to whom."""
+    """Histories, and how many items are recommended."""
 
     histories: str = ""
     """File of histories, one JSON object a line: {"user": ..., "history": [3, 14]}; items are numbers of the catalogue,

@@ -45,7 +45,7 @@ class _Shop:
         ]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Close nothing: the model is its owner's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,9 @@ from rft_core.errors import DataError
 from rft_dist.collectives import SingleProcess
 from rft_dist.launch.environment import ranks_from_environment
 from rft_genrec.catalogue.minionerec_files import read_dataset
-from rft_genrec.evaluation import run
 from rft_genrec.evaluation.model_ranker import ModelRanker
 from rft_genrec.evaluation.page import page
-from rft_genrec.evaluation.run import evaluate, fitted_sequences
+from rft_genrec.evaluation.ranking_evaluation import evaluate, fitted_sequences
 from rft_genrec.settings.catalogue import CatalogueSettings
 from rft_genrec.settings.eval import (
     BaselineSettings,
@@ -122,4 +121,4 @@ def test_what_is_fitted_on_leaves_held_samples_out(ring: Path) -> None:
 def test_a_weight_needs_samples_that_are_not_scored(ring: Path, ring_model: Path, tmp_path: Path) -> None:
     settings = settings_of(ring, ring_model, tmp_path / "out")
     with pytest.raises(DataError, match="split = valid"):
-        run.evaluate(replace(settings, rows=RankedRowsSettings(split="valid", bootstrap_draws=10)), machine())
+        evaluate(replace(settings, rows=RankedRowsSettings(split="valid", bootstrap_draws=10)), machine())

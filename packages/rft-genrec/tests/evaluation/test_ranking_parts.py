@@ -8,7 +8,7 @@ import pytest
 
 from rft_core.errors import DataError
 from rft_dist.collectives import SingleProcess
-from rft_genrec.evaluation.parts import Parts, append, merged
+from rft_genrec.evaluation.ranking_parts import Parts, append, merged
 from rft_genrec.evaluation.rankings import Ranking
 
 MANIFEST = {"model": "m", "num_beams": 5}

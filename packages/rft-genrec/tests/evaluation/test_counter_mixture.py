@@ -10,8 +10,8 @@ import pytest
 
 from rft_genrec.baselines.recommender import ScoredRanking, Scores
 from rft_genrec.catalogue.records import Sample
+from rft_genrec.evaluation.counter_mixture import chosen_weight, mixed, verdict
 from rft_genrec.evaluation.measures import Truth, measure
-from rft_genrec.evaluation.mixture import chosen_weight, mixed, verdict
 from rft_genrec.evaluation.rankings import Ranking
 
 SHARES = [0.05, 0.1, 0.25, 0.6]
