@@ -1,1 +1,1 @@
-"""Estimates and tests of an evaluation: the vote of several answers, two models in pairs. Imports no other room."""
+"""Estimates and tests of an evaluation: votes, two models in pairs, ranked lists, resamples. Imports `statistics`."""

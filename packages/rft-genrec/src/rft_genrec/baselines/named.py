@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 
 from rft_genrec.baselines.counters import ItemNeighbours, Popularity, Transitions
-from rft_genrec.baselines.recommender import ItemScorer
+from rft_genrec.baselines.recommender import CatalogueScorer
 from rft_genrec.baselines.sasrec import SasRec, train_sasrec
 from rft_genrec.baselines.sasrec_model import SasRecSizes
 
 Sequences = Sequence[Sequence[int]]
 
-COUNTERS: Mapping[str, Callable[[Sequences, int], ItemScorer]] = {
+COUNTERS: Mapping[str, Callable[[Sequences, int], CatalogueScorer]] = {
     "popularity": Popularity,
     "first_order": partial(Transitions, num_steps=1, decay=0.0),
     "transitions": Transitions,
@@ -23,7 +23,7 @@ COUNTERS: Mapping[str, Callable[[Sequences, int], ItemScorer]] = {
 SASREC = "sasrec"
 
 
-def fitted(name: str, sequences: Sequences, num_items: int, *, seed: int, sasrec: str = "") -> ItemScorer:
+def fitted(name: str, sequences: Sequences, num_items: int, *, seed: int, sasrec: str = "") -> CatalogueScorer:
     """Return the baseline of a name of `rft_genrec.settings.eval.BASELINES`, made from sequences.
 
     `sasrec` is the directory of a SASRec: it is read where it is there, else trained and written; empty = trained.

@@ -1,7 +1,8 @@
-"""What every recommender can do: rank items for histories."""
+"""Protocols of recommenders, which rank items for histories."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,7 +36,7 @@ class Recommender(Protocol):
         ...
 
 
-class ItemScorer(Recommender, Protocol):
+class CatalogueScorer(Recommender, Protocol):
     """Gives every item of the catalogue a positive score for a history."""
 
     num_items: int
@@ -45,14 +46,14 @@ class ItemScorer(Recommender, Protocol):
         ...
 
 
-class ScoredRanking:
+class ScoredRanking(ABC):
     """`rank` and `score` of a recommender that has `scores`."""
 
     num_items: int
 
+    @abstractmethod
     def scores(self, histories: Sequence[Sequence[int]]) -> Scores:
         """Return [H, N] scores above 0; the recommender defines them."""
-        raise NotImplementedError
 
     def rank(self, histories: Sequence[Sequence[int]], k: int) -> list[RankedItems]:
         """Return the best k items of every history; of equal scores the lower item number first."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
@@ -26,7 +27,7 @@ _SIZES, _WEIGHTS = "sasrec.json", "sasrec.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SasRecTraining:
-    """How it is trained."""
+    """Settings of the training of SASRec."""
 
     epochs: int = 40
     patience: int = 4
@@ -71,7 +72,7 @@ class SasRec(ScoredRanking):
         try:
             sizes = SasRecSizes(**json.loads((directory / _SIZES).read_text()))
             weights = load_file(directory / _WEIGHTS)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, SafetensorError) as error:
             raise _unusable(directory, f"cannot be read: {error}", f"{_SIZES} and {_WEIGHTS} are needed") from error
         if sizes.num_items != num_items:
             what = f"is a model of {sizes.num_items} items"
@@ -102,11 +103,11 @@ def train_sasrec(
         OptionsError: no person has two items.
     """
     training = training or SasRecTraining()
-    fitted, held = _held_out(sequences, training.held_out_share, seed)
+    fitted, left_out = _held_out(sequences, training.held_out_share, seed)
     windows = [window for sequence in fitted for window in _windows(sequence, sizes.max_history + 1)]
     if not windows:
         raise OptionsError(
-            code="genrec.no_sequences",
+            code="genrec.nothing_to_learn",
             what=f"none of {len(sequences)} sequences has two items",
             where="SASRec",
             why="it learns which item comes behind which",
@@ -119,7 +120,7 @@ def train_sasrec(
     best, best_weights, since = -1.0, network.state_dict(), 0
     for epoch in range(training.epochs):
         loss = _epoch(network, optimizer, windows, training, derive_key(seed, "sasrec_epoch", epoch))
-        found = held_out_ndcg(SasRec(network), held)
+        found = held_out_ndcg(SasRec(network), left_out)
         if report is not None:
             report(epoch, loss, found)
         since += 1
@@ -132,16 +133,16 @@ def train_sasrec(
     return SasRec(network)
 
 
-def held_out_ndcg(model: SasRec, held: Sequence[tuple[Sequence[int], int]]) -> float:
+def held_out_ndcg(model: SasRec, left_out: Sequence[tuple[Sequence[int], int]]) -> float:
     """Return the NDCG@10 of (history, next item) pairs; 0 of none."""
     total = 0.0
-    for start in range(0, len(held), 512):
-        part = held[start : start + 512]
+    for start in range(0, len(left_out), 512):
+        part = left_out[start : start + 512]
         scores_HN = model.scores([history for history, _ in part])
         targets = np.array([target for _, target in part])
         own = scores_HN[np.arange(len(part)), targets]
         total += sum(ndcg_at_k(int(rank), k=10) for rank in (scores_HN > own[:, None]).sum(1))
-    return total / len(held) if held else 0.0
+    return total / len(left_out) if left_out else 0.0
 
 
 def _epoch(
@@ -174,14 +175,14 @@ def _held_out(
     num = max(1, round(share * len(sequences))) if share else 0
     chosen = set(permutation(derive_key(seed, "sasrec_held_out"), len(sequences))[:num].tolist())
     fitted: list[Sequence[int]] = []
-    held: list[tuple[Sequence[int], int]] = []
+    left_out: list[tuple[Sequence[int], int]] = []
     for number, sequence in enumerate(sequences):
         if number in chosen and len(sequence) > 1:
             fitted.append(sequence[:-1])
-            held.append((sequence[:-1], sequence[-1]))
+            left_out.append((sequence[:-1], sequence[-1]))
         else:
             fitted.append(sequence)
-    return fitted, held
+    return fitted, left_out
 
 
 def _windows(sequence: Sequence[int], length: int) -> list[Sequence[int]]:

@@ -27,7 +27,7 @@ class SasRecSizes:
     dropout: float = 0.3
 
 
-class KeyedDropout:
+class GeneratorDropout:
     """Dropout whose masks are drawn by a generator of its own; off without one."""
 
     def __init__(self, share: float) -> None:
@@ -43,7 +43,7 @@ class KeyedDropout:
 
 
 class _Block(nn.Module):
-    def __init__(self, sizes: SasRecSizes, dropout: KeyedDropout) -> None:
+    def __init__(self, sizes: SasRecSizes, dropout: GeneratorDropout) -> None:
         super().__init__()
         width = sizes.hidden
         self.heads, self.dropout = sizes.heads, dropout
@@ -70,12 +70,13 @@ class SasRecNetwork(nn.Module):
     def __init__(self, sizes: SasRecSizes, seed: int) -> None:
         super().__init__()
         self.sizes = sizes
-        self.dropout = KeyedDropout(sizes.dropout)
+        self.dropout = GeneratorDropout(sizes.dropout)
         self.start = nn.Parameter(torch.empty(sizes.hidden))
         self.items = nn.Parameter(torch.empty(sizes.num_items, sizes.hidden))
         self.positions = nn.Parameter(torch.empty(sizes.max_history + 1, sizes.hidden))
         self.item_bias = nn.Parameter(torch.empty(sizes.num_items))
-        self.blocks = nn.ModuleList([_Block(sizes, self.dropout) for _ in range(sizes.layers)])
+        with torch.random.fork_rng(devices=[]):  # torch's own initialization draws from the global generator
+            self.blocks = nn.ModuleList([_Block(sizes, self.dropout) for _ in range(sizes.layers)])
         self.norm = nn.LayerNorm(sizes.hidden)
         with torch.no_grad():
             for name, parameter in self.named_parameters():

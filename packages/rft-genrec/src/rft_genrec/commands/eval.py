@@ -1,4 +1,4 @@
-"""`rft-train genrec eval`."""
+"""The record of `rft-train genrec eval`."""
 
 from __future__ import annotations
 
@@ -9,5 +9,6 @@ EVAL = Command(
     summary="score a recommender and baselines by the next items of a split",
     settings="rft_genrec.settings.eval:GenrecEvalSettings",
     rules="rft_genrec.settings.eval:eval_rules",
-    act="rft_genrec.evaluation.run:lines",
+    derive="rft_genrec.settings.eval:ranks_of_devices",
+    act="rft_genrec.evaluation.page:lines",
 )

@@ -21,7 +21,7 @@ LIST_PLACES = 10
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What rankings are measured against."""
+    """Samples and counts that rankings are measured against."""
 
     samples: Sequence[Sample]
     ids: SemanticIds | None
@@ -32,7 +32,7 @@ class Truth:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRankings:
     """Measures of one method."""
 
     columns: dict[str, list[float]]
@@ -53,7 +53,7 @@ class MethodScores:
         return {name: asdict(one) for name, one in self.intervals.items()} | self.lists
 
 
-def measure(rankings: Sequence[Ranking], truth: Truth, ks: Sequence[int]) -> Measured:
+def measure(rankings: Sequence[Ranking], truth: Truth, ks: Sequence[int]) -> MeasuredRankings:
     """Measure rankings, which are those of the samples in their order.
 
     A place that n items share counts 1 / n for an item, and 1 for its ID.
@@ -72,10 +72,10 @@ def measure(rankings: Sequence[Ranking], truth: Truth, ks: Sequence[int]) -> Mea
             columns[f"NDCG@{k}"].append(ndcg_at_k(place, k=k, num_sharing=sharing))
             columns[f"id HR@{k}"].append(hit_at_k(by_id, k=k))
             columns[f"id NDCG@{k}"].append(ndcg_at_k(by_id, k=k))
-    return Measured(columns, _lists(rankings, truth))
+    return MeasuredRankings(columns, _lists(rankings, truth))
 
 
-def scored(measured: Mapping[str, Measured], *, seed: int, num_draws: int) -> dict[str, MethodScores]:
+def scored(measured: Mapping[str, MeasuredRankings], *, seed: int, num_draws: int) -> dict[str, MethodScores]:
     """Return the intervals of all methods, from the same resamples of the rows."""
     names = [(method, name) for method, one in measured.items() for name in one.columns]
     columns = [measured[method].columns[name] for method, name in names]
@@ -86,7 +86,7 @@ def scored(measured: Mapping[str, Measured], *, seed: int, num_draws: int) -> di
     return {method: MethodScores(intervals[method], one.lists) for method, one in measured.items()}
 
 
-def difference(after: Measured, before: Measured, name: str, *, seed: int, num_draws: int) -> Interval:
+def difference(after: MeasuredRankings, before: MeasuredRankings, name: str, *, seed: int, num_draws: int) -> Interval:
     """Return the paired interval of a measure of one method over that of another."""
     pairs = [a - b for a, b in zip(after.columns[name], before.columns[name], strict=True)]
     return bootstrap_intervals([pairs], key=derive_key(seed, "ranking_bootstrap"), num_draws=num_draws)[0]

@@ -11,7 +11,7 @@ import torch
 from rft.build.engines import native_engine
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import DataError, OptionsError
-from rft_genrec.baselines.recommender import ItemScorer, RankedItems, check_histories
+from rft_genrec.baselines.recommender import CatalogueScorer, RankedItems, check_histories
 from rft_genrec.evaluation.rankings import Ranking
 from rft_genrec.prompts.builder import PromptBuilder
 from rft_genrec.settings.eval import BeamSettings
@@ -33,7 +33,7 @@ class ModelRanker:
         self,
         policy: CausalPolicy,
         builder: PromptBuilder,
-        popularity: ItemScorer,
+        popularity: CatalogueScorer,
         beams: BeamSettings,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -60,12 +60,14 @@ class ModelRanker:
         self.trie = TokenTrie.of([list(tokens) for tokens in self._items])
         self._policy, self._device = policy, device
         self._engine: Any = None
-        self._max_len = 0
+        self._max_len, self._rows = 0, 0
         self._probe()
 
     def rank(self, histories: Sequence[Sequence[int]], k: int) -> list[RankedItems]:
         """Return the best k items of every history; items that share an ID have its score, the most popular first."""
-        found = self.rankings(histories, [str(number) for number in range(len(histories))], k)
+        found = self.rankings(
+            histories, [str(number) for number in range(len(histories))], max(k, self._beams.num_beams)
+        )
         return [
             RankedItems(
                 tuple(ranking.items(k)),
@@ -143,17 +145,17 @@ class ModelRanker:
         """Refuse a tokenizer that writes an ID behind a prompt otherwise than alone, as merges across would."""
         if self._builder.template == "chat":
             return
-        alone = dict(zip(range(len(self._builder.ids)), self._builder.ids.tokens_by_item, strict=True))
-        for item in list(alone)[:_PROBED]:
+        tokens_by_item = dict(zip(range(len(self._builder.ids)), self._builder.ids.tokens_by_item, strict=True))
+        for item in list(tokens_by_item)[:_PROBED]:
             prompt = self._builder.token_ids(self._tokenizer, [item])
-            whole = self._tokenizer.encode(
+            together = self._tokenizer.encode(
                 self._builder.prompt([item]) + self._builder.response(item), add_special_tokens=True
             )
-            own = token_ids_of(self._tokenizer, alone[item])
-            if whole[: len(prompt) + len(own)] != [*prompt, *own]:
+            own = token_ids_of(self._tokenizer, tokens_by_item[item])
+            if together[: len(prompt) + len(own)] != [*prompt, *own]:
                 raise DataError(
                     code="genrec.joined_tokens",
-                    what=f"the tokenizer writes the ID of item {item} otherwise behind a prompt: {whole[len(prompt) :]}",
+                    what=f"behind a prompt the ID of item {item} has other tokens: {together[len(prompt) :]}",
                     where=self._tokenizer.where,
                     why="the model would be searched for tokens that it was not trained to write",
                     do="--pretrain with a model that `rft-train genrec sft` has trained on this catalogue",
@@ -189,7 +191,7 @@ def model_directory(pretrain: str) -> Path:
     path = Path(pretrain).expanduser()
     if not path.is_dir():
         raise OptionsError(
-            code="genrec.no_model",
+            code="genrec.model_place",
             what=f"{path} is not a directory",
             where="--pretrain",
             why="a model that was trained on IDs lies in a directory with its tokenizer and genrec.json",

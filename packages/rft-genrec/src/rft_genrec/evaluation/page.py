@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from rft.process.machine import open_machine
 from rft_algos.statistics import Interval
-from rft_genrec.evaluation.measures import LIST_PLACES
-from rft_genrec.evaluation.run import MODEL, RankingEvaluation
+from rft_genrec.evaluation.measures import LIST_PLACES, MethodScores
+from rft_genrec.evaluation.ranking_evaluation import MODEL, RankingEvaluation, evaluate
 from rft_genrec.settings.eval import GenrecEvalSettings
+
+
+def lines(resolved: Any) -> Iterator[str]:
+    """Evaluate what settings ask, and yield the lines that are shown; ranks behind the first show none."""
+    settings: GenrecEvalSettings = resolved.settings
+    with open_machine(settings.model.device) as machine:
+        found = evaluate(settings, machine)
+        if machine.is_first:
+            yield from page(found, settings)
 
 
 def page(found: RankingEvaluation, settings: GenrecEvalSettings) -> Iterator[str]:
@@ -34,7 +45,7 @@ def page(found: RankingEvaluation, settings: GenrecEvalSettings) -> Iterator[str
         yield f"written: {settings.output.output}/results.json, predictions.jsonl"
 
 
-def _methods(found: RankingEvaluation) -> list[tuple[str, object]]:
+def _methods(found: RankingEvaluation) -> list[tuple[str, MethodScores]]:
     return list(found.methods.items())
 
 

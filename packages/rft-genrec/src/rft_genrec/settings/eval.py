@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from rft.config.rules.sourced_values import SourcedValues
+from rft.config.spellings import Derived
+from rft.resolved import Origin
 from rft_core.errors import Problem
 from rft_dist.settings import LaunchSettings
 from rft_genrec.settings.catalogue import CatalogueSettings
@@ -74,7 +77,7 @@ class BaselineSettings:
 
     baselines: str = "popularity,first_order,transitions,item_knn"
     """Baselines joined by commas: popularity, first_order (the last item alone), transitions (up to three steps,
-    decayed), item_knn (cosine of the people of two items), sasrec (trained on the spot, about a minute); empty = none."""
+    decayed), item_knn (cosine of the people of two items), sasrec (trained on the spot, a minute); empty = none."""
 
     fit_on: Literal["train", "valid", "train+valid"] = "train"
     """Samples that baselines, popularity and novelty are counted on."""
@@ -99,7 +102,7 @@ class MixtureSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RankingOutputSettings(SeedSettings):
-    """Where results go."""
+    """The place of the results, and the seed."""
 
     output: str = ""
     """Directory for results.json and predictions.jsonl; a start that was cut short goes on from what is there. Empty =
@@ -155,3 +158,11 @@ def eval_rules(given: SourcedValues) -> Iterator[Problem]:
     if values["sasrec"] and "sasrec" not in baseline_names(f"{values['baselines']},{values['mix_with']}"):
         why = "SASRec is not among the baselines"
         yield given.make_problem("genrec.sasrec", ["sasrec", "baselines"], why, "--baselines popularity,sasrec")
+
+
+def ranks_of_devices(given: SourcedValues) -> Derived:
+    """Return a rank for each device of CUDA_VISIBLE_DEVICES, where several are listed and no number is given."""
+    devices = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    if given.values["nproc"] or given.values["device"] == "cpu" or len(devices) < 2 or not given.values["pretrain"]:
+        return Derived()
+    return Derived({"nproc": len(devices)}, Origin("derived", text=f"CUDA_VISIBLE_DEVICES = {','.join(devices)}"))

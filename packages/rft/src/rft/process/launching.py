@@ -104,7 +104,9 @@ def _compare_with_launcher(resolved: Resolved[Any], nproc: int) -> None:
 
 
 def _log_folder(resolved: Resolved[Any], run: Path | None) -> Path:
-    path = run or (Path(resolved.values["save_path"]).expanduser() if resolved.values["save_path"] else None)
+    # a command that trains nothing has no run; it may have an output
+    place = resolved.values.get("save_path") or resolved.values.get("output")
+    path = run or (Path(place).expanduser() if place else None)
     return path / "logs" if path else RUNS / ".ranks" / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{os.getpid()}"
 
 

@@ -52,12 +52,12 @@ def make_application(queue: ScoringQueue, options: ApplicationOptions) -> FastAP
 
     async def score(request: Request) -> Response:
         try:
-            _check_caller(request, options)
-            body = await _body(request, options)
+            check_caller(request, options)
+            body = await read_body(request, options)
             asked = read_request(
                 body, most=options.max_responses, needed=options.columns, trial_columns=options.trial_columns
             )
-            scores = await _scores(request, queue, asked.items) if asked.items else []
+            scores = await queued_scores(request, queue, asked.items) if asked.items else []
         except BadRequest as problem:
             headers = _RETRY_AFTER if problem.code == 503 else None
             return JSONResponse({"error": problem.detail}, problem.code, headers)
@@ -92,8 +92,8 @@ def make_application(queue: ScoringQueue, options: ApplicationOptions) -> FastAP
     return application
 
 
-def _check_caller(request: Request, options: ApplicationOptions) -> None:
-    """Refuse requests without the token, and those that a page of the web makes a browser send to this machine."""
+def check_caller(request: Request, options: ApplicationOptions) -> None:
+    """Raise `BadRequest` without the token, and where a page of the web makes a browser ask this machine."""
     if options.token:
         given = request.headers.get("Authorization", "").encode()
         if not hmac.compare_digest(given, f"Bearer {options.token}".encode()):
@@ -107,8 +107,8 @@ def _check_caller(request: Request, options: ApplicationOptions) -> None:
         raise BadRequest(415, f"the content type is {kind[:80]!r}; application/json is expected")
 
 
-async def _body(request: Request, options: ApplicationOptions) -> bytes:
-    """Read the body as far as it is allowed to go."""
+async def read_body(request: Request, options: ApplicationOptions) -> bytes:
+    """Return the body, read as far as it is allowed to go; raise `BadRequest` for one that is too large or too slow."""
     too_large = BadRequest(413, f"a request may hold {options.max_bytes} bytes (--max_request_mib)")
     stated = request.headers.get("Content-Length", "")
     if stated.isdecimal() and int(stated[:20]) > options.max_bytes:
@@ -131,8 +131,8 @@ async def _chunks(request: Request) -> AsyncGenerator[AsyncGenerator[bytes]]:
         yield chunks
 
 
-async def _scores(request: Request, queue: ScoringQueue, items: Sequence[RewardItem]) -> list[Score]:
-    """Wait for the scores; the request of a client that has gone is not scored."""
+async def queued_scores(request: Request, queue: ScoringQueue, items: Sequence[RewardItem]) -> list[Score]:
+    """Wait for the scores; the request of a client that has gone is not scored. Raises `BadRequest` without scores."""
     try:
         scores = queue.add(items)
     except QueueFull as error:

@@ -85,11 +85,11 @@ def start_server(settings: ServeRewardSettings, *, reward: Reward | None = None)
         ServiceError: the server did not begin.
     """
     serving = settings.serving
-    token = _checked_token(serving)
-    _require_packages()
+    token = checked_token(serving.host)
+    require_packages()
     with ExitStack() as begun:
         # before the models are loaded: an address that is taken shows itself at once
-        listening = begun.enter_context(_socket(serving))
+        listening = begun.enter_context(listening_socket(serving.host, serving.port))
         scored = with_model_directories(_as_evaluation(settings))
         machine = begun.enter_context(open_machine(settings.model.device))
         columns = {name: "" for name in _needed_columns(serving, scored)}
@@ -107,22 +107,27 @@ def start_server(settings: ServeRewardSettings, *, reward: Reward | None = None)
     raise AssertionError
 
 
-def _checked_token(serving: ServingSettings) -> str:
-    """Return the token that requests must bring; none is needed where only this machine can ask."""
+def checked_token(host: str) -> str:
+    """Return the token that requests must bring; none is needed where only this machine can ask.
+
+    Raises:
+        OptionsError: others can ask, and there is no token.
+    """
     token = os.environ.get(TOKEN, "")
-    if not token and not is_loopback(serving.host):
+    if not token and not is_loopback(host):
         raise OptionsError(
             code="serving.no_token",
-            what=f"host = {serving.host}, and {TOKEN} is not set",
+            what=f"host = {host}, and {TOKEN} is not set",
             where="--host",
-            why="whoever reaches that address could use the rewards, and see what they answer",
+            why="whoever reaches that address could use what is served, and see its answers",
             state="nothing was started",
-            do=f"export {TOKEN}={secrets.token_hex(16)}, here and where the training runs",
+            do=f"export {TOKEN}={secrets.token_hex(16)}, here and where the requests come from",
         )
     return token
 
 
-def _require_packages() -> None:
+def require_packages(where: str = "rft-train serve-reward") -> None:
+    """Raise `OptionsError` where the packages of a server are missing."""
     try:
         import fastapi
         import uvicorn
@@ -130,7 +135,7 @@ def _require_packages() -> None:
         raise OptionsError(
             code="serving.no_packages",
             what=f"a server needs {error.name}, which is not installed",
-            where="rft-train serve-reward",
+            where=where,
             why="requests over HTTP are answered by FastAPI and uvicorn",
             do=install_command("serve"),
         ) from error
@@ -138,19 +143,24 @@ def _require_packages() -> None:
 
 
 @contextmanager
-def _socket(serving: ServingSettings) -> Generator[socket.socket]:
+def listening_socket(host: str, port: int) -> Generator[socket.socket]:
+    """Listen on an address while the block runs.
+
+    Raises:
+        OptionsError: it cannot be listened on.
+    """
     try:
-        family = socket.getaddrinfo(serving.host, serving.port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((serving.host, serving.port), family=family)
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((host, port), family=family)
     except OSError as error:
-        taken = f"--port {serving.port + 1}, or --port 0 for any free one"
+        taken = f"--port {port + 1}, or --port 0 for any free one"
         raise OptionsError(
             code="serving.address",
-            what=f"cannot listen on {serving.host} port {serving.port}: {error.strerror or error}",
+            what=f"cannot listen on {host} port {port}: {error.strerror or error}",
             where="--host, --port",
             why="another program listens there, or the address is none of this machine",
             state="nothing was started",
-            do=taken if serving.port else "--host 127.0.0.1",
+            do=taken if port else "--host 127.0.0.1",
         ) from error
     with listening:
         yield listening
@@ -165,9 +175,7 @@ def _uvicorn(
     token: str,
     listening: socket.socket,
 ) -> Generator[None]:
-    """Answer requests in a thread while the block runs."""
-    import uvicorn
-
+    """Answer requests for rewards while the block runs."""
     from rft.serving.application import ApplicationOptions, make_application
 
     options = ApplicationOptions(
@@ -180,14 +188,32 @@ def _uvicorn(
         columns=_needed_columns(serving, scored),
         trial_columns=_trial_columns(scored),
     )
+    with answering(make_application(queue, options), listening, max_waiting=serving.max_waiting_requests):
+        yield
+
+
+@contextmanager
+def answering(application: Any, listening: socket.socket, *, max_waiting: int) -> Generator[None]:
+    """Answer requests in a thread while the block runs.
+
+    Args:
+        application: of ASGI.
+        listening: where requests come in.
+        max_waiting: requests that may wait; further ones are answered by the application itself.
+
+    Raises:
+        ServiceError: the server did not begin.
+    """
+    import uvicorn
+
     config = uvicorn.Config(
-        make_application(queue, options),
+        application,
         log_config=None,
         access_log=False,
         lifespan="off",
         server_header=False,
         # beyond the requests that wait, so that their answers are this application's
-        limit_concurrency=2 * serving.max_waiting_requests + 64,
+        limit_concurrency=2 * max_waiting + 64,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
     )
     server = uvicorn.Server(config)
@@ -201,7 +227,7 @@ def _uvicorn(
             raise ServiceError(
                 code="serving.start",
                 what="the server did not begin to answer",
-                where=f"--host {serving.host}",
+                where=f"port {listening.getsockname()[1]}",
                 why="uvicorn ended, or took too long",
                 state="nothing is served",
                 do="--port 0",

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,17 @@ from rft_core.errors import DataError
 from rft_dist.collectives import Collectives
 from rft_genrec.baselines.counters import Popularity
 from rft_genrec.baselines.named import fitted
-from rft_genrec.baselines.recommender import ItemScorer
+from rft_genrec.baselines.recommender import CatalogueScorer
 from rft_genrec.catalogue.chosen import chosen_dataset
 from rft_genrec.catalogue.records import Dataset, Sample, SemanticIds, user_sequences
-from rft_genrec.evaluation.measures import Measured, MethodScores, Truth, measure, scored
-from rft_genrec.evaluation.mixture import MixtureVerdict, chosen_weight, mixed, verdict
+from rft_genrec.evaluation.counter_mixture import MixtureVerdict, chosen_weight, mixed, verdict
+from rft_genrec.evaluation.measures import MeasuredRankings, MethodScores, Truth, measure, scored
 from rft_genrec.evaluation.model_ranker import ModelRanker, model_directory
-from rft_genrec.evaluation.parts import Parts, append, merged
+from rft_genrec.evaluation.ranking_parts import Parts, append, merged
 from rft_genrec.evaluation.rankings import Ranking, rankings_of
 from rft_genrec.prompts.model_record import builder_of
 from rft_genrec.settings.eval import GenrecEvalSettings, baseline_names
+from rft_models.families.custom import load_model_code
 from rft_models.policy.load import load_policy
 
 MODEL = "model"
@@ -51,7 +52,7 @@ class RankingEvaluation:
     """Split, seed, model, digests: what results.json begins with."""
 
     def as_record(self) -> dict[str, Any]:
-        """Return results.json."""
+        """Return the content of results.json."""
         record: dict[str, Any] = dict(self.facts) | {
             "fit_on": self.fit_on,
             "n": len(self.samples),
@@ -121,37 +122,41 @@ def evaluate(settings: GenrecEvalSettings, machine: Machine) -> RankingEvaluatio
     return found
 
 
-def open_ranker(settings: GenrecEvalSettings, ids: SemanticIds, popularity: ItemScorer, device: str) -> ModelRanker:
+def open_ranker(
+    settings: GenrecEvalSettings, ids: SemanticIds, popularity: CatalogueScorer, device: str
+) -> ModelRanker:
     """Load the model of the settings, with the prompts that it was trained on.
 
     Raises:
         DataError: the model was not trained on these IDs.
     """
+    load_model_code(settings.model.model_code)
     directory = model_directory(settings.model.pretrain)
     builder = builder_of(directory, ids)
     policy = load_policy(directory, dtype=weights_dtype(settings.model.bf16), device=device).eval()
     return ModelRanker(policy, builder, popularity, settings.beams, device)
 
 
-def fitted_sequences(dataset: Dataset, fit_on: str, last: int = 0) -> list[Sequence[int]]:
-    """Return what the samples of some splits reveal of each person; `last` samples of the last split are left out.
+def fitted_sequences(dataset: Dataset, fit_on: str, without: Sequence[Sample] = ()) -> list[Sequence[int]]:
+    """Return what the samples of some splits reveal of each person, those in `without` left out of every split.
 
     Raises:
         DataError: a split has no samples.
     """
+    left_out = {(sample.user, sample.history, sample.target) for sample in without}
     samples: list[Sample] = []
     for split in fit_on.split("+"):
         own = dataset.of("train" if split == "train" else "valid")
         if not own:
             raise DataError(
-                code="genrec.no_samples",
+                code="genrec.empty_split",
                 what=f"the catalogue {dataset.catalogue.name} has no samples of the split {split}",
                 where="--fit_on",
                 why="popularity and baselines are counted on them",
                 do="--fit_on valid" if split == "train" else "--fit_on train",
             )
-        samples += own
-    return list(user_sequences(samples[: len(samples) - last]).values())
+        samples += [sample for sample in own if (sample.user, sample.history, sample.target) not in left_out]
+    return list(user_sequences(samples).values())
 
 
 def write(found: RankingEvaluation, output: Path) -> None:
@@ -190,7 +195,7 @@ def _samples(dataset: Dataset, settings: GenrecEvalSettings) -> Sequence[Sample]
     samples = dataset.of(settings.rows.split)
     if not samples:
         raise DataError(
-            code="genrec.no_samples",
+            code="genrec.empty_split",
             what=f"the catalogue {dataset.catalogue.name} has no samples of the split {settings.rows.split}",
             where="--split",
             why="a recommender is scored on the next items of samples",
@@ -247,10 +252,10 @@ def _of_model(
 
 def _counters(
     settings: GenrecEvalSettings, sequences: Sequence[Sequence[int]], num_items: int, machine: Machine
-) -> dict[str, tuple[ItemScorer, float]]:
+) -> dict[str, tuple[CatalogueScorer, float]]:
     """Return the baselines by name with the seconds that fitting took; the mixture's counter is one of them."""
     names = baseline_names(f"{settings.baselines.baselines},{settings.mixture.mix_with}")
-    found: dict[str, tuple[ItemScorer, float]] = {}
+    found: dict[str, tuple[CatalogueScorer, float]] = {}
     for name in names:
         began = time.perf_counter()
         # one rank alone writes the files of a model that is trained here
@@ -274,25 +279,14 @@ def _weight(settings: GenrecEvalSettings, ranker: ModelRanker, dataset: Dataset,
             why="the weight is chosen on samples of valid, which are not those that are scored",
             do="--mix_weight 0.5",
         )
-    held = valid[-min(settings.mixture.mix_samples, max(1, len(valid) // 2)) :]
-    sees_valid = "valid" in settings.baselines.fit_on
-    before = fitted_sequences(dataset, settings.baselines.fit_on, len(held) if sees_valid else 0)
+    left_out = valid[-min(settings.mixture.mix_samples, max(1, len(valid) // 2)) :]
+    before = fitted_sequences(dataset, settings.baselines.fit_on, left_out)
     counter = fitted(name, before, len(dataset.catalogue), seed=settings.output.seed)
-    return chosen_weight(_of_model(ranker, held, machine.collectives, None), held, counter)
+    return chosen_weight(_of_model(ranker, left_out, machine.collectives, None), left_out, counter)
 
 
-def _verdict(measured: Mapping[str, Measured], mix: str, weight: float, seed: int, draws: int) -> MixtureVerdict:
+def _verdict(
+    measured: Mapping[str, MeasuredRankings], mix: str, weight: float, seed: int, draws: int
+) -> MixtureVerdict:
     parts = {name: measured[name] for name in (MODEL, mix)}
     return verdict(measured[f"{MODEL} + {mix}"], parts, weight, seed=seed, num_draws=draws)
-
-
-def lines(resolved: Any) -> Iterator[str]:
-    """Evaluate what settings ask, and yield the lines that are shown; ranks behind the first show none."""
-    from rft.process.machine import open_machine
-    from rft_genrec.evaluation.page import page
-
-    settings: GenrecEvalSettings = resolved.settings
-    with open_machine(settings.model.device) as machine:
-        found = evaluate(settings, machine)
-        if machine.is_first:
-            yield from page(found, settings)

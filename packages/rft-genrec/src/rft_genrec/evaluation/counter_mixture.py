@@ -10,9 +10,9 @@ import numpy as np
 
 from rft_algos.evaluation.ranking import ndcg_at_k
 from rft_algos.statistics import Interval
-from rft_genrec.baselines.recommender import ItemScorer
+from rft_genrec.baselines.recommender import CatalogueScorer
 from rft_genrec.catalogue.records import Sample
-from rft_genrec.evaluation.measures import Measured, difference
+from rft_genrec.evaluation.measures import MeasuredRankings, difference
 from rft_genrec.evaluation.rankings import Ranking
 
 WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -35,7 +35,9 @@ class MixtureVerdict:
         return all(one.low > 0 for gains in self.over.values() for one in gains.values())
 
 
-def mixed(rankings: Sequence[Ranking], samples: Sequence[Sample], counter: ItemScorer, weight: float) -> list[Ranking]:
+def mixed(
+    rankings: Sequence[Ranking], samples: Sequence[Sample], counter: CatalogueScorer, weight: float
+) -> list[Ranking]:
     """Rank items by log p of their beam + weight * log counter.
 
     Candidates are the items of the beams and as many of the counter's best. What no beam has found has at most the
@@ -65,7 +67,7 @@ def _mixed(ranking: Ranking, counted_N: np.ndarray, weight: float) -> Ranking:
 def chosen_weight(
     rankings: Sequence[Ranking],
     samples: Sequence[Sample],
-    counter: ItemScorer,
+    counter: CatalogueScorer,
     weights: Sequence[float] = WEIGHTS,
 ) -> float:
     """Return the weight with the best NDCG@10 on held-out samples; of equal ones the smaller."""
@@ -83,7 +85,7 @@ def _gain(ranking: Ranking, target: int) -> float:
 
 
 def verdict(
-    mixture: Measured, parts: Mapping[str, Measured], weight: float, *, seed: int, num_draws: int
+    mixture: MeasuredRankings, parts: Mapping[str, MeasuredRankings], weight: float, *, seed: int, num_draws: int
 ) -> MixtureVerdict:
     """Compare a mixture with each of its parts, row by row."""
     names = [name for name in DECIDED_BY if name in mixture.columns] or list(mixture.columns)[:1]

@@ -1,0 +1,1 @@
+"""Recommendations from Python, from a file of histories, and over HTTP, with their latencies."""
