@@ -14,12 +14,12 @@ from rft.resolved import Resolved
 from rft.run_lifecycle import TrainedRun
 from rft.stages import rl
 from rft_core.errors import DataError
+from rft_genrec.catalogue.chosen import chosen_dataset
 from rft_genrec.catalogue.records import Dataset, Sample, SemanticIds
 from rft_genrec.prompts.builder import PromptBuilder
 from rft_genrec.prompts.model_record import builder_of
 from rft_genrec.settings.rl import GenrecRlSettings
 from rft_genrec.settings.rl_rules import reward_terms
-from rft_genrec.training.catalogues import chosen_dataset
 from rft_genrec.training.rows import stored_rows
 from rft_models.files.directories import existing_directory
 from rft_trainer.runs.stop_signals import StopSignals

@@ -13,10 +13,10 @@ from rft.run_lifecycle import TrainedRun
 from rft.stages.sft import read_sft
 from rft.stages.supervised.row_training import train_on_rows
 from rft_core.errors import OptionsError
+from rft_genrec.catalogue.chosen import chosen_dataset
 from rft_genrec.prompts.builder import PromptBuilder
 from rft_genrec.settings.rules import chosen_tasks
 from rft_genrec.settings.sft import GenrecSftSettings
-from rft_genrec.training.catalogues import chosen_dataset
 from rft_genrec.training.models import prepared_model
 from rft_genrec.training.rows import held_out_file, training_files
 from rft_trainer.runs.stop_signals import StopSignals

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from rft_genrec.catalogue.chosen import chosen_dataset
 from rft_genrec.settings.catalogue import CatalogueSettings
-from rft_genrec.training.catalogues import chosen_dataset
 
 
 class ConstraintTokenizer(Protocol):

@@ -1,0 +1,1 @@
+"""Recommenders that are no language model: counters, neighbours, SASRec; and semantic IDs dealt at random."""

@@ -1,0 +1,13 @@
+"""`rft-train genrec eval`."""
+
+from __future__ import annotations
+
+from rft.config.command_record import Command
+
+EVAL = Command(
+    name="genrec-eval",
+    summary="score a recommender and baselines by the next items of a split",
+    settings="rft_genrec.settings.eval:GenrecEvalSettings",
+    rules="rft_genrec.settings.eval:eval_rules",
+    act="rft_genrec.evaluation.run:lines",
+)

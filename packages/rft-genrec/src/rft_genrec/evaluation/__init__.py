@@ -1,0 +1,1 @@
+"""Rankings of a model by constrained beams, measures of rankings, parts of several ranks, mixtures with a counter."""
