@@ -12,7 +12,7 @@ from rft_genrec.catalogue.records import Dataset, SemanticIds
 from rft_genrec.prompts.builder import PromptBuilder
 from rft_genrec.settings.catalogue import CatalogueSettings
 from rft_genrec.settings.sft import TaskSettings
-from rft_genrec.training.catalogues import chosen_dataset
+from rft_genrec.catalogue.chosen import chosen_dataset
 from rft_genrec.training.rows import held_out_file, training_files
 
 

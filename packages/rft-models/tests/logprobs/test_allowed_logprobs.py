@@ -25,7 +25,12 @@ def case(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, AllowedTok
 
 
 def masked(
-    hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_R: Tensor, allowed: AllowedTokens, **options: Any
+    hidden_RD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_R: Tensor,
+    allowed: AllowedTokens,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
     logits_RV = hidden_RD @ weight_VD.T + (0.0 if bias_V is None else bias_V)
     if options.get("softcap"):

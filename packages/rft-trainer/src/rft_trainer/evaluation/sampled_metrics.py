@@ -50,9 +50,7 @@ def by_prompt(
     }
 
 
-def hits_at_k(
-    correct_by_prompt: Sequence[Sequence[bool]], ks: Sequence[int]
-) -> Mapping[str, tuple[float | None, ...]]:
+def hits_at_k(correct_by_prompt: Sequence[Sequence[bool]], ks: Sequence[int]) -> Mapping[str, tuple[float | None, ...]]:
     """Return hit@k for each k: whether one of the first k responses is right, where their order is a ranking.
 
     Fewer responses than k, as where a set of sequences has fewer, are all that there are.
