@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from rft_core.errors import DataError, OptionsError
+from rft_genrec.catalogue.chosen import chosen_dataset
 from rft_genrec.catalogue.records import Dataset, SemanticIds
 from rft_genrec.prompts.builder import PromptBuilder
 from rft_genrec.settings.catalogue import CatalogueSettings
 from rft_genrec.settings.sft import TaskSettings
-from rft_genrec.catalogue.chosen import chosen_dataset
 from rft_genrec.training.rows import held_out_file, training_files
 
 
