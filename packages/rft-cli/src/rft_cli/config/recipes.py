@@ -124,11 +124,15 @@ def find(reference: str) -> tuple[SettingsFile | None, Problem | None]:
 def with_command(words: Sequence[str], known: Collection[str]) -> list[str]:
     """Return `COMMAND --config NAME ...` for `NAME ...`; the words as they are where the first is no recipe.
 
+    The two words of a command such as `genrec sft` become the one that joins them.
+
     Args:
         words: of a command line whose first one may be a command.
         known: the commands; a recipe or file of such a name is meant with --config alone.
     """
     first = words[0] if words else ""
+    if (joined := "-".join(words[:2])) in known and first not in known:
+        return [joined, *words[2:]]
     if not first or first.startswith("-") or first in known:
         return list(words)
     source, _ = find(first)
