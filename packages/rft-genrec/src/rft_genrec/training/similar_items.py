@@ -29,7 +29,7 @@ def similar_rows(
         num_steps: items behind the first.
         seed: of the draws, each of which is keyed by the item at which its walk begins and by its step.
     """
-    neighbours_NK, cumulative_NK = _neighbours(np.asarray(embeddings_ND, dtype=np.float32))
+    neighbours_NK, cumulative_NK = neighbours(np.asarray(embeddings_ND, dtype=np.float32))
     keys_N = [derive_key(seed, "similar_items", item) for item in range(len(embeddings_ND))]
     draws_NS = uniforms(keys_N, num_steps).numpy()
     for first in range(len(embeddings_ND)):
@@ -41,7 +41,7 @@ def similar_rows(
         yield TaskRow(f"similar:{first}", builder.history_text(walk[:1]), text)
 
 
-def _neighbours(vectors_ND: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def neighbours(vectors_ND: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the nearest items of each item by cosine, itself left out, and their cumulative probabilities."""
     lengths_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
     unit_ND = vectors_ND / np.maximum(lengths_N1, 1e-12)
