@@ -34,7 +34,10 @@ RESULTS = Path(__file__).resolve().parent / "results" / "genrec_quality.json"
 RECIPES = Path(__file__).resolve().parent / "recipes"
 MEASURES = ("HR@1", "HR@5", "HR@10", "HR@50", "NDCG@10")
 COUNTERS = ("popularity", "first_order", "transitions", "item_knn")
+WITH_TEXTS = "transitions + texts"
 DEV_SHARE = 0.2
+TEXT_WEIGHT = 0.5
+"""Of the texts beside the transitions; chosen on held-out rows of valid.csv, where 0.3 to 1 differ little."""
 BEAMS = 50
 
 
@@ -44,7 +47,7 @@ class Case:
 
     folder: Path
     """A catalogue directory whose train.csv is all that is known, and whose test.csv is scored."""
-    embeddings: Path | None
+    embeddings: Path
 
 
 def prepare(data: str, folder: Path) -> tuple[Case, Case, Any]:
@@ -59,7 +62,8 @@ def prepare(data: str, folder: Path) -> tuple[Case, Case, Any]:
         from rft_genrec.interactions.synthetic import make_population
 
         personas = int(data.removeprefix("synthetic"))
-        command("genrec", "data", "--source", "synthetic", "--personas", str(personas), "--save_path", str(source))
+        if not source.is_dir():
+            command("genrec", "data", "--source", "synthetic", "--personas", str(personas), "--save_path", str(source))
         known_files, people = ["train.csv", "valid.csv"], make_population(4000, personas, 42)
     csv.field_size_limit(1 << 24)
     head, known = [], []
@@ -70,11 +74,10 @@ def prepare(data: str, folder: Path) -> tuple[Case, Case, Any]:
     cut = len(known) - round(len(known) * DEV_SHARE)
     whole = catalogue(source, folder / "whole", head, known, scored)
     dev = catalogue(source, folder / "dev", head, known[:cut], known[cut:])
-    if data == "real":
-        embeddings = embedded(whole)
-    else:
-        embeddings = embedded(whole)
-        command("genrec", "sid", "--catalogue", str(whole), "--embeddings", str(embeddings), "--codes", "32")
+    embeddings = embedded(whole, 256 if data == "real" else 64)
+    if data != "real":
+        if not list(whole.glob("*.index.json")):
+            command("genrec", "sid", "--catalogue", str(whole), "--embeddings", str(embeddings), "--codes", "32")
         for index in whole.glob("*.index.json"):
             shutil.copy(index, dev / index.name)
     return Case(whole, embeddings), Case(dev, embeddings), people
@@ -99,9 +102,10 @@ def catalogue(
     return target
 
 
-def embedded(folder: Path) -> Path:
+def embedded(folder: Path, dim: int) -> Path:
     """Return the vectors of the item texts, by the encoder tfidf."""
-    command("genrec", "embed", "--catalogue", str(folder), "--encoder", "tfidf")
+    if not list(folder.glob("*.emb-tfidf.npy")):
+        command("genrec", "embed", "--catalogue", str(folder), "--encoder", "tfidf", "--svd_dim", str(dim))
     return next(path for path in sorted(folder.iterdir()) if ".emb" in path.name and path.suffix == ".npy")
 
 
@@ -120,6 +124,14 @@ def trained(case: Case, recipe: Path, run: Path, seed: int, index: Path | None, 
         words += ["--sid_index_path", str(index)] if index else []
         words += ["--item_embeddings", str(case.embeddings)] if "similar" in recipe.read_text() else []
         command(*words, "--save_path", str(run), *extra)
+    return sorted((run / "checkpoints").glob("step_*"))[-1] / "model"
+
+
+def reinforced(case: Case, model: Path, run: Path, seed: int) -> Path:
+    """Go on with `rft-train genrec rl` from a model, or take the model of a run that has ended."""
+    if not (run / "checkpoints").is_dir():
+        words = ["genrec", "rl", "--config", str(RECIPES / "genrec-rl.yaml"), "--catalogue", str(case.folder)]
+        command(*words, "--pretrain", str(model), "--seed", str(seed), "--save_path", str(run))
     return sorted((run / "checkpoints").glob("step_*"))[-1] / "model"
 
 
@@ -232,7 +244,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--dev", action="store_true", help="score the held-out known rows instead of the test rows")
     parser.add_argument("--recipe", type=Path, help="of genrec sft; by default that of the data")
-    parser.add_argument("--methods", default="counters,sasrec,shuffled,model,mixture")
+    parser.add_argument(
+        "--methods",
+        type=lambda text: text.split(","),
+        default=["counters", "text", "sasrec", "shuffled", "model", "mixture", "rl"],
+    )
     parser.add_argument("--folder", type=Path, help="of runs, which a later start goes on from; by default a new one")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("extra", nargs="*", help="options of genrec sft, behind --")
@@ -249,55 +265,93 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+@dataclass
+class Comparison:
+    """All methods on the rows of one case."""
+
+    chosen: argparse.Namespace
+    case: Case
+    name: str
+    folder: Path
+    recipe: Path
+    rows: dict[str, list[dict[str, float]]]
+    """Measures of each method: of every seed, or once where there is no seed."""
+
+    def __post_init__(self) -> None:
+        from rft_genrec.baselines.named import fitted
+
+        self.scorer = Scorer(self.case)
+        self.counters = {one: fitted(one, self.scorer.sequences, self.scorer.num_items, seed=0) for one in COUNTERS}
+
+    def add(self, method: str, found: dict[str, float]) -> None:
+        """Keep and show the measures of a method."""
+        self.rows.setdefault(method, []).append(found)
+        print(f"{time.strftime('%H:%M:%S')} {method}: {line_of(found)}", flush=True)
+
+    def without_training(self, people: Any) -> None:
+        """Score what counts, and what reads texts."""
+        if "counters" in self.chosen.methods:
+            for one, counter in self.counters.items():
+                self.add(one, self.scorer.of_scorer(counter))
+            if people is not None:
+                self.add("oracle", self.scorer.of_scorer(Oracle(people, self.scorer.samples)))
+        if "text" in self.chosen.methods:
+            import numpy as np
+
+            both = TextAndTransitions(self.counters["transitions"], np.load(self.case.embeddings), TEXT_WEIGHT)
+            self.add(WITH_TEXTS, self.scorer.of_scorer(both))
+
+    def of_seed(self, seed: int, weight: float | None) -> None:
+        """Train and score the methods that have a seed."""
+        from rft_genrec.baselines.named import fitted
+        from rft_genrec.evaluation.mixture import mixed
+
+        popularity, methods = self.counters["popularity"], self.chosen.methods
+        if "model" in methods:
+            run = self.folder / f"{self.name}_{self.recipe.stem}_{seed}"
+            model = trained(self.case, self.recipe, run, seed, None, self.chosen.extra)
+            ids, found = ranked(self.case, model, None, popularity)
+            self.add("model", self.scorer.of(found, ids))
+            if weight is not None:
+                both = mixed(found, self.scorer.samples, self.counters["transitions"], weight)
+                self.add("model + transitions", self.scorer.of(both))
+            if "rl" in methods:
+                after = reinforced(self.case, model, run.with_name(f"{run.name}_rl"), seed)
+                self.add("model after RL", self.scorer.of(ranked(self.case, after, None, popularity)[1], ids))
+        if "shuffled" in methods:
+            index, dealt = self._dealt(seed)
+            model = trained(
+                self.case, self.recipe, self.folder / f"{self.name}_shuffled_{seed}", seed, index, self.chosen.extra
+            )
+            self.add("shuffled IDs", self.scorer.of(ranked(self.case, model, index, popularity)[1], dealt))
+        if "sasrec" in methods:
+            sasrec = fitted("sasrec", self.scorer.sequences, self.scorer.num_items, seed=seed)
+            self.add("SASRec", self.scorer.of_scorer(sasrec))
+
+    def _dealt(self, seed: int) -> tuple[Path, Any]:
+        from rft_genrec.baselines.random_ids import dealt_at_random
+
+        ids = self.scorer.dataset.ids
+        assert ids is not None, "`prepare` has given the catalogue its IDs"
+        index, dealt = self.folder / f"shuffled_{seed}.index.json", dealt_at_random(ids, seed)
+        index.write_text(json.dumps({str(n): list(one) for n, one in enumerate(dealt.tokens_by_item)}))
+        return index, dealt
+
+
 def compare(chosen: argparse.Namespace, folder: Path) -> dict[str, list[dict[str, float]]]:
     """Score every method; its measures of each seed, once where there is no seed."""
     whole, dev, people = prepare(chosen.data, folder)
     case, name = (dev, "dev") if chosen.dev else (whole, "whole")
     recipe = chosen.recipe or RECIPES / f"genrec-{'real' if chosen.data == 'real' else 'synthetic'}.yaml"
-    rows: dict[str, list[dict[str, float]]] = {}
-
-    def add(method: str, found: dict[str, float]) -> None:
-        rows.setdefault(method, []).append(found)
-        print(f"{time.strftime('%H:%M:%S')} {method}: {line_of(found)}", flush=True)
-
-    from rft_genrec.baselines.named import fitted
-    from rft_genrec.baselines.random_ids import dealt_at_random
-
-    scorer, methods = Scorer(case), chosen.methods.split(",")
-    counters = {one: fitted(one, scorer.sequences, scorer.num_items, seed=0) for one in COUNTERS}
-    if "counters" in methods:
-        for one, counter in counters.items():
-            add(one, scorer.of_scorer(counter))
-        if people is not None:
-            add("oracle", scorer.of_scorer(Oracle(people, scorer.samples)))
-    if "text" in methods and case.embeddings is not None:
-        import numpy as np
-
-        add("transitions + texts", scorer.of_scorer(TextAndTransitions(counters["transitions"], np.load(case.embeddings), 0.5)))
+    comparison = Comparison(chosen, case, name, folder, recipe, {})
+    comparison.without_training(people)
     weight = None
-    if "mixture" in methods:
+    if "mixture" in chosen.methods:
         weight = mixture_weight(chosen, dev, folder, recipe)
         print(f"weight of the counter, chosen on the held-out known rows: {weight}", flush=True)
     for seed in chosen.seeds:
-        if "model" in methods:
-            model = trained(case, recipe, folder / f"{name}_{recipe.stem}_{seed}", seed, None, chosen.extra)
-            ids, found = ranked(case, model, None, counters["popularity"])
-            add("model", scorer.of(found, ids))
-            if weight is not None:
-                from rft_genrec.evaluation.mixture import mixed
-
-                add("model + transitions", scorer.of(mixed(found, scorer.samples, counters["transitions"], weight)))
-        if "shuffled" in methods:
-            ids = scorer.dataset.ids
-            assert ids is not None
-            index = folder / f"shuffled_{seed}.index.json"
-            dealt = dealt_at_random(ids, seed)
-            index.write_text(json.dumps({str(n): list(one) for n, one in enumerate(dealt.tokens_by_item)}))
-            model = trained(case, recipe, folder / f"{name}_shuffled_{seed}", seed, index, chosen.extra)
-            add("shuffled IDs", scorer.of(ranked(case, model, index, counters["popularity"])[1], dealt))
-        if "sasrec" in methods:
-            add("SASRec", scorer.of_scorer(fitted("sasrec", scorer.sequences, scorer.num_items, seed=seed)))
-    return rows
+        comparison.of_seed(seed, weight)
+    return comparison.rows
 
 
 def mixture_weight(chosen: argparse.Namespace, dev: Case, folder: Path, recipe: Path) -> float:
