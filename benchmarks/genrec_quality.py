@@ -36,8 +36,8 @@ MEASURES = ("HR@1", "HR@5", "HR@10", "HR@50", "NDCG@10")
 COUNTERS = ("popularity", "first_order", "transitions", "item_knn")
 WITH_TEXTS = "transitions + texts"
 DEV_SHARE = 0.2
-TEXT_WEIGHT = 0.5
-"""Of the texts beside the transitions; chosen on held-out rows of valid.csv, where 0.3 to 1 differ little."""
+TEXT_WEIGHTS = (0.0, 0.03, 0.1, 0.3, 0.5, 1.0)
+"""Of the texts beside the transitions: one of these is chosen on the held-out known rows."""
 BEAMS = 50
 
 
@@ -247,7 +247,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--methods",
         type=lambda text: text.split(","),
-        default=["counters", "text", "sasrec", "shuffled", "model", "mixture", "rl"],
+        default=["sasrec", "shuffled", "model", "mixture", "rl"],
     )
     parser.add_argument("--folder", type=Path, help="of runs, which a later start goes on from; by default a new one")
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -260,69 +260,99 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = chosen.folder or Path(temporary)
         os.environ["RFT_CACHE"] = str(folder / "cache")
-        rows = compare(chosen, folder / chosen.data)
+        rows = compare(chosen, folder / chosen.data).rows
     report(rows, chosen)
     return 0
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is chosen on the held-out known rows, by a model and counters that have not seen them."""
+
+    text_weight: float
+    """Of the texts beside the transitions."""
+    mixture_weights: dict[str, float]
+    """Of each counter beside the model."""
 
 
 @dataclass
 class Comparison:
     """All methods on the rows of one case."""
 
-    chosen: argparse.Namespace
+    arguments: argparse.Namespace
     case: Case
-    name: str
     folder: Path
+    """Of the runs of this case."""
     recipe: Path
-    rows: dict[str, list[dict[str, float]]]
-    """Measures of each method: of every seed, or once where there is no seed."""
 
     def __post_init__(self) -> None:
         from rft_genrec.baselines.named import fitted
 
+        self.rows: dict[str, list[dict[str, float]]] = {}
         self.scorer = Scorer(self.case)
         self.counters = {one: fitted(one, self.scorer.sequences, self.scorer.num_items, seed=0) for one in COUNTERS}
+
+    def with_texts(self, weight: float) -> TextAndTransitions:
+        """Return the transitions beside the nearest texts."""
+        import numpy as np
+
+        return TextAndTransitions(self.counters["transitions"], np.load(self.case.embeddings), weight)
 
     def add(self, method: str, found: dict[str, float]) -> None:
         """Keep and show the measures of a method."""
         self.rows.setdefault(method, []).append(found)
         print(f"{time.strftime('%H:%M:%S')} {method}: {line_of(found)}", flush=True)
 
-    def without_training(self, people: Any) -> None:
+    def choose(self) -> Chosen:
+        """Choose weights by NDCG@10 on the rows of this case, which are held out of the known ones."""
+        from rft_genrec.evaluation.mixture import chosen_weight
+
+        scored = {one: self.scorer.of_scorer(self.with_texts(one))["NDCG@10"] for one in TEXT_WEIGHTS}
+        text_weight = max(TEXT_WEIGHTS, key=lambda one: (scored[one], -one))
+        weights: dict[str, float] = {}
+        if "mixture" in self.arguments.methods:
+            rankings = self.model(self.arguments.seeds[0])[2]
+            for name, counter in self.mixed_with(text_weight).items():
+                weights[name] = chosen_weight(rankings, self.scorer.samples, counter)
+        return Chosen(text_weight, weights)
+
+    def mixed_with(self, text_weight: float) -> dict[str, Any]:
+        """Return the counters that the model is mixed with."""
+        return {"transitions": self.counters["transitions"], WITH_TEXTS: self.with_texts(text_weight)}
+
+    def model(self, seed: int) -> tuple[Path, Any, list[Any]]:
+        """Train the model of a seed, or take it; its directory, its IDs and its rankings."""
+        run = self.folder / f"{self.recipe.stem}_{seed}"
+        directory = trained(self.case, self.recipe, run, seed, None, self.arguments.extra)
+        return directory, *ranked(self.case, directory, None, self.counters["popularity"])
+
+    def without_training(self, chosen: Chosen, people: Any) -> None:
         """Score what counts, and what reads texts."""
-        if "counters" in self.chosen.methods:
-            for one, counter in self.counters.items():
-                self.add(one, self.scorer.of_scorer(counter))
-            if people is not None:
-                self.add("oracle", self.scorer.of_scorer(Oracle(people, self.scorer.samples)))
-        if "text" in self.chosen.methods:
-            import numpy as np
+        for one, counter in self.counters.items():
+            self.add(one, self.scorer.of_scorer(counter))
+        if people is not None:
+            self.add("oracle", self.scorer.of_scorer(Oracle(people, self.scorer.samples)))
+        self.add(WITH_TEXTS, self.scorer.of_scorer(self.with_texts(chosen.text_weight)))
 
-            both = TextAndTransitions(self.counters["transitions"], np.load(self.case.embeddings), TEXT_WEIGHT)
-            self.add(WITH_TEXTS, self.scorer.of_scorer(both))
-
-    def of_seed(self, seed: int, weight: float | None) -> None:
+    def of_seed(self, seed: int, chosen: Chosen) -> None:
         """Train and score the methods that have a seed."""
         from rft_genrec.baselines.named import fitted
         from rft_genrec.evaluation.mixture import mixed
 
-        popularity, methods = self.counters["popularity"], self.chosen.methods
+        popularity, methods = self.counters["popularity"], self.arguments.methods
         if "model" in methods:
-            run = self.folder / f"{self.name}_{self.recipe.stem}_{seed}"
-            model = trained(self.case, self.recipe, run, seed, None, self.chosen.extra)
-            ids, found = ranked(self.case, model, None, popularity)
+            model, ids, found = self.model(seed)
             self.add("model", self.scorer.of(found, ids))
-            if weight is not None:
-                both = mixed(found, self.scorer.samples, self.counters["transitions"], weight)
-                self.add("model + transitions", self.scorer.of(both))
+            for name, weight in chosen.mixture_weights.items():
+                both = mixed(found, self.scorer.samples, self.mixed_with(chosen.text_weight)[name], weight)
+                self.add(f"model + {name}", self.scorer.of(both))
             if "rl" in methods:
-                after = reinforced(self.case, model, run.with_name(f"{run.name}_rl"), seed)
+                after = reinforced(self.case, model, self.folder / f"{self.recipe.stem}_{seed}_rl", seed)
                 self.add("model after RL", self.scorer.of(ranked(self.case, after, None, popularity)[1], ids))
         if "shuffled" in methods:
             index, dealt = self._dealt(seed)
-            model = trained(
-                self.case, self.recipe, self.folder / f"{self.name}_shuffled_{seed}", seed, index, self.chosen.extra
-            )
+            run = self.folder / f"{self.recipe.stem}_{seed}_shuffled"
+            model = trained(self.case, self.recipe, run, seed, index, self.arguments.extra)
             self.add("shuffled IDs", self.scorer.of(ranked(self.case, model, index, popularity)[1], dealt))
         if "sasrec" in methods:
             sasrec = fitted("sasrec", self.scorer.sequences, self.scorer.num_items, seed=seed)
@@ -334,36 +364,23 @@ class Comparison:
         ids = self.scorer.dataset.ids
         assert ids is not None, "`prepare` has given the catalogue its IDs"
         index, dealt = self.folder / f"shuffled_{seed}.index.json", dealt_at_random(ids, seed)
+        index.parent.mkdir(parents=True, exist_ok=True)
         index.write_text(json.dumps({str(n): list(one) for n, one in enumerate(dealt.tokens_by_item)}))
         return index, dealt
 
 
-def compare(chosen: argparse.Namespace, folder: Path) -> dict[str, list[dict[str, float]]]:
-    """Score every method; its measures of each seed, once where there is no seed."""
-    whole, dev, people = prepare(chosen.data, folder)
-    case, name = (dev, "dev") if chosen.dev else (whole, "whole")
-    recipe = chosen.recipe or RECIPES / f"genrec-{'real' if chosen.data == 'real' else 'synthetic'}.yaml"
-    comparison = Comparison(chosen, case, name, folder, recipe, {})
-    comparison.without_training(people)
-    weight = None
-    if "mixture" in chosen.methods:
-        weight = mixture_weight(chosen, dev, folder, recipe)
-        print(f"weight of the counter, chosen on the held-out known rows: {weight}", flush=True)
-    for seed in chosen.seeds:
-        comparison.of_seed(seed, weight)
-    return comparison.rows
-
-
-def mixture_weight(chosen: argparse.Namespace, dev: Case, folder: Path, recipe: Path) -> float:
-    """Return the weight with the best NDCG@10 on the held-out known rows, by a model of the first seed."""
-    from rft_genrec.baselines.named import fitted
-    from rft_genrec.evaluation.mixture import chosen_weight
-
-    seed, scorer = chosen.seeds[0], Scorer(dev)
-    model = trained(dev, recipe, folder / f"dev_{recipe.stem}_{seed}", seed, None, chosen.extra)
-    popularity = fitted("popularity", scorer.sequences, scorer.num_items, seed=0)
-    counter = fitted("transitions", scorer.sequences, scorer.num_items, seed=0)
-    return chosen_weight(ranked(dev, model, None, popularity)[1], scorer.samples, counter)
+def compare(arguments: argparse.Namespace, folder: Path) -> Comparison:
+    """Score every method on the test rows, or on the held-out known ones."""
+    whole, dev, people = prepare(arguments.data, folder)
+    recipe = arguments.recipe or RECIPES / f"genrec-{'real' if arguments.data == 'real' else 'synthetic'}.yaml"
+    on_dev = Comparison(arguments, dev, folder / "runs_dev", recipe)
+    chosen = on_dev.choose()
+    print(f"chosen on {len(on_dev.scorer.samples)} held-out known rows: {chosen}", flush=True)
+    comparison = on_dev if arguments.dev else Comparison(arguments, whole, folder / "runs", recipe)
+    comparison.without_training(chosen, people)
+    for seed in arguments.seeds:
+        comparison.of_seed(seed, chosen)
+    return comparison
 
 
 def line_of(found: dict[str, float]) -> str:
