@@ -90,7 +90,7 @@ def understood(verb: str, words: list[str]) -> None:
     if commands()[verb].takes_run and words and not words[0].startswith("-"):
         words = ["--pretrain", *words]
     words = [word for word in words if word not in ("--print_config", "--json_errors")]
-    resolve(verb, words)
+    resolve(verb, commands()[verb].with_flag(words))
 
 
 def test_there_are_commands_in_the_documentation() -> None:

@@ -1,4 +1,4 @@
-"""Files in the format of RecBole that MiniOneRec's first stage writes: `.inter`, `.inter.json`, `.user2id`, `.item2id`."""
+"""Files that MiniOneRec's first stage writes: `.inter`, `.inter.json`, `.user2id`, `.item2id`, `.review.json`."""
 
 from __future__ import annotations
 

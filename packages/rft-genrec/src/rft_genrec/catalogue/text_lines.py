@@ -43,5 +43,6 @@ def read_lines(path: Path, *, encoding: str = "utf-8") -> Iterator[str]:
 
 
 def _opened(path: Path) -> BufferedIOBase:
-    opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-    return cast("BufferedIOBase", opened)
+    if path.suffix == ".gz":
+        return cast("BufferedIOBase", gzip.GzipFile(path, "rb"))
+    return path.open("rb")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from rft_genrec.catalogue.records import Sample, SplitName
 
+Key = tuple[str, tuple[int, ...], int]
+"""(user, history, target)."""
 _LATER: dict[SplitName, tuple[SplitName, ...]] = {"train": ("valid", "test"), "valid": ("test",), "test": ()}
 
 
@@ -39,9 +41,13 @@ class Leakage:
 
 def check_leakage(samples: Mapping[SplitName, Sequence[Sample]]) -> Leakage:
     """Count what the splits share, and which targets are out of the order of time."""
-    keys = {split: [(s.user, s.history, s.target) for s in rows] for split, rows in samples.items() if rows}
+    keys: dict[SplitName, list[Key]] = {
+        split: [(s.user, s.history, s.target) for s in rows] for split, rows in samples.items() if rows
+    }
     sets = {split: set(rows) for split, rows in keys.items()}
-    pairs = [(earlier, later) for earlier in keys for later in _LATER[earlier] if later in keys]
+    pairs: list[tuple[SplitName, SplitName]] = [
+        (earlier, later) for earlier in keys for later in _LATER[earlier] if later in keys
+    ]
     dated = all(sample.time for rows in samples.values() for sample in rows)
     firsts = {split: min(sample.time for sample in samples[split]) for split in keys}
     train = samples.get("train", ())

@@ -106,8 +106,9 @@ class RowReader:
 def _name(value: Any) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    is_name = isinstance(value, str) and value.strip() and value.isprintable()
-    return value.strip() if is_name else None
+    if not isinstance(value, str) or not value.isprintable():
+        return None
+    return value.strip() or None
 
 
 def _text(value: Any) -> str | None:

@@ -49,9 +49,7 @@ class InteractionTable:
 
     def where(self, kept_N: NDArray[np.bool_]) -> InteractionTable:
         """Return the interactions that a mask keeps; users and items keep their numbers."""
-        return replace(
-            self, users_N=self.users_N[kept_N], items_N=self.items_N[kept_N], times_N=self.times_N[kept_N]
-        )
+        return replace(self, users_N=self.users_N[kept_N], items_N=self.items_N[kept_N], times_N=self.times_N[kept_N])
 
     @property
     def counts(self) -> tuple[int, int, int]:

@@ -44,7 +44,7 @@ _MEAN_GAP_DAYS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """All that decides what people take; arrays are indexed by the numbers of items, sub-categories S and personas P."""
+    """All that decides what people take; arrays are by item N, sub-category S and persona P."""
 
     item_subs_N: Integers
     item_brands_N: Integers

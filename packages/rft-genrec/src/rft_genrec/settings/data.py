@@ -64,8 +64,8 @@ class FilterSettings:
     """The interactions that are kept."""
 
     title_filter: bool = True
-    """Leave out items as MiniOneRec does: those without a title, with `<span id` in it, with one character, or with more
-    than 20 words."""
+    """Leave out items as MiniOneRec does: those without a title, with `<span id` in it, with one character, or with
+    more than 20 words."""
 
     start_date: str = ""
     """First day or month of the interactions, in UTC: 2016-10-01 or 2016-10; empty = no bound."""
@@ -75,8 +75,8 @@ class FilterSettings:
     empty = no bound."""
 
     min_items: int = field(default=0, metadata={"minimum": 0})
-    """Fewest items: while fewer are left, `start_date` goes back by a year, down to 1996 (MiniOneRec: 3000); 0 = it stays
-    as given."""
+    """Fewest items: while fewer are left, `start_date` goes back by a year, down to 1996 (MiniOneRec: 3000); 0 = it
+    stays as given."""
 
     repeats: Literal["keep", "merge"] = "keep"
     """An item that one person took several times: keep = every time, as MiniOneRec does; merge = the first time."""

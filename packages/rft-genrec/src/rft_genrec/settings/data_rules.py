@@ -23,11 +23,11 @@ _OF_SOURCES: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("users", "personas", "seed"), ("synthetic",)),
     **dict.fromkeys(
-        (
-            *("title_filter", "start_date", "end_date", "min_items", "repeats", "user_k", "item_k"),
-            *("split", "valid_share", "test_share", "max_history"),
-        ),
-        ("amazon", "movielens", "table", "synthetic"),
+        ("title_filter", "start_date", "end_date", "min_items", "repeats", "user_k", "item_k"),
+        ("amazon", "movielens", "table"),
+    ),
+    **dict.fromkeys(
+        ("split", "valid_share", "test_share", "max_history"), ("amazon", "movielens", "table", "synthetic")
     ),
     "input": ("amazon", "movielens", "table", "minionerec"),
     "write_reviews": ("amazon",),
@@ -36,7 +36,7 @@ _OF_SOURCES: dict[str, tuple[str, ...]] = {
 
 
 def seconds_of(date: str) -> int | None:
-    """Return the first second (UTC, since 1970) of a day such as 2016-10-01 or a month such as 2016-10; None for others."""
+    """Return the first second (UTC, since 1970) of a day or month, as 2016-10-01 or 2016-10; None for others."""
     for form in _FORMS:
         try:
             return int(datetime.strptime(date, form).replace(tzinfo=UTC).timestamp())
@@ -54,7 +54,8 @@ def problems(given: SourcedValues) -> Iterator[Problem]:
     if values["source"] == "amazon" and not values["items_file"]:
         why = "titles are in the metadata, and an item without a title is left out"
         yield given.make_problem("genrec.no_items", ["source", "items_file"], why, "--items_file meta_CATEGORY.json.gz")
-    if Path(values["dataset_name"]).name != values["dataset_name"]:
+    name = values["dataset_name"]
+    if name != Path(name).name or name == "..":
         why = "files of the catalogue begin with it: it holds no / and is not .."
         yield given.make_problem("genrec.name", ["dataset_name"], why, "--dataset_name mine")
     dates = [name for name in ("start_date", "end_date") if values[name]]

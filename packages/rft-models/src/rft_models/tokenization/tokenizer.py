@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -58,6 +59,11 @@ class HfTokenizer:
         self.companions: Mapping[str, bytes] = {}
         """Contents of the files of `COMPANIONS` that stood beside it."""
         self._closed_alphabet = _closed_alphabet(tokenizer)
+
+    @cached_property
+    def _whole_tokens(self) -> re.Pattern[str]:
+        tokens = {*self.hf_tokenizer.all_special_tokens, *self.hf_tokenizer.get_added_vocab()}
+        return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
 
     @property
     def pad_id(self) -> int:
@@ -227,9 +233,8 @@ class HfTokenizer:
             (Path(directory) / name).write_bytes(content)
 
     def _refuse_unknown_characters(self, text: str, alphabet: frozenset[str]) -> None:
-        # special tokens are one token each, whatever characters they are written with
-        for token in self.hf_tokenizer.all_special_tokens:
-            text = text.replace(token, "")
+        # special and added tokens are one token each, whatever characters they are written with
+        text = self._whole_tokens.sub("", text)
         unknown = sorted(set(text) - alphabet)
         normalizer = self.hf_tokenizer.backend_tokenizer.normalizer
         if unknown and normalizer is not None:
