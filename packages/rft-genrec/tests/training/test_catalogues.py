@@ -9,7 +9,7 @@ import pytest
 
 from rft_core.errors import DataError
 from rft_genrec.settings.catalogue import CatalogueSettings
-from rft_genrec.training.catalogues import chosen_dataset
+from rft_genrec.catalogue.chosen import chosen_dataset
 
 
 def test_files_that_are_named_take_the_place_of_the_catalogue_s_own(catalogue: Path, tmp_path: Path) -> None:
