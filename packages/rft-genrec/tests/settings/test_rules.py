@@ -6,7 +6,7 @@ import pytest
 
 from rft.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
-from rft_genrec.settings.rules import TASK_NAMES, chosen_tasks
+from rft_genrec.settings.rules import SIMILAR, TASK_NAMES, chosen_tasks
 
 
 def codes(*words: str) -> set[str]:
@@ -25,6 +25,9 @@ def codes(*words: str) -> set[str]:
         ("--apply_chat_template", "genrec.rows_of_catalogue"),
         ("--tasks history,moves", "genrec.tasks"),
         ("--tasks id,id", "genrec.tasks"),
+        ("--tasks history,similar", "genrec.no_embeddings"),
+        ("--item_embeddings vectors.npy", "genrec.no_embeddings"),
+        ("--tasks similar --item_embeddings vectors.npy --template chat", "genrec.similar_template"),
         ("--tasks title --rows sequences", "genrec.no_sequences"),
         ("--rows sequences --template instruction", "genrec.sequence_template"),
         ("--pretrain llm --freeze_LLM --train_only_tokens_from 9", "genrec.two_freezes"),
@@ -45,6 +48,6 @@ def test_what_a_catalogue_gives_is_not_asked_for() -> None:
     assert codes("--pretrain", "llm", "--freeze_LLM") == set()
 
 
-def test_all_stands_for_every_task() -> None:
-    assert chosen_tasks("all") == list(TASK_NAMES)
+def test_all_stands_for_every_task_that_needs_no_embeddings() -> None:
+    assert chosen_tasks("all") == [name for name in TASK_NAMES if name != SIMILAR]
     assert chosen_tasks(" id, history") == ["id", "history"]

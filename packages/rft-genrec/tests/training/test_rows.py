@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rft_core.errors import DataError, OptionsError
@@ -32,8 +33,8 @@ def rows(file: Path) -> list[dict[str, str]]:
 
 def test_the_same_rows_are_the_same_file(dataset: Dataset) -> None:
     builder = builder_of(dataset)
-    files = training_files(dataset, builder, TaskSettings(), ["history", "title"])
-    assert files == training_files(dataset, builder, TaskSettings(), ["history", "title"])
+    files = training_files(dataset, builder, TaskSettings(), ["history", "title"], seed=0)
+    assert files == training_files(dataset, builder, TaskSettings(), ["history", "title"], seed=0)
     assert [file.name for file in files] == ["history.jsonl", "title.jsonl"]
     assert rows(files[0])[1] == {"name": "train:1", "input": "<a_0><b_0><a_0><b_1>", "output": "<a_0><b_2>"}
     assert len(rows(files[1])) == 6
@@ -43,17 +44,29 @@ def test_the_same_rows_are_the_same_file(dataset: Dataset) -> None:
 
 
 def test_sequences_have_a_row_a_person_that_learns_every_item_but_the_first(dataset: Dataset) -> None:
-    [file] = training_files(dataset, builder_of(dataset), TaskSettings(rows="sequences"), ["history"])
+    [file] = training_files(dataset, builder_of(dataset), TaskSettings(rows="sequences"), ["history"], seed=0)
     found = rows(file)
     assert len(found) == 8
     assert found[0]["input"] == "<a_0><b_0>"
     assert found[0]["output"] == "<a_0><b_1><a_0><b_2><a_1><b_0><a_1><b_1>"
 
 
+def test_the_task_similar_begins_a_row_at_every_item(dataset: Dataset, tmp_path: Path) -> None:
+    vectors = np.eye(len(dataset.catalogue), 4, dtype=np.float32) + 0.1
+    np.save(tmp_path / "vectors.npy", vectors)
+    settings = TaskSettings(tasks="similar", item_embeddings=str(tmp_path / "vectors.npy"), similar_steps=2)
+    [file] = training_files(dataset, builder_of(dataset), settings, ["similar"], seed=0)
+    found = rows(file)
+    assert [row["name"] for row in found] == [f"similar:{item}" for item in range(len(dataset.catalogue))]
+    assert all(row["output"].count("<a_") == 2 for row in found)
+
+
 def test_sequences_that_no_token_divides_and_a_split_without_samples_are_refused(dataset: Dataset) -> None:
     ids = SemanticIds((("<a>",), ("<a>", "<b>"), *((f"<{n}>",) for n in range(4))))
     with pytest.raises(OptionsError, match="the ID <a> is the beginning of <a><b>"):
-        training_files(dataset, PromptBuilder(ids), TaskSettings(rows="sequences"), ["history"])
+        training_files(dataset, PromptBuilder(ids), TaskSettings(rows="sequences"), ["history"], seed=0)
     with pytest.raises(DataError) as refused:
-        training_files(Dataset(dataset.catalogue, dataset.ids), builder_of(dataset), TaskSettings(), ["history"])
+        training_files(
+            Dataset(dataset.catalogue, dataset.ids), builder_of(dataset), TaskSettings(), ["history"], seed=0
+        )
     assert refused.value.problem.code == "genrec.no_samples"

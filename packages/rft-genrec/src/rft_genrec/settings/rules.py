@@ -34,7 +34,9 @@ _FROM_CATALOGUE = (
 """Settings of rows, which a catalogue makes."""
 _NO_ROWS_HELD_OUT = "sft.no_held_out"
 """Code of a problem that a catalogue solves: its split valid is held out."""
-TASK_NAMES = ("history", "title", "id", "fusion", "titles", "titles_to_id")
+SIMILAR = "similar"
+"""The task that needs embeddings."""
+TASK_NAMES = ("history", "title", "id", "fusion", "titles", "titles_to_id", SIMILAR)
 
 
 def sft_rules(given: SourcedValues) -> Iterator[Problem]:
@@ -53,7 +55,7 @@ def sft_notes(given: SourcedValues, defaults: Values) -> list[str]:
 def chosen_tasks(tasks: str) -> list[str]:
     """Return the names of the tasks that a value of `--tasks` stands for, in its order."""
     names = [name.strip() for name in tasks.split(",") if name.strip()]
-    return list(TASK_NAMES) if names == ["all"] else names
+    return [name for name in TASK_NAMES if name != SIMILAR] if names == ["all"] else names
 
 
 def _rows(given: SourcedValues) -> Iterator[Problem]:
@@ -73,6 +75,13 @@ def _tasks(given: SourcedValues) -> Iterator[Problem]:
     if wrong or not names or len(set(names)) < len(names):
         why = f"tasks are different ones of {', '.join(TASK_NAMES)}, or all"
         yield given.make_problem("genrec.tasks", ["tasks"], why, "--tasks history")
+    if (SIMILAR in names) != bool(values["item_embeddings"]):
+        why = "the task similar, and it alone, needs the vectors of the items' texts"
+        do = "--tasks history,similar --item_embeddings FILE.npy"
+        yield given.make_problem("genrec.no_embeddings", ["tasks", "item_embeddings"], why, do)
+    if SIMILAR in names and values["template"] != "tokens":
+        why = "a row of the task similar has no instruction between its items"
+        yield given.make_problem("genrec.similar_template", ["tasks", "template"], why, "--template tokens")
     if values["rows"] == "sequences" and "history" not in names:
         why = "sequences are rows of the task history, which is not trained"
         yield given.make_problem("genrec.no_sequences", ["rows", "tasks"], why, "--rows samples")

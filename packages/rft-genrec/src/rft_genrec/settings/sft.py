@@ -17,7 +17,8 @@ class TaskSettings:
 
     tasks: str = "history"
     """Tasks, joined by commas: history (IDs to the next ID), title (an ID to its title), id (a title to its ID), fusion
-    (IDs to the next title), titles (titles to the next title), titles_to_id (titles to the next ID), or all. Their
+    (IDs to the next title), titles (titles to the next title), titles_to_id (titles to the next ID), similar (an ID to
+    the ID of an item with a similar text, of which `item_embeddings` decide), or all, which is all but similar. Their
     shares are `prompt_data_probs`; without them a task has as many rows as its data give."""
 
     rows: Literal["samples", "sequences"] = "samples"
@@ -26,6 +27,14 @@ class TaskSettings:
 
     max_history: int = field(default=10, metadata={"minimum": 0})
     """Newest items of a history that a prompt holds; 0 = all."""
+
+    item_embeddings: str = ""
+    """File of vectors of the items' texts (`.npy`, a row an item, as `rft-train genrec embed` writes it), for the task
+    similar."""
+
+    similar_steps: int = field(default=4, metadata={"minimum": 1})
+    """Items that each row of the task similar learns: it goes from an item to one that is similar, and on from there.
+    Every item begins one row."""
 
     template: Literal["tokens", "instruction", "chat"] = "tokens"
     """Form of a prompt: tokens = the IDs alone; instruction = an instruction in plain text around them; chat = the same

@@ -10,10 +10,13 @@ from typing import Any
 
 from rft.process.cache import written_once
 from rft_core.errors import DataError, OptionsError
+from rft_genrec.catalogue.embedding_files import read_embeddings
 from rft_genrec.catalogue.records import Dataset, user_sequences
 from rft_genrec.prompts.builder import PromptBuilder
 from rft_genrec.prompts.tasks import TASKS, TaskInput, TaskRow, sequence_rows, shared_beginnings
+from rft_genrec.settings.rules import SIMILAR
 from rft_genrec.settings.sft import TaskSettings
+from rft_genrec.training.similar_items import similar_rows
 
 _ROOM = "recommender_rows"
 
@@ -33,9 +36,9 @@ def stored_rows(rows: Iterable[Mapping[str, Any]], name: str) -> Path | None:
 
 
 def training_files(
-    dataset: Dataset, builder: PromptBuilder, settings: TaskSettings, tasks: Iterable[str]
+    dataset: Dataset, builder: PromptBuilder, settings: TaskSettings, tasks: Iterable[str], *, seed: int
 ) -> list[Path]:
-    """Return a file of rows for each task.
+    """Return a file of rows for each task; `seed` is that of the rows that are drawn.
 
     Raises:
         DataError: the split train has no samples, or a task has no rows.
@@ -56,6 +59,10 @@ def training_files(
         if task == "history" and settings.rows == "sequences":
             _refuse_shared_beginnings(builder)
             rows = sequence_rows(builder, user_sequences(samples))
+        elif task == SIMILAR:
+            _refuse_shared_beginnings(builder)
+            vectors = read_embeddings(Path(settings.item_embeddings).expanduser(), len(dataset.catalogue))
+            rows = similar_rows(builder, vectors, num_steps=settings.similar_steps, seed=seed)
         else:
             rows = TASKS[task](given)
         file = stored_rows(_demonstrations(rows), task)

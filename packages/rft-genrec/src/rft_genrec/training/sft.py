@@ -34,7 +34,8 @@ def with_inputs(resolved: Resolved[Any]) -> Resolved[Any]:
         return resolved
     dataset, ids = chosen_dataset(settings.catalogue)
     builder = PromptBuilder(ids, settings.tasks.max_history, settings.tasks.template)
-    files = training_files(dataset, builder, settings.tasks, chosen_tasks(settings.tasks.tasks))
+    tasks = chosen_tasks(settings.tasks.tasks)
+    files = training_files(dataset, builder, settings.tasks, tasks, seed=settings.run.seed)
     held_out = None if settings.data.held_out_rows else held_out_file(dataset, builder)
     _refuse_waiting(settings, has_held_out=held_out is not None or settings.data.held_out_rows > 0)
     directory, first_new = prepared_model(settings, builder)
