@@ -37,7 +37,7 @@ if [ "${1:-}" = "--no-apt" ]; then
     shift
 else
     [ "$(id -u)" -eq 0 ] || { echo "run as root: packages, network namespaces and SLURM's daemons need it" >&2; exit 2; }
-    install slurm-wlm munge iproute2 bubblewrap
+    install slurm-wlm munge iproute2 bubblewrap chromium
 fi
 status=0
 uv run pytest -m system tests/system "$@" || status=$?

@@ -346,6 +346,11 @@ RL = SHARED | {
     "max_len": Row("--max_len 12", "rollouts", "--prompt_max_len 8"),
     # what it does to responses: tests/additions/test_task.py, which installs a task
     "constraint": Row("--constraint digits", "refused:task.unknown"),
+    # what they do within a constraint: tests/additions/test_constrained_task.py
+    "group_source": Row("--group_source beams", "refused:constraint.beams_alone"),
+    "constraint_logprobs": Row(
+        "--constraint_logprobs allowed", "refused:constraint.cut", "--constraint digits --top_k 3"
+    ),
     "engine_type": Row("--engine_type hf", "plan"),
     "engine_tp_size": Row("--engine_tp_size 2", "refused:engine.native_one_device"),
     "engine_mem_util": Row("--engine_mem_util 0.5", "refused:engine.native_no_reserve"),

@@ -83,7 +83,7 @@ def general(name: str) -> str:
         return "reward/status_<status>"
     if name.startswith(("eval/one/", "eval/two/")):
         return general(f"eval/{name.split('/')[2]}").replace("eval/", "eval/SET/")
-    if name.startswith(("eval/pass@", "eval/maj@", "eval/best@", "eval/picked@")):
+    if name.startswith(("eval/hit@", "eval/pass@", "eval/maj@", "eval/best@", "eval/picked@")):
         return f"{name.partition('@')[0]}@K"
     phase = name.removeprefix("time/share_")
     return "time/share_<phase>" if name != phase and phase in {*Phase, "other"} else name

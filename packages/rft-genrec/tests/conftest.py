@@ -1,4 +1,4 @@
-"""A catalogue of forty items and a small decoder with random weights that has the tokens of its IDs."""
+"""Catalogues of six tools and of a ring of forty items, and a decoder with random weights over the IDs of the ring."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def id_of(item: int) -> list[str]:
     return [f"<a_{item // 6}>", f"<b_{item % 6}>"]
 
 
-def write_catalogue(folder: Path) -> Path:
+def write_ring(folder: Path) -> Path:
     """Write a catalogue in which each item is followed by the next one, as a ring."""
     folder.mkdir(parents=True, exist_ok=True)
     items = {str(n): {"title": f"item {n}", "description": ""} for n in range(NUM_ITEMS)}
@@ -43,7 +43,7 @@ def _write_rows(path: Path, rows: Sequence[tuple[str, Sequence[int]]]) -> None:
 @pytest.fixture(scope="session")
 def ring(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the catalogue."""
-    return write_catalogue(tmp_path_factory.mktemp("catalogue") / "ring")
+    return write_ring(tmp_path_factory.mktemp("catalogue") / "ring")
 
 
 @pytest.fixture(scope="session")
@@ -69,3 +69,26 @@ def ring_model(ring: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = build_new_decoder(folder / "model", sizes, folder / "tokenizer", seed=1)
     ModelRecord.of(PromptBuilder(ids)).write(model)
     return model
+
+
+IDS = [[f"<a_{n // 3}>", f"<b_{n % 3}>"] for n in range(6)]
+
+
+def write_catalogue(folder: Path, ids: list[list[str]] | None = None) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    items = {str(n): {"title": f"Tool {n}", "description": "red"} for n in range(6)}
+    (folder / "tools.item.json").write_text(json.dumps(items))
+    (folder / "tools.index.json").write_text(json.dumps(dict(enumerate(ids or IDS))))
+    rows = ["user_id,history_item_id,item_id"]
+    for user in range(8):
+        items_of = [(user + step) % 6 for step in range(5)]
+        rows += [f'A{user},"{items_of[:end]}",{items_of[end]}' for end in range(1, 5)]
+    (folder / "train.csv").write_text("\n".join(rows) + "\n")
+    (folder / "valid.csv").write_text("\n".join([rows[0], *rows[3:6]]) + "\n")
+    return folder
+
+
+@pytest.fixture
+def catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RFT_CACHE", str(tmp_path / "cache"))
+    return write_catalogue(tmp_path / "catalogue")

@@ -116,6 +116,7 @@ def _run(words: list[str]) -> int:
     command = commands().get(name)
     if command is None:
         raise _unknown(name)
+    argv = command.with_flag(argv)
     for flag, other in command.switches:
         if flag in argv:
             argv.remove(flag)
@@ -193,7 +194,15 @@ def _unknown(name: str) -> OptionsError:
 
     refusal = table.REFUSED_COMMANDS.get(name)
     near = nearest_names(name, commands())
-    if refusal:
+    group = [command for command in commands() if command.startswith(f"{name}-")]
+    if group:
+        words = [command.removeprefix(f"{name}-") for command in group]
+        what, why, do = (
+            f"rft-train {name} needs a second word",
+            f"its commands: {', '.join(words)}",
+            f"rft-train {name} {words[0]} --help",
+        )
+    elif refusal:
         what, why, do = (
             f"rft-train {name} cannot be used: {refusal.reason}",
             "a command works or is refused",

@@ -95,15 +95,16 @@ def test_a_command_is_run_by_its_function_or_by_what_trains(monkeypatch: pytest.
 
 def test_records_name_what_is_there() -> None:
     for command in commands().values():
-        names = [command.run, command.settings, command.rules, command.notes]
+        names = [command.run, command.act, command.settings, command.rules, command.notes]
         if command.training:
             training = training_of(command.name)
             functions = {*type(training).__dataclass_fields__} - {"purpose", "measure", "held_out", "line", "curves"}
             names += [getattr(training, field) for field in functions]
-        assert bool(command.run) != bool(command.training)
+        assert [bool(command.run), bool(command.act), bool(command.training)].count(True) == 1
         for name in names:
             assert not name or load(name) is not None
-    assert {name for name in with_settings() if find_command(name).training} == {"rl", "sft", "pretrain", "dpo", "rm"}
+    trained = {name for name in with_settings() if find_command(name).training and not find_command(name).extends}
+    assert trained == {"rl", "sft", "pretrain", "dpo", "rm"}
 
 
 @pytest.mark.parametrize(

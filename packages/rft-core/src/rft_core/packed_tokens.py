@@ -11,6 +11,29 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
+class AllowedTokens:
+    """The tokens among which each target was drawn, so that its probability is a share of theirs.
+
+    Example: of the targets [8, 9], the first one drawn among 7 and 8 and the second one without a choice::
+
+        AllowedTokens(ids_E=tensor([7, 8, 9]), counts_R=tensor([2, 1]))
+    """
+
+    ids_E: Tensor
+    """[E] int64: the tokens of all targets, target after target; each at most once a target, itself among them."""
+    counts_R: Tensor
+    """[R] int64: how many there are for each target, at least 1."""
+
+    def of_rows(self, rows_K: Tensor) -> AllowedTokens:
+        """Return those of some of the targets, by their numbers [K] int64."""
+        starts_R, counts_K = self.counts_R.cumsum(0) - self.counts_R, self.counts_R[rows_K]
+        # the places of each target's tokens: its own start, and as many behind it as it has
+        within_F = torch.arange(int(counts_K.sum()), device=rows_K.device)
+        within_F = within_F - torch.repeat_interleave(counts_K.cumsum(0) - counts_K, counts_K)
+        return AllowedTokens(self.ids_E[torch.repeat_interleave(starts_R[rows_K], counts_K) + within_F], counts_K)
+
+
+@dataclass(frozen=True, slots=True)
 class PackedTokens:
     """T tokens of several segments one after another, without padding; a segment sees nothing of another.
 
@@ -29,6 +52,8 @@ class PackedTokens:
     """[T] bool: the tokens whose log-probability or value is computed; None: all of them."""
     mm_inputs: Sequence[Any] | None = None
     """The images of each segment in order, None for a segment without any; None: no segment has any."""
+    allowed: AllowedTokens | None = None
+    """What each of `targets_T` was drawn among, in their order; None: the whole vocabulary."""
 
     @classmethod
     def of_segments(cls, segments: Sequence[Tensor], *, mm_inputs: Sequence[Any] | None = None) -> PackedTokens:

@@ -35,6 +35,8 @@ class EngineCapabilities:
     supports_images: bool = True
     supports_constraint: bool = True
     """It draws within a token trie (`generate(constraint=...)`), alone and as one of several replicas."""
+    supports_beam_search: bool = False
+    """It searches for the best sequences of a token trie (`beam_search`), in one process."""
     supports_fp8: bool = False
     """It rounds its copy of the matrices to 8 bits as they are loaded."""
     reserves_memory: bool = False
@@ -76,6 +78,8 @@ class EngineKind:
     limits: tuple[EngineLimit, ...] = ()
     package: str = ""
     """The Python package that it needs, an optional extra of the same name; empty = none."""
+    tested_version: str = ""
+    """Version of the package that the tests ran with."""
     cpu_extra: str = ""
     """The extra with that package's build for CPUs, where there is one."""
     needs_gpu: str = ""
@@ -164,7 +168,9 @@ _ROWS = (
         title="the native engine",
         summary="in this process, with the weights being trained",
         builder="rft_engine.native.builder:build",
-        can=EngineCapabilities(shares_weights=True, joins_matrices=True, supports_partial_rollouts=True),
+        can=EngineCapabilities(
+            shares_weights=True, joins_matrices=True, supports_partial_rollouts=True, supports_beam_search=True
+        ),
         limits=(_ONE_DEVICE, _NO_RESERVE, _NO_FP8),
     ),
     EngineKind(
@@ -184,6 +190,7 @@ _ROWS = (
             supports_fp8=True, reserves_memory=True, splits_model=True, sleeps_on_cpu=False, max_lora_rank=512
         ),
         package="vllm",
+        tested_version="0.32.0",
         cpu_extra="vllm-cpu",
         is_preferred_on_gpu=True,
     ),
@@ -197,6 +204,7 @@ _ROWS = (
         ),
         limits=_SGLANG,
         package="sglang",
+        tested_version="0.5.21",
         needs_gpu="SGLang's CPU kernels are no part of its published package, and its keyed draws and sleep want a GPU",
         note="written after SGLang's source and not yet run on a GPU",
     ),

@@ -107,6 +107,14 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SearchedSamplingSettings(SamplingSettings):
+    """How completions are drawn or searched for, and how long texts may be (in tokens)."""
+
+    num_beams: int = field(default=0, metadata={"minimum": 0})
+    """Best sequences of the constraint after each prompt, by beam search, in the place of samples; 0 = samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProbeLengthSettings:
     """How long the compared texts may be, in tokens."""
 
@@ -126,6 +134,15 @@ class TrainingSamplingSettings(SamplingSettings):
 
     first_token_temperature: float = field(default=10.0, metadata={"above": 0.0})
     """Temperature of the first token (with `use_fire`)."""
+
+    constraint_logprobs: Literal["allowed", "vocabulary"] = "allowed"
+    """With a constraint, what a token's probability is a share of in the loss: allowed = the tokens that may follow,
+    among which it was drawn; vocabulary = all tokens, as MiniOneRec trains."""
+
+    group_source: Literal["samples", "beams", "weighted_beams"] = "samples"
+    """With a constraint, the group of a prompt: samples = drawn from the policy; beams = the best sequences by beam
+    search, each counted alike (a biased estimate, as in MiniOneRec); weighted_beams = these, each by its probability
+    within the group."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,9 @@ def test_a_stage_gets_the_paths_that_stages_share(tmp_path: Path) -> None:
     assert filled(stages["data"], tmp_path) == ["genrec", "data", "--save_path", f"{tmp_path}/catalogue"]
     there = ["--catalogue", f"{tmp_path}/catalogue"]
     assert filled(stages["sft"], tmp_path) == ["genrec", "sft", *there, "--save_path", f"{tmp_path}/sft", "--l2", "0.1"]
+    (tmp_path / "catalogue").mkdir()
+    (tmp_path / "catalogue" / "tools.emb-tfidf.npy").touch()
+    assert filled(stages["sid"], tmp_path)[4:] == ["--embeddings", f"{tmp_path}/catalogue/tools.emb-tfidf.npy"]
     model = filled(stages["rl"], tmp_path)[5]
     assert model == str(final_model(tmp_path / "sft")) == f"{tmp_path}/sft/checkpoints/step_*/model"
     assert filled(stages["eval"], tmp_path)[5] == f"{tmp_path}/rl/checkpoints/step_000012/model"

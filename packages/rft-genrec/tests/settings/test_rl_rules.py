@@ -40,6 +40,7 @@ def test_a_contradiction_is_refused(words: str, code: str) -> None:
 
 def test_terms_have_weights() -> None:
     assert codes("--genrec_reward", "rule,semantic=0.5", "--item_embeddings", "a.npy") == set()
+    assert codes("--genrec_reward", "rule,ranking", "--group_source", "beams") == set()
     assert reward_terms("rule, prefix=0.25") == {"rule": 1.0, "prefix": 0.25}
     with pytest.raises(ValueError, match="named twice"):
         reward_terms("rule,rule=2")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rft_trainer.evaluation.sampled_metrics import ScoredSample, by_prompt, default_ks
+from rft_trainer.evaluation.sampled_metrics import ScoredSample, by_prompt, default_ks, hits_at_k
 
 RIGHT, WRONG = ScoredSample(1.0, True, "4"), ScoredSample(0.0, False, "5")
 
@@ -41,3 +41,8 @@ def test_a_prompt_with_fewer_than_k_scored_samples_has_none() -> None:
     assert found["pass@2"] == (None, 1.0)
     assert found["maj@2"] == (None, 0.5)
     assert by_prompt([[RIGHT]], ()) == {}
+
+
+def test_hits_count_the_first_responses_and_fewer_are_all_there_are() -> None:
+    found = hits_at_k([[False, True, False], [False], [True, False, False]], (1, 2, 3))
+    assert found == {"hit@1": (0.0, 0.0, 1.0), "hit@2": (1.0, 0.0, 1.0), "hit@3": (1.0, 0.0, 1.0)}

@@ -23,7 +23,7 @@ from rft_engine.settings import (
     EngineSettings,
     ProbeLengthSettings,
     ReplicaSettings,
-    SamplingSettings,
+    SearchedSamplingSettings,
     TrainingSamplingSettings,
 )
 from rft_models.settings import (
@@ -208,7 +208,7 @@ class RmTestSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalSamplingSettings(SamplingSettings):
+class EvalSamplingSettings(SearchedSamplingSettings):
     """Sampling of the responses to held-out prompts, and how long texts may be (in tokens)."""
 
     temperature: float = field(default=0.0, metadata={"minimum": 0.0, "aliases": ("eval_temperature",)})
@@ -265,7 +265,7 @@ class GenerateSettings:
     model: WeightsSettings
     data: GenerateDataSettings = field(default_factory=GenerateDataSettings)
     images: GenerateImageSettings = field(default_factory=GenerateImageSettings)
-    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    sampling: SearchedSamplingSettings = field(default_factory=SearchedSamplingSettings)
     engine: DecodingEngineSettings = field(default_factory=DecodingEngineSettings)
     output: OutputSettings = field(default_factory=OutputSettings)
 
@@ -329,6 +329,45 @@ class ConformanceSettings:
     lengths: ProbeLengthSettings = field(default_factory=ProbeLengthSettings)
     engine: ComparedEnginesSettings = field(default_factory=ComparedEnginesSettings)
     output: ConformanceOutputSettings = field(default_factory=ConformanceOutputSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExaminationSettings:
+    """Parts of the examination beside this installation and this machine."""
+
+    save_path: str = ""
+    """Directory that runs are to be written to; empty = runs."""
+
+    reach: str = ""
+    """Machines that must be reached from here, as host:port, joined by commas; empty = none."""
+
+    share: str = ""
+    """File for the findings as JSON, without secrets, to be handed on; empty = none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorSettings:
+    """Examine the installation and this machine: a verdict for each fact, and the command that mends it."""
+
+    examination: ExaminationSettings = field(default_factory=ExaminationSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFileSettings:
+    """The run of a report, and its file."""
+
+    run: str
+    """Directory of the run."""
+
+    output: str = ""
+    """File of the report; empty = report.html in the run's directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportSettings:
+    """Write a report on a run: one page for a browser, which needs no network and can be sent to somebody."""
+
+    report: ReportFileSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -371,7 +371,7 @@ def test_tokens_are_recorded_of_the_steps_that_are_asked_for(kind: str, keeps: b
     machine = SimpleNamespace(device="cpu", is_first=True, collectives="all ranks")
     started: Any = SimpleNamespace(machine=machine, directory="directory")
     parallel: Any = SimpleNamespace(model="policy", data="data ranks", collective_forward=False)
-    recorder = rl._token_recorder(settings, started, parallel)
+    recorder = rl._token_recorder(settings, started, parallel, None)
     if due is None:
         assert recorder is None
         return

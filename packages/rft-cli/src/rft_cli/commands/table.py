@@ -216,6 +216,11 @@ BUILT_IN = (
         run="rft_cli.commands.conformance:run",
     ),
     Command(
+        **asdict(commands.DOCTOR),
+        summary="examine the installation and this machine, with what mends each fault",
+        act="rft.doctor.examination:lines",
+    ),
+    Command(
         **asdict(commands.BUILD),
         summary="create a small model and its tokenizer from scratch",
         run="rft_cli.commands.build:run",
@@ -250,6 +255,12 @@ BUILT_IN = (
     ),
     Command(name="runs", summary="list runs, or show one", run="rft_cli.commands.runs:run"),
     Command(
+        **asdict(commands.REPORT),
+        summary="write a page on a run: outcome, curves, times, samples",
+        act="rft.report.written:lines",
+        first_word="run",
+    ),
+    Command(
         name="rollouts",
         summary="list, compare and export the sampled answers of a run",
         run="rft_cli.commands.answers.listing:run",
@@ -268,9 +279,6 @@ _ALGORITHMS = ("grpo", "dapo", "dr_grpo", "gspo", "rloo", "ppo")
 """Names of `--advantage_estimator` that other programs have a command for."""
 
 REFUSED_COMMANDS: dict[str, Refusal] = {
-    "genrec": Refusal(_NOT_YET, "rft-train rl"),
-    "doctor": Refusal(_NOT_YET, "rft-train check"),
-    "report": Refusal(_NOT_YET, "rft-train runs show RUN"),
     "reward": Refusal("it has another name", "rft-train rm"),
     **{
         name: Refusal("it is a loss of dpo", f"rft-train dpo --loss_type {name}")

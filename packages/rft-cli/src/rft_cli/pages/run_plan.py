@@ -129,8 +129,22 @@ def _capped(settings: RlSettings) -> str:
 
 
 def _constrained(settings: RlSettings) -> str:
-    task = settings.sampling.constraint
-    return f"; every response is one of the sequences of the task {task}" if task else ""
+    drawn = settings.sampling
+    if not drawn.constraint:
+        return ""
+    share = "the tokens that may follow" if drawn.constraint_logprobs == "allowed" else "the whole vocabulary"
+    return (
+        f"; every response is one of the sequences of the task {drawn.constraint}; probabilities in the loss are "
+        f"shares of {share}{_GROUPS[drawn.group_source]}"
+    )
+
+
+_GROUPS = {
+    "samples": "",
+    "beams": "; groups are the best beams, each counted alike: a biased estimate, as in MiniOneRec",
+    "weighted_beams": "; groups are the best beams, each by its probability within the group",
+}
+"""How the groups of a constrained run are made, where they are not drawn."""
 
 
 def _preparation(settings: RlSettings | SftSettings | DpoSettings, is_stored: bool) -> str:

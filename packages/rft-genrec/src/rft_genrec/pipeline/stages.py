@@ -34,7 +34,8 @@ class Stage:
 
     name: str
     words: tuple[str, ...]
-    """Command line without the word rft-train; {run} is the directory, {model} the model of an earlier stage."""
+    """Command line without the word rft-train; {run} is the directory, {model:NAME} the model of an earlier
+    stage, {vectors} the file of the items' vectors."""
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     kind: Literal["files", "directory", "run"]
@@ -90,7 +91,10 @@ def _stage(name: str, settings: GenrecRunSettings, *, with_rl: bool) -> Stage:
     if name == "embed":
         return Stage(name, (*head, *there, *options), (_ITEMS,), (_VECTORS,), "files", _CATALOGUE, outside)
     if name == "sid":
-        return Stage(name, (*head, *there, *options), (_ITEMS, _VECTORS), (_INDEX,), "files", _CATALOGUE, outside)
+        vectors = ("--embeddings", "{vectors}")
+        return Stage(
+            name, (*head, *there, *vectors, *options), (_ITEMS, _VECTORS), (_INDEX,), "files", _CATALOGUE, outside
+        )
     if name == "eval":
         words = (*head, *there, "--pretrain", f"{{model:{model}}}", "--output", "{run}/eval.json", *options)
         reads = (*learned, *_TEST, f"{model}/{_MODEL}/*")
@@ -108,6 +112,9 @@ def filled(stage: Stage, run: Path) -> list[str]:
         for name in ("sft", "rl"):
             place = f"{{model:{name}}}"
             word = word.replace(place, str(final_model(run / name))) if place in word else word
+        if "{vectors}" in word:
+            found = sorted(run.glob(f"{_CATALOGUE}/*.emb*.npy"))
+            word = str(found[0] if found else run / _CATALOGUE / "NAME.emb-ENCODER.npy")
         words.append(word.replace("{run}", str(run)))
     return words
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from rft.config.rules.rl import problems as rl_problems
 from rft.config.rules.sourced_values import SourcedValues, Values
@@ -43,7 +43,8 @@ def rl_rules(given: SourcedValues) -> Iterator[Problem]:
     """Yield the contradictions of `genrec rl`."""
     yield from _catalogue(given)
     yield from _reward(given)
-    yield from rl_problems(given)
+    # the items of the catalogue are a constraint that no one has to name
+    yield from rl_problems(replace(given, values={**given.values, "constraint": "genrec"}))
 
 
 def rl_notes(given: SourcedValues, defaults: Values) -> list[str]:

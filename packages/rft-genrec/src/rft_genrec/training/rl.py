@@ -28,13 +28,13 @@ TASK = "genrec"
 """Name of the installed task that gives reward, constraint and metrics."""
 
 
-def with_inputs(resolved: Resolved[GenrecRlSettings]) -> Resolved[GenrecRlSettings]:
+def with_inputs(resolved: Resolved[Any]) -> Resolved[Any]:
     """Return the settings with the files of the prompts, the reward, and the items that may be written.
 
     Raises:
         DataError: a catalogue without IDs or samples, or a model that was not trained on these IDs and prompts.
     """
-    settings = resolved.settings
+    settings: GenrecRlSettings = resolved.settings
     if settings.data.prompt_data:  # prepared already
         return resolved
     dataset, ids = chosen_dataset(settings.catalogue)
@@ -65,7 +65,7 @@ def with_inputs(resolved: Resolved[GenrecRlSettings]) -> Resolved[GenrecRlSettin
 
 
 def train(
-    resolved: Resolved[GenrecRlSettings],
+    resolved: Resolved[Any],
     command: Sequence[str],
     *,
     in_place: Path | None = None,

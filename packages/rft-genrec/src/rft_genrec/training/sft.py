@@ -22,14 +22,14 @@ from rft_genrec.training.rows import held_out_file, training_files
 from rft_trainer.runs.stop_signals import StopSignals
 
 
-def with_inputs(resolved: Resolved[GenrecSftSettings]) -> Resolved[GenrecSftSettings]:
+def with_inputs(resolved: Resolved[Any]) -> Resolved[Any]:
     """Return the settings with the model that the run begins with, and the files of its rows; both are written.
 
     Raises:
         DataError: a catalogue without IDs or samples, or a model whose vocabulary does not go with them.
         OptionsError: freeze_llm without new tokens, or sequences that no token divides.
     """
-    settings = resolved.settings
+    settings: GenrecSftSettings = resolved.settings
     if settings.data.prompt_data:  # prepared already
         return resolved
     dataset, ids = chosen_dataset(settings.catalogue)
@@ -50,7 +50,7 @@ def with_inputs(resolved: Resolved[GenrecSftSettings]) -> Resolved[GenrecSftSett
 
 
 def train(
-    resolved: Resolved[GenrecSftSettings],
+    resolved: Resolved[Any],
     command: Sequence[str],
     *,
     in_place: Path | None = None,

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from rft_core.errors import OptionsError, PreflightError
+from rft_core.packed_tokens import AllowedTokens
 from rft_models.layers.fast_linear import linear
+from rft_models.logprobs.allowed_logprobs import allowed_logprobs
 from rft_models.logprobs.fused_loss import LossOutputs, TokenObjective, linear_loss
 from rft_models.logprobs.linear_logprobs import HeadOutputs, linear_logprobs, linear_outputs
 from rft_models.logprobs.row_statistics import VocabularyShard
@@ -80,6 +82,43 @@ class OutputHead:
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
             shard=self.shard,
+        )
+
+    def allowed_logprobs(
+        self,
+        hidden_RD: Tensor,
+        targets_R: Tensor,
+        allowed: AllowedTokens,
+        *,
+        temperature: float,
+        with_entropy: bool,
+        entropy_gradient: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute each target's log-probability among the tokens that it was drawn among, and their entropy.
+
+        Raises:
+            OptionsError: ranks share the matrix, so that no rank has the rows of all these tokens.
+        """
+        if self.shard is not None:
+            raise OptionsError(
+                code="models.allowed_sharded",
+                what="log-probs within a constraint with an output matrix that ranks share",
+                where="--tp_size, --constraint",
+                why="no rank has the rows of all tokens that may follow",
+                state="no weight was changed",
+                do="--tp_size 1, or --constraint_logprobs vocabulary",
+            )
+        weight, bias = self._as(hidden_RD)
+        return allowed_logprobs(
+            self._scaled(hidden_RD),
+            weight,
+            targets_R,
+            allowed,
+            bias=bias,
+            temperature=temperature,
+            softcap=self.softcap,
+            with_entropy=with_entropy,
+            entropy_gradient=entropy_gradient,
         )
 
     def vocabulary_terms(

@@ -104,7 +104,7 @@ class CausalPolicy(PackedModel):
 
         Args:
             tokens: the head runs on the rows that predict targets and on no others; an image that several segments
-                have runs once.
+                have runs once. With `allowed` a target's probability, and the entropy, are within its allowed tokens.
             temperature: positive divisor of the logits.
             with_entropy: also the entropy (nats) of the distribution that predicts each target.
             entropy_gradient: let gradients flow through that entropy.
@@ -286,14 +286,17 @@ class CausalPolicy(PackedModel):
         with_entropy: bool,
         entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        logprobs_R, entropy_R = self.head.logprobs(
-            hidden_RD,
-            tokens.token_ids_T.index_select(0, targets_R),
-            temperature=temperature,
-            with_entropy=with_entropy,
-            entropy_gradient=entropy_gradient,
-            chunk_size=self.head_chunk_size,
-        )
+        ids_R = tokens.token_ids_T.index_select(0, targets_R)
+        options: dict[str, Any] = {"temperature": temperature, "with_entropy": with_entropy}
+        options["entropy_gradient"] = entropy_gradient
+        if tokens.allowed is None:
+            logprobs_R, entropy_R = self.head.logprobs(hidden_RD, ids_R, chunk_size=self.head_chunk_size, **options)
+        else:
+            # a rank may have a share of the targets
+            numbers_R = (tokens.targets_T.cumsum(0) - 1)[targets_R]
+            logprobs_R, entropy_R = self.head.allowed_logprobs(
+                hidden_RD, ids_R, tokens.allowed.of_rows(numbers_R), **options
+            )
         zeros_T = torch.zeros(tokens.num_tokens, dtype=logprobs_R.dtype, device=logprobs_R.device)
         entropy_T = None if entropy_R is None else self._merged(zeros_T.index_copy(0, targets_R, entropy_R))
         return self._merged(zeros_T.index_copy(0, targets_R, logprobs_R)), entropy_T

@@ -13,7 +13,7 @@ from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.statistics import Interval, mean_interval, share_interval
 from rft_core.errors import OptionsError, OutageError
 from rft_core.keyed_random import derive_key
-from rft_trainer.evaluation.sampled_metrics import ScoredSample, by_prompt, default_ks
+from rft_trainer.evaluation.sampled_metrics import ScoredSample, by_prompt, default_ks, hits_at_k
 from rft_trainer.evaluation.task_metrics import TaskMetrics
 from rft_trainer.protocols import Collectives, Engine, ResponseDecoder
 from rft_trainer.records.rollouts import Prompt, Rollout
@@ -191,6 +191,8 @@ class Evaluator:
     pick: str = ""
     """Part of the reward, or `WHOLE_REWARD`, whose highest value picks one of k responses, for picked@k; empty =
     none."""
+    ranked: bool = False
+    """The responses to a prompt are its best ones, best first, and no draws: hit@k takes the place of pass@k."""
     keys: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -294,7 +296,9 @@ class Evaluator:
             why_unscored=next((str(row[5]) for row in flat if row[0] is None), ""),
             num_samples=self.num_samples,
             num_unscored=sum(row[0] is None for row in flat),
-            by_prompt=by_prompt(samples, ks),
+            by_prompt=hits_at_k([[bool(row[1]) for row in group] for group in rows], ks)
+            if self.ranked
+            else by_prompt(samples, ks),
             sources=self._sources(),
         )
 

@@ -50,6 +50,14 @@ def by_prompt(
     }
 
 
+def hits_at_k(correct_by_prompt: Sequence[Sequence[bool]], ks: Sequence[int]) -> Mapping[str, tuple[float | None, ...]]:
+    """Return hit@k for each k: whether one of the first k responses is right, where their order is a ranking.
+
+    Fewer responses than k, as where a set of sequences has fewer, are all that there are.
+    """
+    return {f"hit@{k}": tuple(float(any(correct[:k])) for correct in correct_by_prompt) for k in ks}
+
+
 def _passes(samples: Sequence[ScoredSample], k: int) -> float:
     return pass_at_k_estimate(sum(sample.is_correct for sample in samples), len(samples), k=k)
 

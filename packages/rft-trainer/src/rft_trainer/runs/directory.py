@@ -105,7 +105,7 @@ class RunDirectory:
         """Open an existing run, to be read or continued; `CheckpointError` where there is none."""
         run = cls(Path(path).expanduser(), sync_every=sync_every)
         if not run.config_file.is_file():
-            raise _not_a_run(run.path)
+            raise not_a_run(run.path)
         return run
 
     @contextmanager
@@ -368,7 +368,8 @@ def _in_use(path: Path) -> StorageError:
     )
 
 
-def _not_a_run(path: Path) -> CheckpointError:
+def not_a_run(path: Path) -> CheckpointError:
+    """Return the error of a path that holds no run."""
     there = "does not exist"
     if path.is_dir():
         names = sorted(entry.name for entry in path.iterdir())[:10]

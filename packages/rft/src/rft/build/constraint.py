@@ -5,23 +5,66 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-from rft.build.engines import choose_engine
+import torch
+from torch import Tensor
+
+from rft.build.engines import EngineChoice, choose_engine
 from rft.process.machine import choose_device
+from rft.settings import RlSettings
+from rft_algos.advantages.enumerated import probability_weighted
 from rft_algos.decoding.token_trie import TokenTrie
+from rft_algos.objectives import RolloutBatch
 from rft_core.errors import OptionsError
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.installed_tasks.discovery import bad_result, called, find_task
-from rft_trainer.protocols import RefreshableEngine
-from rft_trainer.rollouts.constrained import ConstrainedEngine
+from rft_trainer.protocols import Engine
+from rft_trainer.rollouts.constrained import BeamEngine, ConstrainedEngine, RenormalisedEngine
+from rft_trainer.scoring.advantages import ComputeAdvantages
+from rft_trainer.scoring.constrained_policy import ConstrainedPolicy
 
 _FLAG = "--constraint"
 _CODE = "task.constraint"
 
 
-def within(engine: Any, trie: TokenTrie | None) -> Any:
-    """Return the engine with its completions drawn within a tree; the engine itself without one."""
-    drawing: RefreshableEngine = engine
-    return drawing if trie is None else ConstrainedEngine(drawing, trie)
+def within(engine: Any, trie: TokenTrie | None, *, beams: bool = False) -> Any:
+    """Return the engine with its completions drawn within a tree, or searched for; the engine itself without one."""
+    if trie is None:
+        return engine
+    return BeamEngine(engine, trie) if beams else ConstrainedEngine(engine, trie)
+
+
+def rollout_engine(engine: Any, trie: TokenTrie | None, settings: RlSettings) -> Engine:
+    """Return what draws or searches for the groups of training, with the log-probs that the loss compares with."""
+    found = within(engine, trie, beams=settings.sampling.group_source != "samples")
+    return RenormalisedEngine(found) if is_renormalised(settings) else found
+
+
+def is_renormalised(settings: RlSettings) -> bool:
+    """Return whether probabilities of tokens are shares of what may follow."""
+    return bool(settings.sampling.constraint) and settings.sampling.constraint_logprobs == "allowed"
+
+
+def policy_within(policy: Any, trie: TokenTrie | None, settings: RlSettings) -> Any:
+    """Return the policy with its log-probs within the tree where the settings ask for them."""
+    return ConstrainedPolicy(policy, trie) if trie is not None and is_renormalised(settings) else policy
+
+
+def group_advantages(settings: RlSettings) -> ComputeAdvantages | None:
+    """Return the advantages of weighted beams; None where the algorithm's own are computed.
+
+    Raises:
+        OptionsError: an algorithm whose advantages they cannot take the place of.
+    """
+    if settings.sampling.group_source != "weighted_beams":
+        return None
+    return weighted_beam_advantages
+
+
+def weighted_beam_advantages(batch: RolloutBatch) -> Tensor:
+    """Advantage [N] of each beam by its probability within its group, from the log-probs it was searched by."""
+    zeros_N = torch.zeros_like(batch.rewards_N, dtype=torch.float64)
+    logprobs_N = zeros_N.index_add(0, batch.segment_ids_T, batch.behaviour_logprobs_T.to(torch.float64))
+    return probability_weighted(batch.rewards_N, batch.group_ids_N, logprobs_N)
 
 
 def constraint_of(settings: Any, tokenizer: HfTokenizer) -> TokenTrie | None:
@@ -43,6 +86,7 @@ def constraint_of(settings: Any, tokenizer: HfTokenizer) -> TokenTrie | None:
         raise bad_result(name, what, code=_CODE, place=task.constraint)
     trie = TokenTrie.of(sequences)
     _refuse_lengths(trie, settings.sampling.generate_max_len, name)
+    _refuse_groups(trie, settings)
     return trie
 
 
@@ -63,6 +107,21 @@ def _refuse_lengths(trie: TokenTrie, longest: int, name: str) -> None:
         )
 
 
+def _refuse_groups(trie: TokenTrie, settings: Any) -> None:
+    """Refuse groups of more beams than there are sequences: the places too many would stay empty."""
+    if getattr(settings.sampling, "group_source", "samples") == "samples":
+        return
+    size = settings.batch.n_samples_per_prompt
+    if size > trie.num_sequences:
+        raise OptionsError(
+            code="constraint.few_sequences",
+            what=f"groups of {size} beams, {settings.sampling.constraint} has {trie.num_sequences} sequences",
+            where="--n_samples_per_prompt, --group_source",
+            why="the beams of a group are distinct sequences",
+            do=f"--n_samples_per_prompt {trie.num_sequences}",
+        )
+
+
 def _refuse_rollouts(settings: Any) -> None:
     """Refuse rollouts that are drawn otherwise than by one call of an engine that takes a tree."""
     for asked, flag, why, do in _others(settings):
@@ -78,10 +137,6 @@ def _refuse_rollouts(settings: Any) -> None:
 def _others(settings: Any) -> Iterator[tuple[str, str, str, str]]:
     """(what it does not go with, its flag, why, remedy), the first that applies first."""
     # groups that a command lacks have nothing to refuse
-    staleness = getattr(getattr(settings, "async_rollouts", None), "max_staleness", 0)
-    if staleness:
-        why = "a sample that runs ahead may go on under newer weights, and its place in the tree is not kept"
-        yield f"max_staleness = {staleness}", "--max_staleness", why, "--max_staleness 0"
     environment = getattr(getattr(settings, "conversation", None), "environment", "")
     if environment:
         why = "the turns of a conversation are free texts"
@@ -90,3 +145,34 @@ def _others(settings: Any) -> Iterator[tuple[str, str, str, str]]:
     if not chosen.can.supports_constraint:
         why = f"{chosen.name} draws from the whole vocabulary"
         yield f"engine_type {chosen.name}", "--engine_type", why, "--engine_type native"
+    yield from _beams(settings, chosen)
+
+
+def _beams(settings: Any, chosen: EngineChoice) -> Iterator[tuple[str, str, str, str]]:
+    """Where no beams can be searched for, as `_others`."""
+    group_source = getattr(settings.sampling, "group_source", "samples")
+    if group_source != "samples":
+        asked, flag, without = f"group_source = {group_source}", "--group_source", "--group_source samples"
+    elif getattr(settings.sampling, "num_beams", 0):
+        asked, flag, without = f"num_beams = {settings.sampling.num_beams}", "--num_beams", "--num_beams 0"
+    else:
+        return
+    if not chosen.can.supports_beam_search:
+        why = f"{chosen.kind.title} has no beam search within a constraint"
+        yield f"{asked} and engine_type {chosen.name}", f"{flag}, --engine_type", why, "--engine_type native"
+    staleness = getattr(getattr(settings, "async_rollouts", None), "max_staleness", 0)
+    if staleness:
+        why = "what runs ahead of the trainer are samples"
+        yield f"{asked} and max_staleness = {staleness}", f"{flag}, --max_staleness", why, "--max_staleness 0"
+    replicas = getattr(getattr(settings, "replicas", None), "engine_replicas", 1)
+    if replicas > 1:
+        why = "a beam search is one call of one engine; replicas share samples"
+        yield f"{asked} and engine_replicas = {replicas}", f"{flag}, --engine_replicas", why, "--engine_replicas 1"
+    if settings.engine.engine_max_rows < _num_beams(settings):
+        why = "all beams of a prompt are decoded together"
+        yield f"{asked} and engine_max_rows = {settings.engine.engine_max_rows}", "--engine_max_rows", why, without
+
+
+def _num_beams(settings: Any) -> int:
+    beams = getattr(settings.sampling, "num_beams", None)
+    return settings.batch.n_samples_per_prompt if beams is None else beams

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rft.build.constraint import within
+from rft.build.constraint import is_renormalised, rollout_engine, within
 from rft.build.engines import EngineCheck, choose_engine, engine_check
 from rft.build.environment import ChosenEnvironment
 from rft.build.replicas import wants_replicas
@@ -22,6 +22,7 @@ from rft_engine.completions import EngineStats
 from rft_engine.slowness import NO_LOSS, slowest_reason
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_trainer.async_rollouts.constrained import ConstrainedAsyncEngine
 from rft_trainer.async_rollouts.queue import AsyncConfig, AsyncRollouts
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.metrics.phase_timer import PhaseTimer
@@ -156,7 +157,7 @@ def _synchronous(
     # rollouts and evaluations alone: what probes the engine draws freely
     drawing = within(engine, parts.constraint)
     collector = RolloutCollector(
-        drawing,
+        rollout_engine(engine, parts.constraint, settings),
         parts.tokenizer,
         parts.reward,
         machine.collectives,
@@ -179,6 +180,8 @@ def _asynchronous(
 ) -> BuiltRollouts:
     del record, policy
     engine: Any = parts.engine
+    if parts.constraint is not None:
+        engine = ConstrainedAsyncEngine(engine, parts.constraint, renormalised=is_renormalised(settings))
     batch = settings.batch
     rules = AsyncConfig(
         max_staleness=settings.async_rollouts.max_staleness,

@@ -13,6 +13,7 @@ A command of two words, such as `rft-train genrec data`, is one whose name joins
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
@@ -112,6 +113,8 @@ class Command:
     """(flag, command): with the flag it is that other command, with the settings of that one."""
     takes_run: bool = False
     """Whether a run may stand in place of the model, as in `rft-train eval RUN`."""
+    first_word: str = ""
+    """Setting whose flag may be left out before a first word, as in `rft-train report RUN`; empty = none."""
     stage_result: StageResult | None = None
     """By what a stage of a recipe is found to be finished: the summary of a run, an output file, a model or a
     tokenizer; None where no stage can run it."""
@@ -124,6 +127,11 @@ class Command:
         if training is not None and base.training is not None:
             training = _filled(training, base.training)
         return replace(_filled(self, base), training=training, is_default=False, name=self.name)
+
+    def with_flag(self, argv: Sequence[str]) -> list[str]:
+        """Return the words with the flag of `first_word` where it was left out."""
+        bare = bool(self.first_word) and bool(argv) and not argv[0].startswith("-")
+        return [f"--{self.first_word}", *argv] if bare else list(argv)
 
     @property
     def makes_runs(self) -> bool:

@@ -97,10 +97,15 @@ CONFORMANCE = CommandSettings(
     settings="rft.settings:ConformanceSettings",
     rules="rft.config.rules.compared_engines:problems",
 )
+DOCTOR = CommandSettings(name="doctor", settings="rft.settings:DoctorSettings")
+REPORT = CommandSettings(name="report", settings="rft.settings:ReportSettings")
 BUILD = CommandSettings(name="build", settings="rft.settings:BuildModelSettings")
 PERPLEXITY = CommandSettings(name="perplexity", settings="rft.settings:PerplexitySettings")
 TOKENIZER = CommandSettings(name="tokenizer", settings="rft.settings:TrainTokenizerSettings")
-OWN = (SFT, PRETRAIN, DPO, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, BUILD, TOKENIZER, PERPLEXITY)
+OWN = (
+    *(SFT, PRETRAIN, DPO, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, DOCTOR, BUILD, TOKENIZER),
+    *(PERPLEXITY, REPORT),
+)
 
 _PROGRAMS: list[Callable[[], Mapping[str, ConfiguredCommand]]] = []
 
@@ -164,6 +169,11 @@ def known() -> dict[str, ConfiguredCommand]:
         if getattr(row, "settings", ""):
             rows.setdefault(row.name, row)
     return rows
+
+
+def full_record(name: str) -> Any:
+    """Return the record of a command with all that a program says of it; None where no program has added one."""
+    return next((row for program in _PROGRAMS for row in program().values() if row.name == name), None)
 
 
 def configured(name: str) -> ConfiguredCommand:

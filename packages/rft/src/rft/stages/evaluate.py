@@ -196,7 +196,9 @@ def _answered(
     ).eval()
     response, longest = response_limits(settings, max(len(prompt.token_ids) for prompt in prompts))
     longest = environment.room(settings.model.pretrain, longest, response) if environment else longest
-    engine = within(make_engine(settings.engine, machine, policy, settings.model.pretrain, longest), trie)
+    engine = make_engine(settings.engine, machine, policy, settings.model.pretrain, longest)
+    num_samples = settings.sampling.num_beams or settings.evaluation.eval_n
+    engine = within(engine, trie, beams=settings.sampling.num_beams > 0)
     reward = build_reward(settings, machine, function=function, columns=columns_of(prompts))
     try:
         evaluator = Evaluator(
@@ -209,10 +211,11 @@ def _answered(
             seed=settings.output.seed,
             conversations=environment.conversations(engine, longest) if environment else None,
             metrics=metrics,
-            num_samples=settings.evaluation.eval_n,
-            ks=parse_ks(settings.evaluation.eval_k, settings.evaluation.eval_n),
+            num_samples=num_samples,
+            ks=parse_ks(settings.evaluation.eval_k, num_samples),
             answer_of=answer_reader(*function_names(settings)),
             pick=settings.evaluation.eval_pick,
+            ranked=settings.sampling.num_beams > 0,
         )
         journal = partial_rows(output, manifest, prompts, suffix) if output is not None else None
         result, rows = evaluator.with_rows(rollout_row, journal)

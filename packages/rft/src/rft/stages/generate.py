@@ -39,8 +39,8 @@ def generate(settings: GenerateSettings, machine: Machine) -> list[dict[str, obj
     # nothing is trained on the result, so a response is shortened where training would refuse
     response = min(response, decoder_for(policy).max_positions - longest_prompt)
     engine = make_engine(settings.engine, machine, policy, settings.model.pretrain, longest_prompt + response)
-    engine = within(engine, trie)
-    samples = range(settings.data.n_samples_per_prompt)
+    engine = within(engine, trie, beams=drawn.num_beams > 0)
+    samples = range(drawn.num_beams or settings.data.n_samples_per_prompt)
     # the number of a prompt in the data, not on this rank: a sample does not depend on the number of ranks
     own = range(machine.ranks.rank, len(prompts), machine.ranks.world_size)
     chosen = [prompts[i] for i in own]

@@ -20,7 +20,7 @@ from rft.build.algorithm_parts import (
     credit_assigner,
     old_policy,
 )
-from rft.build.constraint import constraint_of
+from rft.build.constraint import constraint_of, group_advantages, policy_within
 from rft.build.engines import choose_engine, make_engine
 from rft.build.environment import ChosenEnvironment
 from rft.build.lora import adapt, weights_directory
@@ -53,6 +53,7 @@ from rft.run_lifecycle import RunStart
 from rft.settings import RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_models.lora.adapters import BaseModelView
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -76,29 +77,35 @@ from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
 
 
-def _reference(settings: RlSettings, machine: Machine, parallel: ParallelModel[CausalPolicy]) -> LogprobScorer:
+def _reference(
+    settings: RlSettings, machine: Machine, parallel: ParallelModel[CausalPolicy], trie: TokenTrie | None
+) -> LogprobScorer:
     """Make the scorer under the reference model, which is the run's start: with adapters the policy without them."""
     if parallel.model.adapters is not None:
         # the adapters are turned off for its forward, so no second model is loaded
-        started: Any = BaseModelView(parallel.model)
+        started: Any = policy_within(BaseModelView(parallel.model), trie, settings)
         return annotator(settings, machine, started, parallel.data, collective_forward=parallel.collective_forward)
     policy = load_frozen(settings.model.pretrain, settings.model, settings.strategy, machine)
     # on a resume as well: the reference stays the start of the run, whatever the policy has become
     load_initial_weights(policy, settings.checkpoint, show=False)
-    return _frozen_scorer(settings, machine, policy)
+    return _frozen_scorer(settings, machine, policy, trie)
 
 
-def _teacher(settings: RlSettings, machine: Machine) -> LogprobScorer | None:
+def _teacher(settings: RlSettings, machine: Machine, trie: TokenTrie | None) -> LogprobScorer | None:
     """Make the scorer under the teacher; None without one."""
     directory = settings.teacher.teacher_pretrain
     if not directory:
         return None
-    return _frozen_scorer(settings, machine, load_frozen(directory, settings.model, settings.strategy, machine))
+    frozen = load_frozen(directory, settings.model, settings.strategy, machine)
+    return _frozen_scorer(settings, machine, frozen, trie)
 
 
-def _frozen_scorer(settings: RlSettings, machine: Machine, policy: CausalPolicy) -> LogprobScorer:
+def _frozen_scorer(
+    settings: RlSettings, machine: Machine, policy: CausalPolicy, trie: TokenTrie | None
+) -> LogprobScorer:
     data = share_frozen(policy, settings.strategy, machine).data
-    return annotator(settings, machine, policy, data, collective_forward=is_sharded(settings.strategy))
+    scored = policy_within(policy, trie, settings)
+    return annotator(settings, machine, scored, data, collective_forward=is_sharded(settings.strategy))
 
 
 def _updater(
@@ -108,16 +115,19 @@ def _updater(
     objective: PolicyObjective,
     num_updates: int,
     guard: NumericGuard,
+    trie: TokenTrie | None,
 ) -> Updater:
     """Make the optimizer steps of the algorithm's objective."""
     machine, peak = started.machine, settings.optimizer.actor_learning_rate
+    policy = policy_within(parallel.model, trie, settings)
     return Updater(
         PolicyLoss(
-            parallel.model,
+            policy,
             objective,
             temperature=settings.sampling.temperature,
-            balanced=balanced_forward(settings.model, parallel.model, machine),
-            fused=fused_policy(parallel),
+            balanced=balanced_forward(settings.model, policy, machine),
+            # its slabs run over the whole vocabulary
+            fused=fused_policy(parallel) if policy is parallel.model else None,
         ),
         parallel.optimizer,
         parallel.data,
@@ -155,6 +165,7 @@ def build_rl(
     longest = environment.room(settings.model.pretrain, longest, longest_response) if environment else longest
     # after distribution: only full parameters can be shared with an engine
     engine, sleeps = _engine(settings, started, parallel, source, longest)
+    compute_advantages = compute_advantages or group_advantages(settings)
     credit = credit_assigner(settings, record, longest_response, compute_advantages)
     critic_rate = learning_rate_schedule(settings.optimizer, settings.critic.critic_learning_rate, data.num_updates)
     progress = Progress()
@@ -181,12 +192,12 @@ def build_rl(
         prompts=data.prompts,
         rollouts=source,
         assign_credit=credit,
-        reference=_reference(settings, machine, parallel) if record.needs_reference else None,
-        teacher=_teacher(settings, machine),
-        old_policy=old_policy(settings, record, machine, policy, parallel),
+        reference=_reference(settings, machine, parallel, trie) if record.needs_reference else None,
+        teacher=_teacher(settings, machine, trie),
+        old_policy=old_policy(settings, record, machine, policy_within(policy, trie, settings), parallel),
         critic=critic.part if critic else None,
         control=_control(settings),
-        updater=_updater(settings, started, parallel, objective, data.num_updates, guards["policy"]),
+        updater=_updater(settings, started, parallel, objective, data.num_updates, guards["policy"], trie),
         pretraining=pretraining_term(settings, data, parallel),
         evaluator=evaluator,
         keeps_best=settings.evaluation.keep_best,
@@ -202,7 +213,7 @@ def build_rl(
         sleep_engine=sleeps,
         check_engine=rollouts.check_engine,
         gaps=gap_watch(settings, machine, started.resume_command),
-        tokens=_token_recorder(settings, started, parallel),
+        tokens=_token_recorder(settings, started, parallel, trie),
     )
 
 
@@ -314,14 +325,14 @@ def _reporter(settings: RlSettings, started: RunStart, data: RlData, progress: P
 
 
 def _token_recorder(
-    settings: RlSettings, started: RunStart, parallel: ParallelModel[CausalPolicy]
+    settings: RlSettings, started: RunStart, parallel: ParallelModel[CausalPolicy], trie: TokenTrie | None
 ) -> TokenRecorder | None:
     """Make the recorder of tokens; None where none are recorded."""
     chosen, machine = settings.run, started.machine
     shown = chosen.token_records == "shown"
     if chosen.token_records == "off" or (shown and not chosen.save_trajectories):
         return None
-    policy = parallel.model
+    policy = policy_within(parallel.model, trie, settings)
     scorer = annotator(settings, machine, policy, parallel.data, collective_forward=parallel.collective_forward)
     limits = RecordLimits(
         is_due=partial(rollouts_due, every=chosen.rollout_log_interval if shown else 1),

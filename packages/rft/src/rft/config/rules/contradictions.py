@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rft.config.commands import configured, load
+from rft.config.rules.constraint import constraint_problems
 from rft.config.rules.environment import environment_problems, idle_environment_settings
 from rft.config.rules.images import idle_image_settings, image_problems
 from rft.config.rules.lora import NEEDS_RANK
@@ -27,7 +28,7 @@ def contradictions(command: str, values: Values, origins: Origins) -> list[Probl
     """Combinations that cannot be run, each with its arithmetic and one way out."""
     given = SourcedValues(values, origins)
     checks: list[Check] = [_engine, _lengths, _frozen, _factors, _system_prompt, _samples]
-    checks += [environment_problems, image_problems]
+    checks += [environment_problems, image_problems, constraint_problems]
     problems = [problem for check in checks for problem in check(values, given.make_problem)]
     rules = configured(command).rules
     return [*problems, *load(rules)(given)] if rules else problems
@@ -82,7 +83,7 @@ def _samples(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     flag = "eval_temperature" if "eval_temperature" in values else "temperature"
     for refusal in (
         equal_samples_refusal(values["eval_n"], values[flag], flag=flag),
-        draws_refusal(values["eval_n"], values["eval_k"]),
+        draws_refusal(values.get("num_beams") or values["eval_n"], values["eval_k"]),
         pick_refusal(values["eval_n"], values["eval_pick"]),
     ):
         if refusal is not None:
@@ -110,6 +111,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "overlong_buffer_penalty_factor": ("overlong_buffer", lambda on: on is not False),
     "overlong_buffer_len": ("overlong_buffer", lambda on: on is not False),
     "first_token_temperature": ("use_fire", bool),
+    "constraint_logprobs": ("constraint", bool),
     "dynamic_sampling_rounds": ("dynamic_sampling", lambda on: on is not False),
     "kl_horizon": ("kl_target", bool),
     "off_policy_cap": ("off_policy_correction", lambda word: word in ("tis", "seq-tis", "geo-tis")),

@@ -31,6 +31,7 @@ class EvalKeywords(RewardKeywords, AnswerKeywords, total=False):
     rollout_timeout: float
     tool_call_pattern: str
     max_len: int | None
+    num_beams: int
     eval_n: int
     eval_k: str
     eval_pick: str
@@ -51,6 +52,7 @@ class GenerateKeywords(AnswerKeywords, total=False):
     n_samples_per_prompt: int
     image: str
     max_len: int | None
+    num_beams: int
     seed: int
     debug: bool
     output: str

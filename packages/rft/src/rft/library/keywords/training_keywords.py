@@ -139,6 +139,8 @@ class RlKeywords(PolicyKeywords, RewardKeywords, AnswerKeywords, total=False):
     num_episodes: int
     use_fire: bool
     first_token_temperature: float
+    constraint_logprobs: Literal["allowed", "vocabulary"]
+    group_source: Literal["samples", "beams", "weighted_beams"]
     enable_engine_sleep: bool
     engine_replicas: int
     max_staleness: int

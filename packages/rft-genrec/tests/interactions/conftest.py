@@ -1,0 +1,6 @@
+"""The module that the tests of this room share, importable by its name."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,1 @@
+"""Texts as vectors: any backbone of transformers with pooled states. May import `loading` and `tokenization`."""

@@ -1,0 +1,175 @@
+"""Findings on GPUs: the driver beside torch's build, each card beside the kernels of that build, who holds memory."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rft.doctor.findings import MachineFact
+
+_SECONDS = 20.0
+_FREE_ENOUGH = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuild:
+    """The torch that is installed, as far as GPUs go."""
+
+    version: str
+    cuda: str | None
+    """CUDA version that it was built with; None for a build for CPUs."""
+    architectures: tuple[str, ...]
+    """Architectures with kernels of their own, such as `sm_90`, and `compute_90` for code that a driver compiles."""
+    num_devices: int
+    """GPUs that it sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU that torch sees."""
+
+    name: str
+    capability: tuple[int, int]
+    has_bfloat16: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that holds memory of a GPU."""
+
+    pid: int
+    name: str
+    used_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of a GPU, as the driver's tool tells it."""
+
+    index: int
+    total_mib: int
+    free_mib: int
+    holders: tuple[Holder, ...] = ()
+
+
+def torch_here() -> tuple[TorchBuild, tuple[Card, ...]]:
+    """Return the installed torch and the GPUs that it sees."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    build = TorchBuild(torch.__version__, torch.version.cuda, tuple(torch.cuda.get_arch_list()) if count else (), count)
+    bfloat16 = count > 0 and torch.cuda.is_bf16_supported(including_emulation=False)
+    cards = tuple(
+        Card(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i), bfloat16) for i in range(count)
+    )
+    return build, cards
+
+
+def driver_version() -> str | None:
+    """Return the version of the NVIDIA driver; None where its tool is absent or fails."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.splitlines()[0].strip() if answer.strip() else None
+
+
+def gpus(build: TorchBuild, cards: Sequence[Card], driver: str | None, hidden: str | None) -> list[MachineFact]:
+    """Return findings on the driver and on each GPU.
+
+    Args:
+        build: the installed torch.
+        cards: GPUs that it sees.
+        driver: version of the NVIDIA driver; None where there is none.
+        hidden: value of CUDA_VISIBLE_DEVICES; None where it is not set.
+    """
+    findings = [_build(build), _driver(build, driver, hidden)]
+    findings += [_card(number, card, build) for number, card in enumerate(cards)]
+    return findings
+
+
+def memory(devices: Sequence[Memory]) -> list[MachineFact]:
+    """Return findings on the memory of GPUs and on who holds it."""
+    findings: list[MachineFact] = []
+    for device in devices:
+        subject = f"memory of GPU {device.index}"
+        value = f"{device.free_mib / 1024:.1f} of {device.total_mib / 1024:.1f} GiB free"
+        if device.free_mib >= _FREE_ENOUGH * device.total_mib:
+            findings.append(MachineFact(subject, value))
+            continue
+        visible = ", ".join(f"pid {h.pid} ({h.name}) {h.used_mib / 1024:.1f} GiB" for h in device.holders)
+        seen = sum(holder.used_mib for holder in device.holders)
+        others = device.total_mib - device.free_mib - seen
+        rest = f"{others / 1024:.1f} GiB by processes that cannot be seen from here" if others > 0 else ""
+        why = f"held by {' and '.join(filter(None, (visible, rest)))}"
+        first = device.holders[0].pid if device.holders else None
+        do = f"end them if they are yours (kill {first}), or take another GPU: CUDA_VISIBLE_DEVICES" if first else ""
+        findings.append(MachineFact(subject, value, "note", why, do))
+    return findings
+
+
+def _build(build: TorchBuild) -> MachineFact:
+    kind = f"built for CUDA {build.cuda}" if build.cuda else "built for CPUs"
+    return MachineFact("torch", f"{build.version}, {kind}")
+
+
+def _driver(build: TorchBuild, driver: str | None, hidden: str | None) -> MachineFact:
+    if driver is None:
+        if build.num_devices:
+            return MachineFact(
+                "driver", "its tool nvidia-smi does not answer", "note", "who holds memory cannot be seen"
+            )
+        return MachineFact("GPU", "none: runs are on the CPU")
+    if build.num_devices:
+        return MachineFact("driver", driver)
+    value = f"driver {driver}, and torch sees no GPU"
+    if hidden is not None and hidden.strip() in ("", "-1"):
+        return MachineFact(
+            "GPU", value, "note", f"CUDA_VISIBLE_DEVICES={hidden!r} hides them", "unset CUDA_VISIBLE_DEVICES"
+        )
+    if build.cuda is None:
+        do = "uv sync --reinstall-package torch"
+        return MachineFact("GPU", value, "problem", f"torch {build.version} is built for CPUs", do)
+    major = build.cuda.partition(".")[0]
+    why = f"the driver may be too old for CUDA {build.cuda}, or the GPUs belong to another container"
+    return MachineFact("GPU", value, "problem", why, f"nvidia-smi (it must show CUDA {major} or newer)")
+
+
+def _card(number: int, card: Card, build: TorchBuild) -> MachineFact:
+    major, minor = card.capability
+    subject, value = f"GPU {number}", f"{card.name}, capability {major}.{minor}"
+    if not runs_on(card.capability, build.architectures):
+        why = f"torch {build.version} has kernels for {', '.join(build.architectures)}: no kernel image would be found"
+        do = f"a torch that is built for sm_{major}{minor}"
+        return MachineFact(subject, value, "problem", why, do)
+    if not card.has_bfloat16:
+        return MachineFact(subject, value, "note", "it has no bfloat16 arithmetic and emulates it", "leave --bf16 out")
+    return MachineFact(subject, value)
+
+
+def runs_on(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
+    """Return true where a build has code for a GPU.
+
+    Machine code `sm_XY` runs on the same major version from X.Y on; `compute_XY` is compiled by the driver for every
+    capability from X.Y on; a letter behind the number, as in `sm_90a`, binds it to that capability alone.
+    """
+    for name in architectures:
+        kind, _, number = name.partition("_")
+        digits = number.rstrip("abcdefghijklmnopqrstuvwxyz")
+        if not digits.isdigit():
+            continue
+        built = (int(digits[:-1]), int(digits[-1]))
+        if digits != number and number[-1] != "f":
+            fits = built == capability
+        elif kind == "compute":
+            fits = built <= capability
+        else:
+            fits = built[0] == capability[0] and built[1] <= capability[1]
+        if fits:
+            return True
+    return False
