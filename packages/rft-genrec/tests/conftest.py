@@ -21,7 +21,7 @@ def id_of(item: int) -> list[str]:
     return [f"<a_{item // 6}>", f"<b_{item % 6}>"]
 
 
-def write_catalogue(folder: Path) -> Path:
+def write_ring(folder: Path) -> Path:
     """Write a catalogue in which each item is followed by the next one, as a ring."""
     folder.mkdir(parents=True, exist_ok=True)
     items = {str(n): {"title": f"item {n}", "description": ""} for n in range(NUM_ITEMS)}
@@ -43,7 +43,7 @@ def _write_rows(path: Path, rows: Sequence[tuple[str, Sequence[int]]]) -> None:
 @pytest.fixture(scope="session")
 def ring(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the catalogue."""
-    return write_catalogue(tmp_path_factory.mktemp("catalogue") / "ring")
+    return write_ring(tmp_path_factory.mktemp("catalogue") / "ring")
 
 
 @pytest.fixture(scope="session")
