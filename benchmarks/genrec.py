@@ -43,7 +43,7 @@ SHAPES: dict[str, dict[str, int]] = {
     "1M": {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1},
     "100M": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 8},
 }
-PROMPTS = {"1M": 2, "100M": 1}
+PROMPTS = {"1M": 4, "100M": 1}
 """Few, so that a round takes seconds of a core; a batch of the evaluation of MiniOneRec has 8."""
 OURS = "rft native beam search"
 
