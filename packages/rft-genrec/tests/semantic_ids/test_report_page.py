@@ -5,8 +5,8 @@ from html.parser import HTMLParser
 import torch
 
 from rft_genrec.semantic_ids.codebooks import Quantiser
+from rft_genrec.semantic_ids.give_ids import measured
 from rft_genrec.semantic_ids.report_page import bars, page
-from rft_genrec.semantic_ids.sid import measured
 
 
 class Tags(HTMLParser):

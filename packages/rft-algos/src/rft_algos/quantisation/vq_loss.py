@@ -13,7 +13,7 @@ from rft_algos.quantisation.kmeans import nearest_centres
 
 
 class QuantisedLatents(NamedTuple):
-    """What a residual quantiser makes of latents, and its two losses, each a mean over levels, rows and dimensions."""
+    """Latents after a residual quantiser, and its two losses, each a mean over levels, rows and dimensions."""
 
     quantised_ND: Tensor
     """Sum of the code vectors, with the gradient of the latents."""

@@ -11,7 +11,7 @@ from rft.config.rules.sourced_values import SourcedValues
 EMBED = Command(
     name="genrec-embed",
     summary="encode the items of a catalogue as vectors",
-    act="rft_genrec.embedding.embed:embed",
+    act="rft_genrec.embedding.encode_items:embed",
     settings="rft_genrec.settings.embed:EmbedSettings",
     notes="rft_genrec.commands.embed:idle_settings",
 )

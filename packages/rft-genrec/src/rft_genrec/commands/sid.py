@@ -11,7 +11,7 @@ from rft.config.rules.sourced_values import SourcedValues
 SID = Command(
     name="genrec-sid",
     summary="give the items of a catalogue semantic IDs",
-    act="rft_genrec.semantic_ids.sid:sid",
+    act="rft_genrec.semantic_ids.give_ids:sid",
     settings="rft_genrec.settings.sid:SidSettings",
     notes="rft_genrec.commands.sid:idle_settings",
 )

@@ -1,4 +1,4 @@
-"""What an encoder reads of an item."""
+"""Texts of items as encoders read them."""
 
 from __future__ import annotations
 

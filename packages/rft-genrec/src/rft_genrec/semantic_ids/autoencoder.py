@@ -27,7 +27,7 @@ _LINES = 10
 
 @dataclass(frozen=True)
 class Start:
-    """What training starts from: a method, and codebooks if it has some."""
+    """Start of a training: a method, and codebooks if it has some."""
 
     method: str
     sizes: tuple[int, ...]
@@ -36,7 +36,7 @@ class Start:
 
     @property
     def adds_input(self) -> bool:
-        """Whether vectors are added to what the encoder gives: Z = X + MLP(X), whose last layer starts as 0."""
+        """True where vectors are added to what the encoder gives: Z = X + MLP(X), whose last layer starts as 0."""
         return self.method == "rqkmeans_plus"
 
 

@@ -1,4 +1,4 @@
-"""What is measured of semantic IDs: collisions, use of the codes, reconstruction, and how alike neighbours are."""
+"""Measures of semantic IDs: collisions, use of the codes, reconstruction, and how alike neighbours are."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class LevelUse:
-    """How the codes of one level are used."""
+class CodeUse:
+    """Use of the codes of one level."""
 
     codes: int
     used: int
@@ -26,19 +26,19 @@ class LevelUse:
     """Items of the most frequent code."""
 
 
-def level_use(codes_N: Tensor, num_codes: int) -> LevelUse:
-    """Measure one level."""
+def level_use(codes_N: Tensor, num_codes: int) -> CodeUse:
+    """Measure how the items use one level."""
     counts_K = torch.bincount(codes_N, minlength=num_codes).double()
     shares = counts_K[counts_K > 0] / counts_K.sum()
     entropy = float(-(shares * shares.log()).sum())
-    return LevelUse(num_codes, len(shares), float(torch.tensor(entropy).exp()), int(counts_K.max()))
+    return CodeUse(num_codes, len(shares), float(torch.tensor(entropy).exp()), int(counts_K.max()))
 
 
 def unexplained_share(points_ND: Tensor, quantiser: Quantiser, mean_D: Tensor) -> float:
     """Return sum_n ||x_n - x'_n||^2 / sum_n ||x_n - mean||^2, x' what the codes stand for."""
     rebuilt_ND = quantiser.reconstruct(quantiser.codes(points_ND))
-    spread = float((points_ND - mean_D).double().square().sum())
-    return float((points_ND - rebuilt_ND).double().square().sum()) / spread if spread else 0.0
+    variation = float((points_ND - mean_D).double().square().sum())
+    return float((points_ND - rebuilt_ND).double().square().sum()) / variation if variation else 0.0
 
 
 def nearest_items(points_ND: Tensor, k: int) -> Tensor:

@@ -13,7 +13,7 @@ from rft_core.durable_files import replace_text
 from rft_core.errors import DataError, OptionsError
 from rft_genrec.catalogue.index_files import read_ids
 from rft_genrec.catalogue.records import Catalogue
-from rft_genrec.embedding.files import stored_facts
+from rft_genrec.embedding.vector_files import stored_facts
 from rft_genrec.semantic_ids import catalogue_files, collisions
 from rft_genrec.semantic_ids.codebooks import Quantiser, load_quantiser, refused_codebooks
 from rft_genrec.semantic_ids.tokens import codes_of, tokens_of

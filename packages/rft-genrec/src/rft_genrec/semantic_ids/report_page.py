@@ -17,7 +17,7 @@ td:first-child, th:first-child { text-align: left; } svg { display: block; margi
 
 
 def page(name: str, report: Mapping[str, Any]) -> str:
-    """Return the page of a report, as `rft_genrec.semantic_ids.sid.measured` gives it."""
+    """Return the page of a report, as `rft_genrec.semantic_ids.give_ids.measured` gives it."""
     parts = [
         f"<h1>Semantic IDs of {escape(name)}</h1>",
         f"<p>{report['items']:,} items, {escape(str(report['method']))}, {report['tokens']:,} tokens, "

@@ -24,7 +24,7 @@ class ItemTextSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderSettings:
-    """What turns a text into a vector."""
+    """The encoder that turns a text into a vector."""
 
     encoder: str = "tfidf"
     """tfidf; minilm (the extra `minilm`); a Hugging Face directory or ORG/NAME[@REVISION] of the Hub; one's own .npy or
@@ -48,7 +48,7 @@ class EncoderSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedOutputSettings:
-    """Where the vectors go."""
+    """The files of vectors."""
 
     save_path: str = ""
     """Directory of the files that are written; empty = that of the catalogue."""

@@ -31,7 +31,7 @@ class VectorSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantiserSettings:
-    """How vectors become codes."""
+    """The quantiser that turns vectors into codes."""
 
     method: Method = "rqkmeans"
     """rqkmeans: k-means on what each level leaves; rqkmeans_balanced: the same with equally many items a code; rqvae: a
@@ -81,7 +81,7 @@ class AutoencoderSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SidOutputSettings:
-    """What is written and measured."""
+    """The files that are written, and the measures."""
 
     save_path: str = ""
     """Directory of a new catalogue with these IDs: items and samples are copied; empty = the IDs go into the catalogue

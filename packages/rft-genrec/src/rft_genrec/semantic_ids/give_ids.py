@@ -18,9 +18,9 @@ from rft_core.durable_files import replace_bytes, replace_text
 from rft_core.errors import DataError
 from rft_core.keyed_random import derive_key, permutation
 from rft_genrec.catalogue.records import Catalogue
-from rft_genrec.embedding.embed import read_catalogue
-from rft_genrec.embedding.files import read_embeddings, refuse_other_texts, stored_facts
+from rft_genrec.embedding.encode_items import read_catalogue
 from rft_genrec.embedding.texts import digest_of_texts, item_texts
+from rft_genrec.embedding.vector_files import read_embeddings, refuse_other_texts, stored_facts
 from rft_genrec.semantic_ids import catalogue_files, collisions, measures
 from rft_genrec.semantic_ids.codebooks import Quantiser
 from rft_genrec.semantic_ids.fitting import fit

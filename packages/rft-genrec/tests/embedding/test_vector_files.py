@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from rft_core.errors import DataError
-from rft_genrec.embedding.files import read_embeddings, refuse_other_texts, stored_facts, write_embeddings
+from rft_genrec.embedding.vector_files import read_embeddings, refuse_other_texts, stored_facts, write_embeddings
 
 
 def test_vectors_and_their_facts_come_back(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ from rft.resolved import Resolved
 from rft_core.errors import DataError
 from rft_genrec.catalogue.minionerec_files import read_items
 from rft_genrec.catalogue.records import Catalogue
-from rft_genrec.embedding.files import read_embeddings, write_embeddings
 from rft_genrec.embedding.minilm import MOST_TOKENS, WEIGHTS_SHA256, minilm_directory
 from rft_genrec.embedding.texts import digest_of_texts, item_texts
 from rft_genrec.embedding.tfidf import fit_tfidf, load_tfidf
+from rft_genrec.embedding.vector_files import read_embeddings, write_embeddings
 from rft_genrec.settings.embed import EmbedSettings, EncoderSettings, ItemTextSettings
 
 _FITTED = ".encoder.safetensors"
