@@ -18,7 +18,7 @@ _FOLDER = "stages"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a stage was made from, and what it made."""
+    """Record of the options and files that a stage was made from, and of those that it made."""
 
     version: str
     words: tuple[str, ...]
