@@ -50,7 +50,7 @@ class RecommenderBatchSettings(BatchSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class RecommenderSamplingSettings(TrainingSamplingSettings):
-    """How items are drawn for training, among those of the catalogue."""
+    """Draws of items for training, among those of the catalogue."""
 
     constraint: str = "genrec"
     """Task among whose sequences every response is drawn: always the items of the catalogue."""
