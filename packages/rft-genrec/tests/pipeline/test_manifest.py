@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rft_genrec.pipeline.manifest import Manifest, files_below, manifest_of, store, stored, written
+from rft_genrec.pipeline.manifest import StageManifest, files_below, manifest_of, store, stored, written
 from rft_genrec.pipeline.stages import Stage
 
 
@@ -20,8 +20,8 @@ def test_a_manifest_tells_what_has_changed(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("2")
     now = manifest_of(stage, tmp_path)
     assert now.difference(first) == "a.csv has changed"
-    assert Manifest(first.version, ("other",), first.reads).difference(first) == "its options have changed"
-    assert Manifest("9", first.words, first.reads).difference(first).startswith("it was made by rft-genrec")
+    assert StageManifest(first.version, ("other",), first.reads).difference(first) == "its options have changed"
+    assert StageManifest("9", first.words, first.reads).difference(first).startswith("it was made by rft-genrec")
     assert written(stage, tmp_path) == {}
 
 

@@ -1,4 +1,4 @@
-"""`rft-train genrec rl`."""
+"""Record of the command `rft-train genrec rl`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rft-train genrec run`."""
+"""Record of the command `rft-train genrec run`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rft-train genrec sft`."""
+"""Record of the command `rft-train genrec sft`."""
 
 from __future__ import annotations
 

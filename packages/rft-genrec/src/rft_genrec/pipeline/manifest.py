@@ -17,8 +17,8 @@ _FOLDER = "stages"
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a stage was made from, and what it made."""
+class StageManifest:
+    """Record of the options and files that a stage was made from, and of those that it made."""
 
     version: str
     words: tuple[str, ...]
@@ -28,11 +28,11 @@ class Manifest:
     writes: Mapping[str, str] = field(default_factory=dict[str, str])
     """SHA-256 of every file that it has written; empty while it has not ended."""
 
-    def same_as(self, other: Manifest) -> bool:
+    def same_as(self, other: StageManifest) -> bool:
         """Return whether two stages are made from the same."""
         return (self.version, self.words, self.reads) == (other.version, other.words, other.reads)
 
-    def difference(self, other: Manifest) -> str:
+    def difference(self, other: StageManifest) -> str:
         """Return what has changed between an earlier manifest, `other`, and this one."""
         if self.words != other.words:
             return "its options have changed"
@@ -40,12 +40,12 @@ class Manifest:
         return f"{changed[0]} has changed" if changed else f"it was made by rft-genrec {other.version}"
 
 
-def manifest_of(stage: Stage, run: Path) -> Manifest:
+def manifest_of(stage: Stage, run: Path) -> StageManifest:
     """Return the manifest of a stage as it would run now."""
     reads = {_name(path, run): digest(path) for path in files_below(run, stage.reads)}
     for place in stage.outside:
         reads |= {str(path): digest(path) for path in _all_files(place)}
-    return Manifest(__version__, stage.words, reads)
+    return StageManifest(__version__, stage.words, reads)
 
 
 def written(stage: Stage, run: Path) -> dict[str, str]:
@@ -65,17 +65,17 @@ def files_below(run: Path, patterns: Iterable[str]) -> list[Path]:
     return found
 
 
-def stored(run: Path, name: str) -> Manifest | None:
+def stored(run: Path, name: str) -> StageManifest | None:
     """Return the manifest that a stage has left; None where there is none that can be read."""
     try:
         fields: Any = json.loads((run / _FOLDER / f"{name}.json").read_text(encoding="utf-8"))
         known = cast("dict[str, Any]", fields)
-        return Manifest(known["version"], tuple(known["words"]), dict(known["reads"]), dict(known["writes"]))
+        return StageManifest(known["version"], tuple(known["words"]), dict(known["reads"]), dict(known["writes"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def store(run: Path, name: str, manifest: Manifest) -> None:
+def store(run: Path, name: str, manifest: StageManifest) -> None:
     """Write the manifest of a stage, whole or not at all."""
     folder = run / _FOLDER
     folder.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rft.resolved import Resolved
 from rft_core.errors import DataError
-from rft_genrec.pipeline.manifest import Manifest, files_below, manifest_of, store, stored, written
+from rft_genrec.pipeline.manifest import StageManifest, files_below, manifest_of, store, stored, written
 from rft_genrec.pipeline.stages import COPY, Stage, copy_catalogue, filled, stages_of
 from rft_genrec.settings.run import GenrecRunSettings
 
@@ -49,7 +49,7 @@ def run_stages(settings: GenrecRunSettings, start: StartCommand) -> Iterator[str
     yield f"all {len(stages)} stages are finished: {folder}"
 
 
-def _reason(now: Manifest, before: Manifest | None) -> str:
+def _reason(now: StageManifest, before: StageManifest | None) -> str:
     if before is None:
         return "begins"
     if not now.same_as(before):
@@ -57,7 +57,7 @@ def _reason(now: Manifest, before: Manifest | None) -> str:
     return "begins again, since what it had written is gone or changed" if before.writes else "had not ended"
 
 
-def _run_stage(stage: Stage, folder: Path, now: Manifest, *, goes_on: bool, start: StartCommand) -> Iterator[str]:
+def _run_stage(stage: Stage, folder: Path, now: StageManifest, *, goes_on: bool, start: StartCommand) -> Iterator[str]:
     target = folder / stage.target
     words = filled(stage, folder)
     if goes_on and stage.kind == "run" and _can_continue(target):

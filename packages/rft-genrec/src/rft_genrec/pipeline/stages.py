@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -54,11 +54,14 @@ def stages_of(settings: GenrecRunSettings) -> list[Stage]:
     """
     chosen = chosen_stages(settings.pipeline.stages)
     found = [_stage(name, settings, with_rl="rl" in chosen) for name in chosen]
+    # the stage sid writes the IDs into the samples and the list of items too, which are then no longer those of data
+    samples = () if "sid" in chosen else (*_TRAINING, *_TEST)
+    found = [replace(stage, writes=(_ITEMS, *samples)) if stage.name == "data" else stage for stage in found]
     if not settings.pipeline.catalogue:
         return found
     source = Path(settings.pipeline.catalogue).expanduser().resolve()
     # without what a later stage writes in its place
-    writes = [_ITEMS, *_TRAINING, *_TEST]
+    writes = [_ITEMS, *samples]
     writes += [pattern for name, pattern in (("embed", _VECTORS), ("sid", _INDEX)) if name not in chosen]
     copied = Stage(COPY, (COPY, str(source)), (), tuple(writes), "directory", _CATALOGUE, (source,))
     return [copied, *found]

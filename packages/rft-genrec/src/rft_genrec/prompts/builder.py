@@ -20,7 +20,7 @@ _INSTRUCTION = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a prompt asks for."""
+    """Words in which a prompt asks for something."""
 
     short: str
     """Words behind the content in the template `tokens`; empty = the content alone."""

@@ -16,7 +16,7 @@ FILE = "genrec.json"
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """What a model was trained on."""
+    """Record of the IDs and prompts that a model was trained on."""
 
     ids: str
     """Digest of the semantic IDs."""

@@ -33,7 +33,7 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True)
 class TaskInput:
-    """What rows are made of."""
+    """Catalogue, builder and samples that rows are made of."""
 
     catalogue: Catalogue
     builder: PromptBuilder

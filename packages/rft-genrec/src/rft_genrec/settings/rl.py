@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from rft.settings import RlSettings
 from rft_dist.settings import OptimizerSettings
+from rft_engine.settings import TrainingSamplingSettings
 from rft_genrec.settings.catalogue import CatalogueSettings
 from rft_trainer.settings.batches import BatchSettings
 
@@ -48,6 +49,14 @@ class RecommenderBatchSettings(BatchSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecommenderSamplingSettings(TrainingSamplingSettings):
+    """Draws of items for training, among those of the catalogue."""
+
+    constraint: str = "genrec"
+    """Task among whose sequences every response is drawn: always the items of the catalogue."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecommenderOptimizerSettings(OptimizerSettings):
     """The update of the policy's weights."""
 
@@ -61,5 +70,6 @@ class GenrecRlSettings(RlSettings):
 
     catalogue: CatalogueSettings
     item_reward: ItemRewardSettings = field(default_factory=ItemRewardSettings)
+    sampling: RecommenderSamplingSettings = field(default_factory=RecommenderSamplingSettings)
     batch: RecommenderBatchSettings = field(default_factory=RecommenderBatchSettings)
     optimizer: RecommenderOptimizerSettings = field(default_factory=RecommenderOptimizerSettings)

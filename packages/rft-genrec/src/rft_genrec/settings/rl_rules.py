@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from rft.config.rules.rl import problems as rl_problems
 from rft.config.rules.sourced_values import SourcedValues, Values
 from rft.config.rules.training import idle_store
-from rft.settings import RlSettings
 from rft_core.errors import Problem
+from rft_genrec.settings.rl import GenrecRlSettings
 
 _FROM_CATALOGUE = (
     "prompt_data",
@@ -43,8 +43,7 @@ def rl_rules(given: SourcedValues) -> Iterator[Problem]:
     """Yield the contradictions of `genrec rl`."""
     yield from _catalogue(given)
     yield from _reward(given)
-    # the items of the catalogue are a constraint that no one has to name
-    yield from rl_problems(replace(given, values={**given.values, "constraint": "genrec"}))
+    yield from rl_problems(given)
 
 
 def rl_notes(given: SourcedValues, defaults: Values) -> list[str]:
@@ -82,7 +81,7 @@ def _catalogue(given: SourcedValues) -> Iterator[Problem]:
 def _groups() -> list[type]:
     from typing import get_type_hints
 
-    return list(get_type_hints(RlSettings).values())
+    return list(get_type_hints(GenrecRlSettings).values())
 
 
 def _reward(given: SourcedValues) -> Iterator[Problem]:

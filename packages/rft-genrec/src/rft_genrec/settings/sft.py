@@ -13,7 +13,7 @@ from rft_trainer.settings.sft import SftTrainingSettings
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """What the model learns from the catalogue, and in which form it is asked."""
+    """The tasks that the model learns from the catalogue, and the form in which it is asked."""
 
     tasks: str = "history"
     """Tasks, joined by commas: history (IDs to the next ID), title (an ID to its title), id (a title to its ID), fusion
