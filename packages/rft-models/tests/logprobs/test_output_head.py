@@ -111,7 +111,7 @@ def test_calls_pass_on_the_heads_own_rows_and_every_option(bias: bool, monkeypat
     head.outputs(hidden, targets, temperature=0.7, with_argmax=True, top_k=4, chunk_size=3)
     head.outputs(hidden, targets, temperature=0.7)
     head.loss(hidden, targets, objective, temperature=0.7, chunk_size=3)
-    for _, words, options in calls:
+    for name, words, options in calls:
         assert torch.equal(words[0], hidden * 0.5)
         assert torch.equal(words[1], layer().weight[2:5])
         assert words[2] is targets
@@ -120,6 +120,8 @@ def test_calls_pass_on_the_heads_own_rows_and_every_option(bias: bool, monkeypat
         assert own_bias is None if not bias else torch.equal(own_bias, 0.5 * layer().bias[2:5])
         assert options.pop("shard") is shard
         assert (options.pop("temperature"), options.pop("softcap")) == (0.7, 1.5)
+        # every target of a policy is a token, so that no row is counted
+        assert options.pop("all_counted", False) is (name != "linear_outputs")
     assert [(name, len(words), options) for name, words, options in calls] == [
         ("linear_logprobs", 3, {"chunk_size": 3, "with_entropy": True, "entropy_gradient": True}),
         ("linear_logprobs", 3, {"chunk_size": None, "with_entropy": False, "entropy_gradient": False}),
