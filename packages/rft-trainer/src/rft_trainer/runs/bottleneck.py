@@ -89,12 +89,12 @@ def _rollout_bound(share: float, rows: Sequence[Row]) -> RunFinding:
     limits = [str(row["time/engine_limit"]) for row in rows if row.get("time/engine_limit")]
     limit = max(sorted(set(limits)), key=limits.count) if limits else ""
     named = f", limited by {limit}" if limit not in ("", "nothing") else ""
-    has_groups_ahead = any("time/groups_ahead" in row for row in rows)
+    is_asynchronous = any("time/groups_ahead" in row for row in rows)
     return RunFinding(
         "rollout_bound",
         f"sampling took {share:.0%} of the time of the steps{named}",
         "more engines or devices to sample on: the policy waits for them already"
-        if has_groups_ahead
+        if is_asynchronous
         else "--max_staleness 1: samples of the next step are drawn while the policy is trained",
     )
 
