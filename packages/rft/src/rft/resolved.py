@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePath
@@ -64,6 +66,21 @@ class Resolved(Generic[S]):
             values={**self.values, **values},
             origins={**self.origins, **origins},
         )
+
+
+def with_choices(resolved: Resolved[S], before: Resolved[Any], after: Resolved[Any]) -> Resolved[S]:
+    """Return the settings with what differs between two others, values and origins, in their text too.
+
+    A start chooses some settings by its machine: in config.yaml a person sees the choice, and a resume has it.
+    """
+    text = resolved.config_yaml
+    for name, value in after.values.items():
+        if value != before.values[name]:
+            resolved = resolved.with_values({name: value}, after.origins[name])
+            # a number, a switch or a text in JSON is one in YAML as well
+            line = f"{f'{name}: {json.dumps(value)}':<48} # {after.origins[name]}"
+            text = re.sub(rf"^{re.escape(name)}:.*$", lambda _, line=line: line, text, flags=re.MULTILINE)
+    return replace(resolved, config_yaml=text) if text != resolved.config_yaml else resolved
 
 
 def with_values(settings: S, values: Mapping[str, Any]) -> S:

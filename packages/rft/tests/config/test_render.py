@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from rft.config.origins import DEFAULT
-from rft.config.render import config_yaml, scalar, with_choices
+from rft.config.render import config_yaml, scalar
 from rft.config.schema import REQUIRED, schema
-from rft.resolved import Origin, Resolved, flat
+from rft.resolved import Origin, Resolved, flat, with_choices
 from rft.settings import PretrainSettings
 
 

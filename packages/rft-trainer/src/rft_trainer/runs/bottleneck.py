@@ -57,8 +57,8 @@ def speed_verdict(rows: Sequence[Row], command: str = "") -> RunFinding | None:
     timed = [row for row in rows[WARM_UP:] if _number(row, "time/step") > 0]
     if len(timed) < STEPS - WARM_UP:
         return None
-    whole = sum(_number(row, "time/step") for row in timed)
-    shares = {name: sum(_number(row, f"time/{name}") for row in timed) / whole for name in (*Phase, _OTHER)}
+    seconds = sum(_number(row, "time/step") for row in timed)
+    shares = {name: sum(_number(row, f"time/{name}") for row in timed) / seconds for name in (*Phase, _OTHER)}
     if shares[Phase.DATA] > WAITS:
         return _data_bound(shares[Phase.DATA], command)
     found = {name: shares[name] for name in _NOUNS if shares[name] > WAITS}
@@ -89,12 +89,12 @@ def _rollout_bound(share: float, rows: Sequence[Row]) -> RunFinding:
     limits = [str(row["time/engine_limit"]) for row in rows if row.get("time/engine_limit")]
     limit = max(sorted(set(limits)), key=limits.count) if limits else ""
     named = f", limited by {limit}" if limit not in ("", "nothing") else ""
-    ahead = any("time/groups_ahead" in row for row in rows)
+    is_asynchronous = any("time/groups_ahead" in row for row in rows)
     return RunFinding(
         "rollout_bound",
         f"sampling took {share:.0%} of the time of the steps{named}",
         "more engines or devices to sample on: the policy waits for them already"
-        if ahead
+        if is_asynchronous
         else "--max_staleness 1: samples of the next step are drawn while the policy is trained",
     )
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import yaml
 
 from rft.config.schema import REQUIRED, schema
-from rft.resolved import Origin, Resolved
-
-S = TypeVar("S")
+from rft.resolved import Origin
 
 
 def config_yaml(command: str, values: Mapping[str, Any], origins: Mapping[str, Origin], recipe_name: str = "") -> str:
@@ -33,20 +30,6 @@ def config_yaml(command: str, values: Mapping[str, Any], origins: Mapping[str, O
         else:
             lines.append(f"{f'{name}: {scalar(values[name])}':<48} # {origins[name]}")
     return "\n".join(lines) + "\n"
-
-
-def with_choices(resolved: Resolved[S], before: Resolved[Any], after: Resolved[Any]) -> Resolved[S]:
-    """Return the settings with what differs between two others, values and origins, in their text too.
-
-    A start chooses some settings by its machine: in config.yaml a person sees the choice, and a resume has it.
-    """
-    chosen = {name: value for name, value in after.values.items() if value != before.values[name]}
-    for name, value in chosen.items():
-        resolved = resolved.with_values({name: value}, after.origins[name])
-    if not chosen:
-        return resolved
-    text = config_yaml(resolved.command, resolved.values, resolved.origins, resolved.recipe_name)
-    return replace(resolved, config_yaml=text)
 
 
 def scalar(value: object) -> str:

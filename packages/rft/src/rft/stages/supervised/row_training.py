@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from rft.config.render import with_choices
 from rft.front_end import SILENT, FrontEnd
 from rft.hub.run_settings import with_local_models
 from rft.identity.continuation import continuation, with_commits
@@ -15,7 +14,7 @@ from rft.identity.record import Content
 from rft.process.launching import requested_run
 from rft.process.machine import Machine, open_machine
 from rft.process.rollbacks import with_rollbacks
-from rft.resolved import Resolved
+from rft.resolved import Resolved, with_choices
 from rft.run_lifecycle import RunStart, TrainedRun, Training, compared_facts, execute, start
 from rft.stages.supervised.parts import SupervisedSettings
 from rft_trainer.data.media_cache import image_digests
