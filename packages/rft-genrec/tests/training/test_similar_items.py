@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
@@ -23,11 +24,11 @@ def test_every_item_begins_one_walk_that_never_stays_where_it_is() -> None:
     walks = _walks(0)
     assert [walk[0] for walk in walks] == list(range(60))
     assert all(len(walk) == 4 for walk in walks)
-    assert all(a != b for walk in walks for a, b in zip(walk, walk[1:], strict=False))
+    assert all(a != b for walk in walks for a, b in itertools.pairwise(walk))
 
 
 def test_a_walk_goes_to_items_of_similar_texts() -> None:
-    steps = [(a, b) for walk in _walks(0) for a, b in zip(walk, walk[1:], strict=False)]
+    steps = [(a, b) for walk in _walks(0) for a, b in itertools.pairwise(walk)]
     assert sum(a // 3 == b // 3 for a, b in steps) > 0.99 * len(steps)
 
 
