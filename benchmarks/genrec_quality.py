@@ -305,7 +305,7 @@ class Comparison:
 
     def choose(self) -> Chosen:
         """Choose weights by NDCG@10 on the rows of this case, which are held out of the known ones."""
-        from rft_genrec.evaluation.mixture import chosen_weight
+        from rft_genrec.evaluation.counter_mixture import chosen_weight
 
         scored = {one: self.scorer.of_scorer(self.with_texts(one))["NDCG@10"] for one in TEXT_WEIGHTS}
         text_weight = max(TEXT_WEIGHTS, key=lambda one: (scored[one], -one))
@@ -337,7 +337,7 @@ class Comparison:
     def of_seed(self, seed: int, chosen: Chosen) -> None:
         """Train and score the methods that have a seed."""
         from rft_genrec.baselines.named import fitted
-        from rft_genrec.evaluation.mixture import mixed
+        from rft_genrec.evaluation.counter_mixture import mixed
 
         popularity, methods = self.counters["popularity"], self.arguments.methods
         if "model" in methods:

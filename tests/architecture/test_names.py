@@ -59,10 +59,11 @@ SHARED_CLASSES: dict[str, int] = {
     "SlabSums": 2,
 }
 """Public classes with one name and so many definitions; each is to get a name of its own."""
+COMMAND_ROOMS = ("rft_genrec.commands", "rft_genrec.settings")
+"""Rooms whose modules have the names of commands."""
 SHARED_STEMS: dict[str, int] = {
     "build": 3,
     "conformance": 3,
-    "data": 3,
     "engine": 4,
     "environment": 4,
     "images": 5,
@@ -70,8 +71,9 @@ SHARED_STEMS: dict[str, int] = {
     "names": 3,
     "process": 3,
     "rewards": 3,
-    "rl": 3,
-    "sft": 4,
+    "rl": 4,
+    "run": 3,
+    "sft": 5,
     "vocab_slabs": 3,
     "worker": 3,
 }
@@ -151,7 +153,7 @@ def shared_stems(sources: Sources, most: int = MOST_OF_ONE_NAME) -> dict[str, li
     """Where each module name stands that more than `most` files have."""
     places: dict[str, list[str]] = defaultdict(list)
     for module in sources.values():
-        if module.stem not in COMMON_STEMS:
+        if module.stem not in COMMON_STEMS and module.folder not in COMMAND_ROOMS:
             places[module.stem].append(module.name)
     return {stem: sorted(names) for stem, names in sorted(places.items()) if len(names) > most}
 

@@ -19,7 +19,7 @@ _INSTRUCTION = (
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PromptQuestion:
     """Words in which a prompt asks for something."""
 
     short: str
@@ -28,7 +28,7 @@ class Question:
     """The instruction of the other templates."""
 
 
-NEXT_ID = Question("", "These are the items that a person took, oldest first. Write the next item.")
+NEXT_ID = PromptQuestion("", "These are the items that a person took, oldest first. Write the next item.")
 
 
 class PromptTokenizer(Protocol):
@@ -70,7 +70,7 @@ class PromptBuilder:
         separator = "" if self.template == "tokens" else ", "
         return separator.join(self.ids.text(item) for item in self.newest(history))
 
-    def ask(self, question: Question, content: str) -> str:
+    def ask(self, question: PromptQuestion, content: str) -> str:
         """Return a question about a content in the form of the template."""
         if self.template == "tokens":
             return f"{content}\n{question.short} " if question.short else content

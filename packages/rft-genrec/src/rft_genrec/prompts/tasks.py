@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rft_genrec.catalogue.records import Catalogue, Sample, SemanticIds
-from rft_genrec.prompts.builder import PromptBuilder, Question
+from rft_genrec.prompts.builder import PromptBuilder, PromptQuestion
 
-_TITLE = Question("Title:", "Write the title of the item.")
-_ID = Question("Item:", "Write the item that has this title.")
-_NEXT_TITLE = Question(
+_TITLE = PromptQuestion("Title:", "Write the title of the item.")
+_ID = PromptQuestion("Item:", "Write the item that has this title.")
+_NEXT_TITLE = PromptQuestion(
     "Next title:", "These are the items that a person took, oldest first. Write the title of the next item."
 )
-_TITLE_AFTER_TITLES = Question(
+_TITLE_AFTER_TITLES = PromptQuestion(
     "Next title:", "These are the titles of items that a person took, oldest first. Write the title of the next item."
 )
-_ID_AFTER_TITLES = Question(
+_ID_AFTER_TITLES = PromptQuestion(
     "Next item:", "These are the titles of items that a person took, oldest first. Write the next item."
 )
 

@@ -15,7 +15,7 @@ _ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class CodeUse:
+class CodebookUse:
     """Use of the codes of one level."""
 
     codes: int
@@ -26,12 +26,12 @@ class CodeUse:
     """Items of the most frequent code."""
 
 
-def level_use(codes_N: Tensor, num_codes: int) -> CodeUse:
+def level_use(codes_N: Tensor, num_codes: int) -> CodebookUse:
     """Measure how the items use one level."""
     counts_K = torch.bincount(codes_N, minlength=num_codes).double()
     shares = counts_K[counts_K > 0] / counts_K.sum()
     entropy = float(-(shares * shares.log()).sum())
-    return CodeUse(num_codes, len(shares), float(torch.tensor(entropy).exp()), int(counts_K.max()))
+    return CodebookUse(num_codes, len(shares), float(torch.tensor(entropy).exp()), int(counts_K.max()))
 
 
 def unexplained_share(points_ND: Tensor, quantiser: Quantiser, mean_D: Tensor) -> float:

@@ -10,6 +10,7 @@ from rft.config.rules.sourced_values import SourcedValues, Values
 from rft.config.rules.training import idle_store
 from rft_core.errors import Problem
 from rft_genrec.settings.rl import GenrecRlSettings
+from rft_genrec.settings.rules import rows_of_catalogue
 
 _FROM_CATALOGUE = (
     "prompt_data",
@@ -73,9 +74,7 @@ def _catalogue(given: SourcedValues) -> Iterator[Problem]:
     named = [name for name in _FROM_CATALOGUE if name in given.values and given.values[name] != defaults.get(name)]
     if named:
         why = "histories, targets, reward and the items that may be written follow from the catalogue"
-        yield given.make_problem(
-            "genrec.rows_of_catalogue", [*named, "catalogue"], why, f"leave {', '.join(named)} out"
-        )
+        yield rows_of_catalogue(given, named, why)
 
 
 def _groups() -> list[type]:
@@ -90,7 +89,7 @@ def _reward(given: SourcedValues) -> Iterator[Problem]:
         terms = reward_terms(values["genrec_reward"])
     except ValueError as error:
         why = f"{error}; terms are {', '.join(TERMS)}, each with =WEIGHT where it is not 1"
-        yield given.make_problem("genrec.reward_terms", ["genrec_reward"], why, "--genrec_reward rule,prefix")
+        yield given.make_problem("genrec.reward_names", ["genrec_reward"], why, "--genrec_reward rule,prefix")
         return
     for term, name in (("semantic", "item_embeddings"), ("collaborative", "item_scorer")):
         if term in terms and not values[name]:

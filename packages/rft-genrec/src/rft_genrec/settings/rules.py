@@ -58,14 +58,17 @@ def chosen_tasks(tasks: str) -> list[str]:
     return [name for name in TASK_NAMES if name != SIMILAR] if names == ["all"] else names
 
 
+def rows_of_catalogue(given: SourcedValues, named: list[str], why: str) -> Problem:
+    """Return the problem of settings of rows beside a catalogue, which makes them."""
+    return given.make_problem("genrec.rows_of_catalogue", [*named, "catalogue"], why, f"leave {', '.join(named)} out")
+
+
 def _rows(given: SourcedValues) -> Iterator[Problem]:
     defaults = {item.name: item.default for item in fields(SftDataSettings)} | {"images_key": ""}
     named = [name for name in _FROM_CATALOGUE if name in given.values and given.values[name] != defaults[name]]
     if named:
         why = "the rows are made from the catalogue, as tasks, rows and template say"
-        yield given.make_problem(
-            "genrec.rows_of_catalogue", [*named, "catalogue"], why, f"leave {', '.join(named)} out"
-        )
+        yield rows_of_catalogue(given, named, why)
 
 
 def _tasks(given: SourcedValues) -> Iterator[Problem]:

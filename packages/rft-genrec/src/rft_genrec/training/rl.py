@@ -13,14 +13,13 @@ from rft.process.cache import written_once
 from rft.resolved import Resolved
 from rft.run_lifecycle import TrainedRun
 from rft.stages import rl
-from rft_core.errors import DataError
 from rft_genrec.catalogue.chosen import chosen_dataset
 from rft_genrec.catalogue.records import Dataset, Sample, SemanticIds
 from rft_genrec.prompts.builder import PromptBuilder
 from rft_genrec.prompts.model_record import builder_of
 from rft_genrec.settings.rl import GenrecRlSettings
 from rft_genrec.settings.rl_rules import reward_terms
-from rft_genrec.training.rows import stored_rows
+from rft_genrec.training.rows import no_samples, stored_rows
 from rft_models.files.directories import existing_directory
 from rft_trainer.runs.stop_signals import StopSignals
 
@@ -45,13 +44,7 @@ def with_inputs(resolved: Resolved[Any]) -> Resolved[Any]:
         for split in ("train", "valid")
     }
     if files["train"] is None:
-        raise DataError(
-            code="genrec.no_samples",
-            what=f"the catalogue {dataset.catalogue.name} has no samples of the split train with a history",
-            where="--catalogue",
-            why="a policy is trained on the histories of train.csv",
-            do="rft-train genrec data, which writes it",
-        )
+        raise no_samples(dataset, "no samples of the split train with a history")
     values: dict[str, Any] = {
         "prompt_data": str(files["train"]),
         "eval_data": str(files["valid"] or ""),

@@ -35,6 +35,17 @@ def stored_rows(rows: Iterable[Mapping[str, Any]], name: str) -> Path | None:
     return written_once(_ROOM, content, write) / f"{name}.jsonl"
 
 
+def no_samples(dataset: Dataset, what: str) -> DataError:
+    """Return the error of a catalogue that has nothing to train on."""
+    return DataError(
+        code="genrec.no_samples",
+        what=f"the catalogue {dataset.catalogue.name} has {what}",
+        where="--catalogue",
+        why="a model is trained on the histories of train.csv",
+        do="rft-train genrec data, which writes it",
+    )
+
+
 def training_files(
     dataset: Dataset, builder: PromptBuilder, settings: TaskSettings, tasks: Iterable[str], *, seed: int
 ) -> list[Path]:
@@ -46,13 +57,7 @@ def training_files(
     """
     samples = dataset.of("train")
     if not samples:
-        raise DataError(
-            code="genrec.no_samples",
-            what=f"the catalogue {dataset.catalogue.name} has no samples of the split train",
-            where="--catalogue",
-            why="a model is trained on the samples of train.csv",
-            do="rft-train genrec data, which writes it",
-        )
+        raise no_samples(dataset, "no samples of the split train")
     given = TaskInput(dataset.catalogue, builder, samples)
     files: list[Path] = []
     for task in tasks:

@@ -73,7 +73,7 @@ def _refuse_waiting(settings: GenrecSftSettings, *, has_held_out: bool) -> None:
     waiting = [name for name in ("patience", "target_loss") if getattr(settings.training, name)]
     if waiting and not has_held_out:
         raise OptionsError(
-            code="sft.no_held_out",
+            code="genrec.waits_for_held_out",
             what=f"{waiting[0]} = {getattr(settings.training, waiting[0])}, and the catalogue has no split valid",
             where=f"--{waiting[0]}",
             why=f"{waiting[0]} depends on the held-out loss, and no rows are held out",
