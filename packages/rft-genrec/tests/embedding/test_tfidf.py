@@ -55,6 +55,11 @@ def test_a_fitted_encoder_comes_back_from_its_file_and_knows_no_new_words(tmp_pa
         load_tfidf(tmp_path / "absent.encoder.safetensors")
 
 
-def test_more_numbers_than_words_are_refused() -> None:
-    with pytest.raises(DataError, match="--svd_dim"):
-        fit_tfidf(TEXTS, 100, seed=1)
+def test_there_are_no_more_numbers_than_words_or_texts() -> None:
+    most = min(len(fit_tfidf(TEXTS, 1, seed=1).words), len(TEXTS))
+    assert fit_tfidf(TEXTS, 100, seed=1).directions_VD.shape[1] == most
+
+
+def test_texts_without_a_word_in_common_are_refused() -> None:
+    with pytest.raises(DataError, match="no word that two of them have"):
+        fit_tfidf(["one", "two"], 4, seed=1)

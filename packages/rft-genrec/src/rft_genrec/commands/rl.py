@@ -24,6 +24,7 @@ use_tensorboard
         train="rft_genrec.training.rl:train",
         check="rft_genrec.training.rl:check",
         prepare="rft_genrec.training.rl:with_inputs",
+        next_commands="rft_genrec.training.next_steps:after_rl",
         held_out=Measure(name="hr@1", is_share=True),
     ),
 )

@@ -24,5 +24,6 @@ use_tensorboard
         train="rft_genrec.training.sft:train",
         check="rft_genrec.training.sft:check",
         prepare="rft_genrec.training.sft:with_inputs",
+        next_commands="rft_genrec.training.next_steps:after_sft",
     ),
 )

@@ -98,6 +98,9 @@ def _encoded(settings: EmbedSettings, texts: list[str], file: Path) -> Encoded:
     if chosen.encoder == "tfidf":
         yield f"fitting words of {len(texts):,} texts"
         fitted = fit_tfidf(texts, chosen.svd_dim, seed=settings.output.seed)
+        dim = fitted.directions_VD.shape[1]
+        if dim < chosen.svd_dim:
+            yield f"{dim} numbers a vector in place of svd_dim = {chosen.svd_dim}: the texts have no more directions"
         fitted.save(file.with_suffix(_FITTED))
         facts = {"encoder": "tfidf", "words": len(fitted.words), "seed": settings.output.seed, "pooling": "svd"}
         return fitted.encode(texts), facts

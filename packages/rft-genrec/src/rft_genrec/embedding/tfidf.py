@@ -78,20 +78,23 @@ def fit_tfidf(texts: Sequence[str], dim: int, *, seed: int) -> TfidfEncoder:
     The singular vectors are found by a randomised range finder with power steps (Halko, Martinsson and Tropp 2011,
     "Finding structure with randomness", algorithm 4.4); signs are such that the largest entry of each is positive.
 
+    `dim` is the most directions; there are fewer where there are fewer words or texts.
+
     Raises:
-        DataError: fewer words or texts than `dim`.
+        DataError: no word is in two of the texts.
     """
     in_texts = Counter(word for text in texts for word in set(_words(text)))
     known = sorted((word for word, count in in_texts.items() if count >= _LEAST_ITEMS), key=lambda w: (-in_texts[w], w))
     words = tuple(sorted(known[:_MOST_WORDS]))
-    if min(len(words), len(texts)) < dim:
+    if not words:
         raise DataError(
             code="genrec.too_few_words",
-            what=f"{len(texts)} texts with {len(words)} words that two of them have, for vectors of {dim} numbers",
-            where="--svd_dim",
-            why="a projection has at most as many directions as there are words and texts",
-            do=f"--svd_dim {max(1, min(len(words), len(texts)))}",
+            what=f"{len(texts)} texts, and no word that two of them have",
+            where="--encoder tfidf",
+            why="a word of one item alone says nothing of others",
+            do="--encoder minilm, or another encoder of texts",
         )
+    dim = min(dim, len(words), len(texts))
     counts_V = torch.tensor([in_texts[word] for word in words], dtype=torch.float32)
     weights_V = 1 + torch.log((1 + len(texts)) / (1 + counts_V))
     matrix_NV = _weighted(texts, words, weights_V)

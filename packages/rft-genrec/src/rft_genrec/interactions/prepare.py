@@ -59,9 +59,7 @@ def prepare(resolved: Resolved[GenrecDataSettings]) -> Iterator[str]:
     write_prepared(target, prepared)
     yield f"written: {target}"
     if prepared.dataset.ids is None:
-        # the texts of the synthetic items have few words, and so few directions
-        few_words = " --svd_dim 64" if settings.sources.source == "synthetic" else ""
-        yield f"next: rft-train genrec embed --catalogue {target}{few_words}"
+        yield f"next: rft-train genrec embed --catalogue {target}"
 
 
 def _synthetic(settings: GenrecDataSettings) -> Steps:

@@ -15,7 +15,7 @@ from torch import Tensor
 from rft.process.machine import choose_device
 from rft.resolved import Resolved
 from rft_core.durable_files import replace_bytes, replace_text
-from rft_core.errors import DataError
+from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import derive_key, permutation
 from rft_genrec.catalogue.records import Catalogue
 from rft_genrec.embedding.encode_items import read_catalogue
@@ -33,7 +33,7 @@ from rft_genrec.settings.sid import SidSettings, VectorSettings
 
 def sid(resolved: Resolved[SidSettings]) -> Iterator[str]:
     """Fit codebooks, write the IDs of all items, and report what they are worth; or give IDs to new items."""
-    settings = resolved.settings
+    settings = with_vectors(resolved.settings)
     yield from resolved.notes
     vectors, output = settings.vectors, settings.output
     source = Path(vectors.catalogue)
@@ -63,6 +63,27 @@ def sid(resolved: Resolved[SidSettings]) -> Iterator[str]:
     quantiser = replace(quantiser, facts={"vectors": stored_facts(vectors.embeddings), "seed": output.seed})
     _write(folder, catalogue, quantiser, codes_NL, codes, report)
     yield from _lines(folder, catalogue, report)
+
+
+def with_vectors(settings: SidSettings) -> SidSettings:
+    """Return the settings with the file of vectors that they mean: the only one of the catalogue where none is named.
+
+    Raises:
+        OptionsError: there is none, there are several, or new items are added, whose vectors the catalogue's are not.
+    """
+    vectors = settings.vectors
+    if vectors.embeddings:
+        return settings
+    found = sorted(Path(vectors.catalogue).glob("*.emb-*.npy"))
+    if len(found) == 1 and not vectors.new_items:
+        return replace(settings, vectors=replace(vectors, embeddings=str(found[0])))
+    what = f"{vectors.catalogue} holds {', '.join(file.name for file in found) or 'no file *.emb-*.npy'}"
+    why, do = "IDs are made from one file of vectors", f"--embeddings {found[0] if found else 'FILE'}"
+    if vectors.new_items:
+        why, do = "new items need vectors of their own texts", "--embeddings FILE of the new items"
+    elif not found:
+        do = f"rft-train genrec embed --catalogue {vectors.catalogue}"
+    raise OptionsError(code="genrec.no_vectors", what=what, where="--embeddings", why=why, do=do)
 
 
 def read_vectors(vectors: VectorSettings, catalogue: Catalogue) -> Tensor:

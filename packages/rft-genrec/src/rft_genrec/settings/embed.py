@@ -37,7 +37,7 @@ class EncoderSettings:
     embed_batch_size: int = field(default=64, metadata={"minimum": 1})
     """Texts that are encoded at once."""
     svd_dim: int = field(default=256, metadata={"minimum": 1})
-    """Numbers of a vector of tfidf."""
+    """Numbers of a vector of tfidf; fewer where the texts have fewer words, which is said."""
     normalise: bool = True
     """Scale every vector to length 1."""
     bf16: bool = False

@@ -35,8 +35,9 @@ class BeamSettings:
     num_beams: int = field(default=50, metadata={"minimum": 1})
     """Items that are ranked for each history: the width of the constrained beam search."""
 
-    beam_mass: Literal["vocabulary", "allowed"] = "vocabulary"
-    """Probability of a token that beams are ranked by: its share of the whole vocabulary, or of what may follow."""
+    beam_mass: Literal["vocabulary", "allowed"] = "allowed"
+    """Probability of a token that beams are ranked by: its share of the whole vocabulary, as MiniOneRec ranks, or of
+    what may follow, which a model has learned too that was trained on whole sequences, not on the end of an ID."""
 
     search_batch_size: int = field(default=16, metadata={"minimum": 1})
     """Histories that are searched together; it changes no result."""

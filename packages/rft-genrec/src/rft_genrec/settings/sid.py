@@ -18,8 +18,9 @@ class VectorSettings:
 
     catalogue: str
     """Directory of the catalogue."""
-    embeddings: str
-    """File of vectors, a row an item, as `rft-train genrec embed` writes it: .npy or .safetensors."""
+    embeddings: str = ""
+    """File of vectors, a row an item, as `rft-train genrec embed` writes it: .npy or .safetensors; empty = the only one
+    in the catalogue, `NAME.emb-ENCODER.npy`."""
     item_meta_path: str = ""
     """File of items (`.item.json`); empty = the one in the catalogue."""
     new_items: str = ""
