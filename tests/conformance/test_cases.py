@@ -29,7 +29,7 @@ NOT_EQUATIONS = {
         "select_kl_cov",
         "token_covariances",
     ),
-    *("straight_through", "weighted_sum", "estimates"),
+    *("straight_through", "weighted_sum", "estimates", "on_device_of"),
     *("mismatch_metrics", "mismatch_maxima", "effective_sample_size"),
     *("implicit_reward", "mean_logprobs", "log_odds"),
     # a threshold of a metric

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.xdist_group("new_decoders")
 
 OWN: dict[str, Any] = {"dropout": 0.2, "use_glu": False}
 MIXTURE: dict[str, Any] = {"family": "dots1", "use_moe": True, "num_experts": 4, "shared_experts": 1}
-ROUTERS = ("--balance_bias_rate", "0.003", "--router_z_loss_coef", "0.1", "--aux_loss_coef", "0.01")
+RATE = ("--balance_bias_rate", "0.003", "--balance_bias_rate_end", "0.003")  # constant, as the learning rate
+ROUTERS = (*RATE, "--router_z_loss_coef", "0.1", "--aux_loss_coef", "0.01")
 BIAS = "mlp.gate.e_score_correction_bias"
 Run = Callable[..., Path]
 

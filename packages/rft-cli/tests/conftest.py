@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rft.config.schema import REQUIRED, schema
 from rft_cli.config import recipes as catalog
 from rft_cli.diagnostics import bundle
 
@@ -56,3 +57,21 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+BEYOND = {"genrec-recommend": ["--serve"], "genrec-data": ["--input", "i", "--items_file", "m"]}
+"""What rules between the settings of a command ask for beside those without a default."""
+
+
+@pytest.fixture
+def needed_words() -> Callable[..., list[str]]:
+    """The words that a command cannot do without, each with a value that is allowed, behind those that are given."""
+
+    def words_of(command: str, *given: str) -> list[str]:
+        words = list(given)
+        for name, row in schema(command).items():
+            if row.default is REQUIRED and f"--{name}" not in given:
+                words += [f"--{name}", row.choices[0] if row.choices else "m"]
+        return words + BEYOND.get(command, [])
+
+    return words_of

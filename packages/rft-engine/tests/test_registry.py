@@ -19,7 +19,7 @@ def test_what_each_engine_can_do() -> None:
     assert found == {
         "native": OWN_PROCESS
         | ANY
-        | {"shares_weights", "joins_matrices", "supports_partial_rollouts", "sleeps_on_cpu"},
+        | {"shares_weights", "joins_matrices", "supports_partial_rollouts", "supports_beam_search", "sleeps_on_cpu"},
         "hf": ANY | {"shares_weights", "sleeps_on_cpu"},
         "vllm": OWN_PROCESS | ANY | {"supports_fp8", "reserves_memory", "splits_model"},
         "sglang": OWN_PROCESS | {"reserves_memory", "splits_model", "sleeps_on_cpu"},

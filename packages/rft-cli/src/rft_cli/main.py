@@ -193,7 +193,8 @@ def _unknown(name: str) -> OptionsError:
     from rft_core.nearest_names import nearest_names
 
     refusal = table.REFUSED_COMMANDS.get(name)
-    near = nearest_names(name, commands())
+    # a second word alone, as `run` of `genrec run`, is nearer to a whole command than to its own
+    near = nearest_names(name, [command for command in commands() if f"-{name}" not in command])
     group = [command for command in commands() if command.startswith(f"{name}-")]
     if group:
         words = [command.removeprefix(f"{name}-") for command in group]

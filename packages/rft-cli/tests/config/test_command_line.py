@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import string
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,14 @@ from rft.config.errors import SettingsError
 from rft.config.names import ALIASES, OPPOSITES
 from rft.config.other_names import OTHER_NAMES
 from rft.config.refused_flags import REFUSED_FLAGS
-from rft.config.schema import REQUIRED, schema
+from rft.config.schema import schema
 from rft.settings import RlSettings
 from rft_cli.config.resolve import resolve
 from rft_cli.records.discovery import with_settings
 from rft_core.errors import Problem
 from rft_core.nearest_names import nearest_names
+
+NeededWords = Callable[..., list[str]]
 
 NAMED = sorted(set((Path(__file__).parent / "named_flags.txt").read_text().replace("--", "").split()))
 
@@ -204,13 +207,12 @@ def test_another_word_after_a_switch_is_refused_with_the_forms_that_are_not(text
 
 
 @pytest.mark.parametrize("command", with_settings())
-def test_every_switch_can_be_turned_off_by_its_own_name(command: str) -> None:
+def test_every_switch_can_be_turned_off_by_its_own_name(command: str, needed_words: NeededWords) -> None:
     for name, row in schema(command).items():
         if row.is_switch:
-            needed = [
-                word for key, one in schema(command).items() if one.default is REQUIRED for word in (f"--{key}", "m")
-            ]
-            assert resolve(command, [*needed, f"--no-{name}"]).values[name] is False
+            words = [word for word in needed_words(command) if word != f"--{name}"]
+            more = ["--histories", "h", "--recommendations", "r"] if name == "serve" else []
+            assert resolve(command, [*words, *more, f"--no-{name}"]).values[name] is False
 
 
 def test_a_negated_switch_takes_no_value() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from rft.config.schema import REQUIRED, build, schema
 from rft_cli.config.resolve import merge, resolve
 from rft_cli.records.discovery import with_settings
 
+NeededWords = Callable[..., list[str]]
+
 KEY = "0123456789abcdef" * 2
 
 
@@ -24,13 +27,15 @@ def codes(command: str, words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("command", [name for name in with_settings() if {"pretrain", "seed"} <= {*schema(name)}])
-def test_what_is_resolved_is_the_same_in_all_its_forms(command: str) -> None:
+def test_what_is_resolved_is_the_same_in_all_its_forms(command: str, needed_words: NeededWords) -> None:
     Path("a.yaml").write_text("recipe: {name: sums}\nseed: 3\n")
-    resolved = resolve(command, ["--pretrain", "m", "--config", "a.yaml"])
+    needed = needed_words(command, "--pretrain", "m")
+    resolved = resolve(command, [*needed, "--config", "a.yaml"])
     assert (resolved.command, resolved.recipe_name, resolved.sources) == (command, "sums", (Path("a.yaml"),))
     assert list(resolved.values) == list(resolved.origins) == list(schema(command))
     given = {name: str(origin) for name, origin in resolved.origins.items() if origin is not DEFAULT}
-    assert given == {"pretrain": "command line", "seed": "a.yaml:2"}
+    flags = {word.removeprefix("--") for word in needed if word.startswith("--")}
+    assert given == dict.fromkeys(flags, "command line") | {"seed": "a.yaml:2"}
     assert resolved.settings == build(type(resolved.settings), resolved.values)
     assert resolved.config_yaml == config_yaml(command, resolved.values, resolved.origins, "sums")
     assert resolved.notes == ()

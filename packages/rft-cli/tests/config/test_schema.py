@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, get_type_hints
 
 import pytest
@@ -17,18 +18,15 @@ from rft_cli.config.meanings import meanings
 from rft_cli.config.resolve import resolve
 from rft_cli.records.discovery import find_command, with_settings
 
-
-def required(command: str) -> list[str]:
-    """The settings that a command cannot do without."""
-    return [word for name, row in schema(command).items() if row.default is REQUIRED for word in (f"--{name}", "m")]
+NeededWords = Callable[..., list[str]]
 
 
 GROUPS = [kind for command in with_settings() for kind in get_type_hints(load(find_command(command).settings)).values()]
 
 
 @pytest.mark.parametrize("command", with_settings())
-def test_flat_names_and_nested_settings_hold_the_same_values(command: str) -> None:
-    resolved = resolve(command, required(command))
+def test_flat_names_and_nested_settings_hold_the_same_values(command: str, needed_words: NeededWords) -> None:
+    resolved = resolve(command, needed_words(command))
     for name, row in schema(command).items():
         group = getattr(resolved.settings, row.group)
         assert getattr(group, name) == resolved.values[name]
@@ -36,9 +34,20 @@ def test_flat_names_and_nested_settings_hold_the_same_values(command: str) -> No
 
 @pytest.mark.parametrize("command", with_settings())
 def test_only_what_a_command_works_on_has_no_default(command: str) -> None:
-    of_command = {"build": ["texts", "save_path"], "tokenizer": ["save_path"], "serve-reward": [], "pretrain": []}
+    of_command = {"build": ["texts", "save_path"], "tokenizer": ["save_path"], "report": ["run"], **GENREC}
+    of_command |= {key: [] for key in ("serve-reward", "pretrain", "doctor")}
     wanted = of_command.get(command, ["pretrain"])
     assert [name for name, row in schema(command).items() if row.default is REQUIRED] == wanted
+
+
+GENREC = {
+    **{key: ["catalogue"] for key in ("genrec-embed", "genrec-sid", "genrec-sft")},
+    "genrec-data": ["source"],
+    "genrec-eval": ["catalogue"],
+    "genrec-recommend": ["catalogue", "pretrain"],
+    "genrec-rl": ["pretrain", "catalogue"],
+    "genrec-run": ["save_path"],
+}
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(GROUPS), ids=lambda kind: kind.__name__)
@@ -93,12 +102,15 @@ def test_supervised_training_has_its_own_learning_rate() -> None:
 
 def test_no_name_is_both_a_setting_and_refused() -> None:
     accepted = {name for command in with_settings() for name in schema(command)}
-    # a new model has one to choose; of others it is that of their directory
-    assert accepted & set(REFUSED_FLAGS) == {"tokenizer"}
+    # a new model has one to choose, of others it is that of their directory; recommendation has its own
+    assert accepted & set(REFUSED_FLAGS) == {
+        "tokenizer",
+        *("max_tokens", "template", "sid_index_path", "item_meta_path"),
+    }
 
 
 def test_all_groups_of_a_command_are_in_its_module() -> None:
-    assert set(with_settings()) == {
+    assert {name for name in with_settings() if not name.startswith("genrec-")} == {
         *("rl", "sft", "dpo", "rm", "rm-test", "eval", "serve-reward", "generate", "conformance", "build", "pretrain"),
-        *("perplexity", "tokenizer"),
+        *("perplexity", "tokenizer", "doctor", "report"),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from rft.settings import RlSettings
 from rft_cli.config.resolve import resolve
 from rft_cli.records.discovery import with_settings
 from rft_core.errors import Problem
+
+NeededWords = Callable[..., list[str]]
 
 
 def settings_of(text: str, *argv: str) -> Resolved[RlSettings]:
@@ -92,13 +95,15 @@ def test_a_missing_file_names_the_nearest_file() -> None:
     assert caught.value.problem.do == "--config mine.yaml"
 
 
-@pytest.mark.parametrize("command", [name for name in with_settings() if "input_template" in schema(name)])
-def test_the_written_configuration_reads_back_to_the_same_values(command: str) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [name for name in with_settings() if "input_template" in schema(name) and "catalogue" not in schema(name)],
+)
+def test_the_written_configuration_reads_back_to_the_same_values(command: str, needed_words: NeededWords) -> None:
     first = resolve(
         command,
         [
-            "--pretrain",
-            "a: b # c",
+            *needed_words(command, "--pretrain", "a: b # c"),
             "--top_p=0.5" if "top_p" in schema(command) else "--seed=7",
             "--input_template",
             "Q: {}\n'A':",

@@ -56,7 +56,7 @@ def test_all_ids_together_have_the_whole_probability(policy, builder) -> None:
 
 
 def test_scores_are_the_log_probabilities_of_the_tokens(policy, builder) -> None:
-    [ranking] = ranker(policy, builder, num_beams=5).rankings([[4, 5]], ["a"])
+    [ranking] = ranker(policy, builder, num_beams=5, beam_mass="vocabulary").rankings([[4, 5]], ["a"])
     tokenizer = policy.tokenizer
     prompt = tokenizer.encode(builder.prompt([4, 5]))
     written = [*tokenizer.encode(builder.response(ranking.places[0][0])), tokenizer.eos_ids[0]]

@@ -43,7 +43,7 @@ class Run:
         evaluator = calls.double("evaluator", with_rows=calls.double("with_rows", returns=(self.result, [[ROW]])))
         metrics = SimpleNamespace(of=lambda names: f"metrics of {names}")
         calls.replace(
-            evaluate, TaskMetrics=metrics, constraint_of=lambda *given: None, within=lambda engine, trie: engine
+            evaluate, TaskMetrics=metrics, constraint_of=lambda *given: None, within=lambda engine, trie, beams: engine
         )
         # it reads the fields of settings, which a double lacks
         calls.replace(evaluate, with_model_directories=lambda settings: settings)
@@ -65,6 +65,7 @@ class Run:
             "settings",
             data=calls.double("data", eval_data="e.jsonl"),
             model=calls.double("model", bf16=bf16),
+            sampling=calls.double("settings.sampling", num_beams=0),
             output=SimpleNamespace(output="", compare="", eval_by="", seed=3),
             evaluation=SimpleNamespace(eval_n=4, eval_k="2,3", eval_pick="helpful"),
         )
@@ -100,7 +101,7 @@ def test_an_evaluation_gives_its_settings_to_the_parts_that_they_belong_to(calls
         "function_names(settings)",
         f"Evaluator(make_engine(), tokenizer, reward, machine.collectives, {run.prompts!r}, "
         "answer_of='answers of exact', conversations=None, ks=(2, 3), metrics='metrics of data.eval_metrics', "
-        "num_samples=4, pick='helpful', sampling=sampling_options(), seed=3)",
+        "num_samples=4, pick='helpful', ranked=False, sampling=sampling_options(), seed=3)",
         "with_rows('row of a rollout', None)",
         "reward.close()",
         "stack ends",

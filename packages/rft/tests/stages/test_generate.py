@@ -20,7 +20,7 @@ def run(calls: Any, module: Any, *, rank: int = 0, ranks: int = 1, positions: in
     # it reads the fields of settings, which a double lacks
     calls.replace(module, with_model_directories=lambda settings: settings)
     if hasattr(module, "within"):
-        calls.replace(module, within=lambda engine, trie: engine)
+        calls.replace(module, within=lambda engine, trie, beams: engine)
     calls.put(
         module,
         "make_engine sampling_options gather_rows",
@@ -36,7 +36,9 @@ def run(calls: Any, module: Any, *, rank: int = 0, ranks: int = 1, positions: in
         return [["first", "second"] for _ in chosen]
 
     calls.replace(module, sample_responses=sample, rollout_row=lambda prompt, rollout: (len(prompt.token_ids), rollout))
-    drawn = calls.double("drawn", **{"generate_max_len": 20, "max_len": None, "prompt_max_len": 30} | given)
+    drawn = calls.double(
+        "drawn", **{"generate_max_len": 20, "max_len": None, "prompt_max_len": 30, "num_beams": 0} | given
+    )
     settings = calls.double(
         "settings",
         sampling=drawn,

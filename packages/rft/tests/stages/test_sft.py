@@ -133,8 +133,9 @@ def test_the_loop_has_the_likelihood_of_its_rows_as_its_loss(calls: Any) -> None
     assert made == [
         "policy_state(settings, started, tokenizer, "
         "RowOrder(mixture='mixture', data_hash='hash', num_rows=3, num_steps=7))",
+        "state.progress.passed(7)",
         "TokenLikelihood()",
-        "balanced_forward(settings.model, model, machine, settings.routers)",
+        "balanced_forward(settings.model, model, machine, settings.routers, state.progress.passed())",
         "fused_policy(parallel)",
         "PolicyLoss(model, TokenLikelihood(), balanced=balanced_forward(), fused=fused_policy())",
         "model.key_dropout(settings.run.seed)",

@@ -13,7 +13,7 @@ from rft.resolved import Resolved
 from rft_cli.config.recipes import names, with_command
 from rft_cli.config.resolve import resolve
 from rft_cli.diagnostics.console import SafeConsole
-from rft_cli.records.discovery import default_command, find_command, prepared, with_settings
+from rft_cli.records.discovery import default_command, find_command, prepared, with_settings, with_training
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_core.terminal_text import visible
@@ -44,7 +44,7 @@ def run(argv: list[str]) -> int:
             what=f"check cannot resolve {command!r}",
             where="command line",
             why=f"it resolves one of {', '.join(known)}, or a recipe",
-            do=f"rft-train check {(nearest_names(command, [*known, *names()]) or [default_command()])[0]}",
+            do=f"rft-train check {(nearest_names(command, [*with_training(), *names()]) or [default_command()])[0]}",
         )
     resolved = resolve(command, words)
     print(visible(_chosen_settings(resolved, " ".join([command, *words]))))

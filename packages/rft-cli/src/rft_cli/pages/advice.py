@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from rich.text import Text
 
-from rft_cli.records.discovery import training_of, with_training
+from rft_cli.records.discovery import find_command, training_of, with_training
 from rft_trainer.runs.reader import RunFiles, as_object, read_run, rows
 from rft_trainer.runs.verdict import evidence_of, verdict
 
@@ -20,10 +20,11 @@ def next_lines(commands: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def after_model(directory: Path) -> list[tuple[str, str]]:
-    """Return how each command that trains goes on from a model."""
+    """Return how each command that trains goes on from a model; those of other packages have rows of their own."""
     return [
         (f"rft-train {name} --pretrain {directory} --prompt_data train.jsonl", training_of(name).purpose)
         for name in with_training()
+        if not find_command(name).extends
     ]
 
 

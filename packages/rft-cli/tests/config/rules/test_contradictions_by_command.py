@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from rft.config.errors import SettingsError
 from rft.config.schema import schema
 from rft_cli.config.resolve import resolve
 from rft_cli.records.discovery import with_settings
+
+NeededWords = Callable[..., list[str]]
 
 Refused = list[tuple[str, str]]
 
@@ -256,9 +259,11 @@ def test_an_interval_of_evaluations_is_idle_without_held_out_rows(command: str) 
 
 
 @pytest.mark.parametrize("command", [name for name in with_settings() if "pretrain" in schema(name)])
-def test_a_default_that_a_file_repeats_is_never_called_idle(command: str, tmp_path: Path) -> None:
+def test_a_default_that_a_file_repeats_is_never_called_idle(
+    command: str, tmp_path: Path, needed_words: NeededWords
+) -> None:
     stored = tmp_path / "config.yaml"
-    stored.write_text(resolve(command, ["--pretrain", "m"]).config_yaml)
+    stored.write_text(resolve(command, needed_words(command, "--pretrain", "m")).config_yaml)
     again = resolve(command, ["--config", str(stored)])
     assert {origin.kind for origin in again.origins.values()} == {"file"}
     assert again.notes == ()

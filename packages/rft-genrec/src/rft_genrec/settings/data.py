@@ -111,7 +111,7 @@ class SyntheticSettings:
     """The people that `--source synthetic` makes up."""
 
     users: int = field(default=4000, metadata={"minimum": 1})
-    """People."""
+    """Number of people."""
 
     personas: int = field(default=4, metadata={"minimum": 1})
     """Kinds of people: each has its own order in which sub-categories follow one another."""

@@ -75,7 +75,7 @@ REFUSED_FLAGS: dict[str, Refusal] = {
     **_rows("it has another name here", "--engine_type vllm", "use_vllm"),
     **_rows("it has another name here", "--engine_type native", "engine"),
     **_rows("it has another name here", "--engine_tp_size N", "vllm_tensor_parallel_size"),
-    **_rows(f"{_NOT_YET}: generative recommendation", _OUT, "sid_index_path"),
+    **_rows("it is a setting of recommendation", "rft-train genrec sft", "sid_index_path", "item_meta_path"),
     # the algorithm
     **_rows("it has another name here", "--advantage_estimator NAME", "algorithm", "adv_estimator"),
     **_rows("advantages are normalised by another flag", "--advantages_norm", "normalize_advantages"),
