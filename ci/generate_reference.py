@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import troubleshooting
 from keyword_types import keyword_types
 from module_tables import module_table, room_list
 from names import CONCEPTS
@@ -53,7 +54,7 @@ def pages() -> dict[Path, str]:
     for path in [*ROOT.glob("packages/*/README.md"), ROOT / "kernels" / "README.md"]:
         (source,) = (path.parent / "src").glob("rft*")
         found[path] = filled(path.read_text(), {"modules": partial(module_table, source)})
-    return found
+    return found | troubleshooting.pages()
 
 
 def filled(text: str, parts: Mapping[str, Callable[[], str]] | None = None) -> str:

@@ -1,0 +1,83 @@
+"""The pages of troubleshooting, in English and in Chinese, made of the registry of failures.
+
+docs/troubleshooting/rows_*.json     one record a failure of users' guides: what RFT does about it, and the tests
+docs/troubleshooting/matrix.json     one record a row of the fault matrix
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "troubleshooting"
+DEEDS = ("prevented", "detected", "explained", "recovered")
+
+
+@cache
+def texts() -> dict[str, Any]:
+    """Words of the page in each language, and its parts by the first row of each."""
+    return json.loads((FOLDER / "words.json").read_text())
+
+
+@cache
+def rows() -> tuple[dict[str, Any], ...]:
+    """Every failure, in the order of its number."""
+    found = [row for file in sorted(FOLDER.glob("rows_*.json")) for row in json.loads(file.read_text())]
+    return tuple(sorted(found, key=lambda row: row["id"]))
+
+
+@cache
+def matrix() -> tuple[dict[str, Any], ...]:
+    """Every row of the fault matrix."""
+    return tuple(json.loads((FOLDER / "matrix.json").read_text()))
+
+
+def page(language: str) -> str:
+    """The page in a language: an index by the texts that people see, then a section a failure."""
+    words = texts()["words"][language]
+    lines = [f"# {words['title']}", "", words["intro"], "", f"## {words['index']}", ""]
+    lines += [f"| {words['text']} | {words['row']} |", "|---|---|"]
+    index = sorted((text, row["id"]) for row in rows() for text in row["texts"])
+    lines += [f"| {_cell(text)} | [{label}](#{label.lower()}) |" for text, label in index]
+    titles = {part["first"]: part[language] for part in texts()["parts"]}
+    for row in rows():
+        if row["id"] in titles:
+            lines += ["", f"## {titles[row['id']]}"]
+        lines += ["", *_section(row, words, language)]
+    return "\n".join(lines) + "\n"
+
+
+def _section(row: dict[str, Any], words: dict[str, str], language: str) -> list[str]:
+    deeds = [words[deed] for deed in DEEDS if row[deed]] or [words["nothing"]]
+    # an anchor of its own: of a title in Chinese each viewer makes another one
+    lines = [
+        f'<a id="{row["id"].lower()}"></a>',
+        "",
+        f"### {row['id']} {row['title'][language]}",
+        "",
+        f"{words['cause']}: {row['cause'][language]}",
+        "",
+    ]
+    lines += [f"{words['deeds']} ({', '.join(deeds)}): {row['what_happens'][language]}"]
+    if row["missing"]:
+        lines += ["", f"{words['missing']}: {row['missing']}"]
+    if row["tests"]:
+        gpu = f" ({words['gpu']})" if row["needs_gpu"] else ""
+        lines += ["", f"{words['tests']}{gpu}: {', '.join(f'`{test}`' for test in row['tests'])}"]
+    return lines
+
+
+def _cell(text: str) -> str:
+    escaped = text.replace("|", "\\|")
+    return f"`{escaped}`" if "`" not in escaped else escaped
+
+
+def pages() -> dict[Path, str]:
+    """Both pages by their files."""
+    return {
+        ROOT / "docs" / "troubleshooting.md": page("en"),
+        ROOT / "docs" / "zh" / "troubleshooting.md": page("zh"),
+    }
