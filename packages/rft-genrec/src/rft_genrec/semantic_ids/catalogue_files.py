@@ -12,7 +12,8 @@ from pathlib import Path
 
 from rft_core.durable_files import replace_text
 from rft_core.errors import OptionsError
-from rft_genrec.catalogue.records import SPLITS, Catalogue
+from rft_genrec.catalogue.csv_samples import read_samples
+from rft_genrec.catalogue.records import SPLITS, Catalogue, SplitName
 
 _IDS = ("history_item_sid", "item_sid")
 
@@ -44,6 +45,18 @@ def write_index(file: Path, tokens: Sequence[Sequence[str]]) -> None:
     replace_text(file, json.dumps({str(item): list(one) for item, one in enumerate(tokens)}))
 
 
+def check_samples(folder: Path, num_items: int) -> None:
+    """Read the samples whose columns of IDs are to be written anew, before anything is written.
+
+    Raises:
+        DataError: a row is not as its file declares it; with the file, the row and the column.
+    """
+    for split in SPLITS:
+        for file in _files_of(folder, split):
+            for _ in read_samples(file, split, num_items):
+                pass
+
+
 def copy_catalogue(source: Path, items: Path, folder: Path) -> None:
     """Copy the items and the samples of a catalogue into another directory."""
     for file in [items, *_sample_files(source)]:
@@ -68,7 +81,11 @@ def renew_samples(folder: Path, catalogue: Catalogue, tokens: Sequence[Sequence[
 
 
 def _sample_files(folder: Path) -> list[Path]:
-    return [file for split in SPLITS for file in (*folder.glob(f"{split}.csv"), *sorted(folder.glob(f"{split}/*.csv")))]
+    return [file for split in SPLITS for file in _files_of(folder, split)]
+
+
+def _files_of(folder: Path, split: SplitName) -> list[Path]:
+    return [*folder.glob(f"{split}.csv"), *sorted(folder.glob(f"{split}/*.csv"))]
 
 
 def _renew(file: Path, texts: Sequence[str]) -> bool:

@@ -46,6 +46,7 @@ def sid(resolved: Resolved[SidSettings]) -> Iterator[str]:
     folder = Path(output.save_path) if output.save_path else source
     if not output.overwrite:
         catalogue_files.refuse_overwriting(folder)
+    catalogue_files.check_samples(source, len(catalogue))
     points_ND = read_vectors(vectors, catalogue).to(device)
     held_out = yield from _held_out_errors(points_ND, settings)
     quantiser, codes_NL = yield from fit(points_ND, settings, key=derive_key(output.seed, "sid"))

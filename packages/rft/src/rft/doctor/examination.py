@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rft.config.commands import package_records
 from rft.doctor import devices, engines, network, packages, resources
 from rft.doctor.findings import Section, as_record, page, problems_of, verdict_line
 from rft.process.machine import usable_cores
@@ -40,6 +41,7 @@ def examine(chosen: ExaminationSettings, environment: Mapping[str, str]) -> list
         Section("interpreter", tuple(packages.here())),
         Section("packages", tuple(packages.requirements())),
         Section("packages for one feature alone", tuple(packages.optional())),
+        Section("packages that add commands", tuple(packages.plug_ins(package_records()))),
         Section("devices", (*gpus, *devices.memory(memory))),
         Section("engines", (*inference, engines.cage())),
         Section(
