@@ -10,6 +10,7 @@ import pytest
 
 from rft.config.errors import SettingsError
 from rft.config.schema import schema
+from rft.library import keyword_settings
 from rft.library.keyword_settings import resolved as of_keywords
 from rft.resolved import Resolved
 from rft_cli.config.resolve import resolve
@@ -203,3 +204,11 @@ def test_files_of_the_library_have_the_names_of_the_guide_too(text: str, tmp_pat
     values = found.values
     assert (values["train_batch_size"], values["hidden_size"], values["num_layers"]) == (64, 128, 3)
     assert "guide.yaml" in str(found.origins["train_batch_size"])
+
+
+def test_the_names_of_the_guide_are_keywords_of_the_library_too() -> None:
+    keywords = {"prompt_data": "t.txt", "model_hidden_size": 64, "training_gradient_clip_val": 0.5}
+    found = keyword_settings.resolved("pretrain", keywords)
+    assert (found.values["hidden_size"], found.values["max_norm"]) == (64, 0.5)
+    with pytest.raises(SettingsError, match="model_hidden_size"):
+        keyword_settings.resolved("pretrain", {"prompt_data": "t.txt", "model_hiden_size": 64})
