@@ -1,11 +1,13 @@
 """Balanced k-means: equal sizes, at nearly the least cost."""
 
 import itertools
+from inspect import signature
 
 import pytest
 import torch
 
 from rft_algos.input_checks import InputError
+from rft_algos.quantisation import balanced
 from rft_algos.quantisation.balanced import assign_to_places, balanced_kmeans, even_capacities
 from rft_algos.quantisation.kmeans import cluster_means, squared_distances
 
@@ -50,3 +52,21 @@ def test_clusters_have_equal_sizes_and_their_means() -> None:
 def test_places_for_others_are_refused() -> None:
     with pytest.raises(InputError, match="for 3 points"):
         assign_to_places(torch.zeros(3, 2), torch.tensor([1, 1]))
+
+
+def test_an_assignment_does_not_depend_on_the_unit_of_the_costs() -> None:
+    costs = torch.rand(48, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    places = torch.tensor([10, 10, 10, 9, 9])
+    # a power of two changes no digit of any price
+    assert torch.equal(assign_to_places(costs, places), assign_to_places(costs * 2.0**-10, places))
+
+
+def test_points_that_are_left_take_one_place_each() -> None:
+    values = -torch.tensor([[0.0, 1.0]]).expand(4, 2)
+    codes = torch.full((4,), -1)
+    assert balanced._placed_left(codes, values, torch.tensor([3, 1])).tolist() == [0, 0, 0, 1]
+
+
+def test_it_ends_after_thirty_rounds_or_at_a_gain_below_a_thousandth() -> None:
+    assert signature(balanced_kmeans).parameters["max_iterations"].default == 30
+    assert balanced._LEAST_GAIN == 1e-3
