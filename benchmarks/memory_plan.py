@@ -184,6 +184,7 @@ def measure(command: str, given: dict[str, Any], device: str) -> dict[str, Any]:
     given = dict(given)
     model, data = given.pop("pretrain"), given.pop("prompt_data")
     more: dict[str, Any] = {"callbacks": [Watch()], "panel": False}
+    ended: dict[str, Any] = {}
     try:
         if command == "pretrain":
             rft.pretrain(data, model=model, **more, **given)
@@ -191,10 +192,12 @@ def measure(command: str, given: dict[str, Any], device: str) -> dict[str, Any]:
             rft.rl(model, data, rewarded, **more, **given)
         else:
             {"sft": rft.sft, "dpo": rft.dpo}[command](model, data, **more, **given)
-    except Exception:
+    except Exception as error:
+        # what ends a run behind its last measured step is in the results, and takes no measurement with it
         if len(peaks) < STEPS - 1:
             raise
-    return {"measured": max(peaks)} if peaks else {}
+        ended = {"ended_with": f"{type(error).__name__}: {error}"}
+    return {"measured": max(peaks), **ended} if peaks else ended
 
 
 def rewarded(completion: str) -> float:

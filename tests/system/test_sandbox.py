@@ -159,7 +159,7 @@ def test_nothing_can_be_written_but_a_small_tmp(python: CagedPython) -> None:
 import os
 def f():
     written = []
-    for path in ("/x", "/python/x", "/python/lib/libc.so.6", "/dev/x", "/lib64/x", "/tmp/x"):
+    for path in ("/x", "/python/x", "/python/lib/libc.so.6", "/dev/x", "/lib64/x", "/tmp/rft-written-inside"):
         try:
             open(path, "w").close()
             written.append(path)
@@ -167,8 +167,8 @@ def f():
             pass
     return written
 """
-    assert found(python, program) == ["/tmp/x"]
-    assert not Path("/tmp/x").exists()
+    assert found(python, program) == ["/tmp/rft-written-inside"]
+    assert not Path("/tmp/rft-written-inside").exists()
 
 
 def test_tmp_is_bounded_and_empty_in_the_next_run(python: CagedPython) -> None:

@@ -1,4 +1,4 @@
-"""People and items that are made up, on which a model that reads sequences can be told from one that counts.
+"""People and items that are made up, on which a model that reads sequences differs from one that counts.
 
 Every item has a sub-category, a brand and a popularity; every person has a persona and a favourite brand. The persona
 chooses the table by which sub-categories follow one another, so that the last item alone does not tell the next, but a

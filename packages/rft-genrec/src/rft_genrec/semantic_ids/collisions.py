@@ -1,4 +1,4 @@
-"""Items with the same codes, told apart."""
+"""IDs of their own for items with the same codes."""
 
 from __future__ import annotations
 

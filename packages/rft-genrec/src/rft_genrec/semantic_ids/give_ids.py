@@ -99,7 +99,7 @@ def read_vectors(vectors: VectorSettings, catalogue: Catalogue) -> Tensor:
         texts = item_texts(catalogue, int(facts["field_characters"]))
         refuse_other_texts(vectors.embeddings, digest_of_texts(texts), facts)
     zero = (points_ND == 0).all(1).nonzero().flatten()
-    # one alone is told apart from the others
+    # a single one shares its codes with no other
     if len(zero) > 1 and vectors.zero_vectors == "refuse":
         raise DataError(
             code="genrec.zero_vectors",

@@ -56,7 +56,7 @@ class RecommendationServingSettings:
     """Most histories of several waiting requests that are searched together; 0 = a search each request."""
 
     max_waiting_requests: int = field(default=256, metadata={"minimum": 1})
-    """Requests that may wait; further ones are told to come back (HTTP 503 with Retry-After)."""
+    """Requests that may wait; further ones are refused for the moment (HTTP 503 with Retry-After)."""
 
     max_request_mib: float = field(default=4.0, metadata={"above": 0.0})
     """Largest request, in MiB."""
