@@ -140,6 +140,7 @@ def _run(words: list[str]) -> int:
             return code
     from rft_cli.diagnostics import fault_injection, notices
 
+    debug_mode.show_crashes()
     fault_injection.install_from(os.environ)
     notices.show_notices()
     return run_command(command, argv)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import faulthandler
+import signal
+import subprocess
+import sys
 
 import pytest
 
-from rft_cli.diagnostics.debug_mode import VARIABLES, asked, switch_on
+from rft_cli.diagnostics.debug_mode import VARIABLES, asked, show_crashes, switch_on
 
 
 @pytest.mark.parametrize(
@@ -32,11 +35,26 @@ def test_the_last_flag_counts(text: str, on: bool) -> None:
     assert asked(text.split()) is on
 
 
-def test_variables_are_set_unless_they_are_set_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    enabled: list[bool] = []
-    monkeypatch.setattr(faulthandler, "enable", lambda: enabled.append(True))
+def test_variables_are_set_unless_they_are_set_already() -> None:
     environment = {"NCCL_DEBUG": "WARN", "OTHER": "1"}
     assert switch_on(environment) == [name for name in VARIABLES if name != "NCCL_DEBUG"]
     assert environment == {**VARIABLES, "NCCL_DEBUG": "WARN", "OTHER": "1"}
     assert switch_on(environment) == []
-    assert enabled == [True, True]
+
+
+def test_crashes_of_native_code_are_shown_unless_a_tool_shows_them_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    enabled: list[bool] = []
+    monkeypatch.setattr(faulthandler, "enable", lambda: enabled.append(True))
+    for known in (True, False):
+        monkeypatch.setattr(faulthandler, "is_enabled", lambda known=known: known)
+        show_crashes()
+    assert enabled == [True]
+
+
+def test_a_crash_of_native_code_prints_the_stack() -> None:
+    program = (
+        "from rft_cli.diagnostics.debug_mode import show_crashes; import ctypes; show_crashes(); ctypes.string_at(0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGSEGV
+    assert "string_at" in ended.stderr

@@ -6,7 +6,7 @@ import pytest
 
 from rft.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
-from rft_genrec.settings.rules import SIMILAR, TASK_NAMES, chosen_tasks
+from rft_genrec.settings.rules import SIMILAR, TASK_NAMES, WALKS, chosen_tasks
 
 
 def codes(*words: str) -> set[str]:
@@ -26,8 +26,9 @@ def codes(*words: str) -> set[str]:
         ("--tasks history,moves", "genrec.tasks"),
         ("--tasks id,id", "genrec.tasks"),
         ("--tasks history,similar", "genrec.no_embeddings"),
-        ("--item_embeddings vectors.npy", "genrec.no_embeddings"),
+        ("--item_embeddings vectors.npy", "genrec.idle_embeddings"),
         ("--tasks similar --item_embeddings vectors.npy --template chat", "genrec.similar_template"),
+        ("--tasks history,walks --template instruction", "genrec.similar_template"),
         ("--tasks title --rows sequences", "genrec.no_sequences"),
         ("--rows sequences --template instruction", "genrec.sequence_template"),
         ("--pretrain llm --freeze_LLM --train_only_tokens_from 9", "genrec.two_freezes"),
@@ -48,6 +49,6 @@ def test_what_a_catalogue_gives_is_not_asked_for() -> None:
     assert codes("--pretrain", "llm", "--freeze_LLM") == set()
 
 
-def test_all_stands_for_every_task_that_needs_no_embeddings() -> None:
-    assert chosen_tasks("all") == [name for name in TASK_NAMES if name != SIMILAR]
+def test_all_stands_for_every_task_whose_rows_are_not_drawn() -> None:
+    assert chosen_tasks("all") == [name for name in TASK_NAMES if name not in {SIMILAR, WALKS}]
     assert chosen_tasks(" id, history") == ["id", "history"]

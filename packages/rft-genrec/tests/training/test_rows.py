@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,22 @@ def test_the_task_similar_begins_a_row_at_every_item(dataset: Dataset, tmp_path:
     found = rows(file)
     assert [row["name"] for row in found] == [f"similar:{item}" for item in range(len(dataset.catalogue))]
     assert all(row["output"].count("<a_") == 2 for row in found)
+
+
+def test_the_task_walks_begins_rows_at_every_item_with_vectors_and_without(dataset: Dataset, tmp_path: Path) -> None:
+    np.save(tmp_path / "vectors.npy", np.eye(len(dataset.catalogue), 4, dtype=np.float32) + 0.1)
+    settings = TaskSettings(tasks="walks", walks_per_item=3, walk_steps=2)
+    texts = replace(settings, item_embeddings=str(tmp_path / "vectors.npy"), walk_text_weight=5.0)
+    [plain], [with_texts] = (
+        training_files(dataset, builder_of(dataset), one, ["walks"], seed=0) for one in (settings, texts)
+    )
+    for file in (plain, with_texts):
+        found = rows(file)
+        assert [row["name"] for row in found] == [
+            f"walk:{n}:{w}" for n in range(len(dataset.catalogue)) for w in range(3)
+        ]
+        assert all(row["output"].count("<a_") == 2 for row in found)
+    assert rows(plain) != rows(with_texts)
 
 
 def test_sequences_that_no_token_divides_and_a_split_without_samples_are_refused(dataset: Dataset) -> None:

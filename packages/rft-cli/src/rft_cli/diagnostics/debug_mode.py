@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 from collections.abc import MutableMapping, Sequence
 from itertools import pairwise
@@ -26,9 +27,16 @@ def asked(argv: Sequence[str]) -> bool:
     return on
 
 
+def show_crashes() -> None:
+    """Print the stacks of all threads where native code ends the process, as a segmentation fault does."""
+    # nothing to write to where standard error is no file; a tool that has set it up itself keeps its own
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if not faulthandler.is_enabled():
+            faulthandler.enable()
+
+
 def switch_on(environment: MutableMapping[str, str]) -> list[str]:
     """Set the variables that are not set already; return the names of those that were set."""
-    faulthandler.enable()
     changed = [name for name in VARIABLES if name not in environment]
     environment.update({name: VARIABLES[name] for name in changed})
     return changed

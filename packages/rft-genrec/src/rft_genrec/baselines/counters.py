@@ -73,6 +73,11 @@ class Transitions(ScoredRanking):
                     break
         return scores_HN
 
+    def followers(self, item: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the items that were counted behind an item, and their shares; both are empty where there are none."""
+        nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
+        return self._rows.get(item, nothing)
+
 
 class ItemNeighbours(ScoredRanking):
     """Items that the same people took: the sum of cosines with the items of the history.

@@ -36,7 +36,10 @@ _NO_ROWS_HELD_OUT = "sft.no_held_out"
 """Code of a problem that a catalogue solves: its split valid is held out."""
 SIMILAR = "similar"
 """The task that needs embeddings."""
-TASK_NAMES = ("history", "title", "id", "fusion", "titles", "titles_to_id", SIMILAR)
+WALKS = "walks"
+"""The task whose rows are drawn from counted transitions."""
+_DRAWN = (SIMILAR, WALKS)
+TASK_NAMES = ("history", "title", "id", "fusion", "titles", "titles_to_id", *_DRAWN)
 
 
 def sft_rules(given: SourcedValues) -> Iterator[Problem]:
@@ -55,7 +58,7 @@ def sft_notes(given: SourcedValues, defaults: Values) -> list[str]:
 def chosen_tasks(tasks: str) -> list[str]:
     """Return the names of the tasks that a value of `--tasks` stands for, in its order."""
     names = [name.strip() for name in tasks.split(",") if name.strip()]
-    return [name for name in TASK_NAMES if name != SIMILAR] if names == ["all"] else names
+    return [name for name in TASK_NAMES if name not in _DRAWN] if names == ["all"] else names
 
 
 def rows_of_catalogue(given: SourcedValues, named: list[str], why: str) -> Problem:
@@ -78,12 +81,17 @@ def _tasks(given: SourcedValues) -> Iterator[Problem]:
     if wrong or not names or len(set(names)) < len(names):
         why = f"tasks are different ones of {', '.join(TASK_NAMES)}, or all"
         yield given.make_problem("genrec.tasks", ["tasks"], why, "--tasks history")
-    if (SIMILAR in names) != bool(values["item_embeddings"]):
-        why = "the task similar, and it alone, needs the vectors of the items' texts"
-        do = "--tasks history,similar --item_embeddings FILE.npy"
+    if SIMILAR in names and not values["item_embeddings"]:
+        why = "the task similar needs the vectors of the items' texts"
+        do = "--item_embeddings FILE.npy, as `rft-train genrec embed` writes it"
         yield given.make_problem("genrec.no_embeddings", ["tasks", "item_embeddings"], why, do)
-    if SIMILAR in names and values["template"] != "tokens":
-        why = "a row of the task similar has no instruction between its items"
+    if values["item_embeddings"] and not set(names) & set(_DRAWN):
+        why = "the vectors of the items' texts are read for the tasks similar and walks, which are not trained"
+        do = "--tasks history,similar"
+        yield given.make_problem("genrec.idle_embeddings", ["tasks", "item_embeddings"], why, do)
+    drawn = [name for name in names if name in _DRAWN]
+    if drawn and values["template"] != "tokens":
+        why = f"a row of the task {drawn[0]} has no instruction between its items"
         yield given.make_problem("genrec.similar_template", ["tasks", "template"], why, "--template tokens")
     if values["rows"] == "sequences" and "history" not in names:
         why = "sequences are rows of the task history, which is not trained"

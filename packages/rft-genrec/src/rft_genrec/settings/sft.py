@@ -18,8 +18,8 @@ class TaskSettings:
     tasks: str = "history"
     """Tasks, joined by commas: history (IDs to the next ID), title (an ID to its title), id (a title to its ID), fusion
     (IDs to the next title), titles (titles to the next title), titles_to_id (titles to the next ID), similar (an ID to
-    the ID of an item with a similar text, of which `item_embeddings` decide), or all, which is all but similar. Their
-    shares are `prompt_data_probs`; without them a task has as many rows as its data give."""
+    the ID of an item with a similar text, of which `item_embeddings` decide), walks (an ID to an ID that counting
+    transitions expects behind it, or similar texts), or all, which is all but similar and walks. Their shares are `prompt_data_probs`; without them a task has as many rows as its data give."""
 
     rows: Literal["samples", "sequences"] = "samples"
     """Rows of the task history: samples = one for each sample, which learns one item; sequences = one for each person,
@@ -30,11 +30,21 @@ class TaskSettings:
 
     item_embeddings: str = ""
     """File of vectors of the items' texts (`.npy`, a row an item, as `rft-train genrec embed` writes it), for the task
-    similar."""
+    similar; the task walks takes it too."""
 
     similar_steps: int = field(default=4, metadata={"minimum": 1})
     """Items that each row of the task similar learns: it goes from an item to one that is similar, and on from there.
     Every item begins one row."""
+
+    walks_per_item: int = field(default=8, metadata={"minimum": 1})
+    """Rows of the task walks that begin at each item: the next item is drawn from what the transitions of the training
+    sequences, decayed over three steps, and similar texts say of the four newest."""
+
+    walk_steps: int = field(default=10, metadata={"minimum": 1})
+    """Items that each row of the task walks learns."""
+
+    walk_text_weight: float = field(default=0.3, metadata={"minimum": 0.0})
+    """Weight of similar texts beside the transitions in the task walks, where `item_embeddings` are given."""
 
     template: Literal["tokens", "instruction", "chat"] = "tokens"
     """Form of a prompt: tokens = the IDs alone; instruction = an instruction in plain text around them; chat = the same

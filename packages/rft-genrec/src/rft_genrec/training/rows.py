@@ -14,9 +14,10 @@ from rft_genrec.catalogue.embedding_files import read_embeddings
 from rft_genrec.catalogue.records import Dataset, user_sequences
 from rft_genrec.prompts.builder import PromptBuilder
 from rft_genrec.prompts.tasks import TASKS, TaskInput, TaskRow, sequence_rows, shared_beginnings
-from rft_genrec.settings.rules import SIMILAR
+from rft_genrec.settings.rules import SIMILAR, WALKS
 from rft_genrec.settings.sft import TaskSettings
 from rft_genrec.training.similar_items import similar_rows
+from rft_genrec.training.walks import NextItems, walk_rows
 
 _ROOM = "recommender_rows"
 
@@ -64,10 +65,9 @@ def training_files(
         if task == "history" and settings.rows == "sequences":
             _refuse_shared_beginnings(builder)
             rows = sequence_rows(builder, user_sequences(samples))
-        elif task == SIMILAR:
+        elif task in {SIMILAR, WALKS}:
             _refuse_shared_beginnings(builder)
-            vectors = read_embeddings(Path(settings.item_embeddings).expanduser(), len(dataset.catalogue))
-            rows = similar_rows(builder, vectors, num_steps=settings.similar_steps, seed=seed)
+            rows = _drawn_rows(task, given, settings, seed)
         else:
             rows = TASKS[task](given)
         file = stored_rows(_demonstrations(rows), task)
@@ -87,6 +87,25 @@ def held_out_file(dataset: Dataset, builder: PromptBuilder) -> Path | None:
     """Return the file of the rows of the split valid, IDs to the next ID; None where there are none."""
     return stored_rows(
         _demonstrations(TASKS["history"](TaskInput(dataset.catalogue, builder, dataset.of("valid")))), "valid"
+    )
+
+
+def _drawn_rows(task: str, given: TaskInput, settings: TaskSettings, seed: int) -> Iterator[TaskRow]:
+    num_items = len(given.catalogue)
+    file = settings.item_embeddings
+    vectors_ND = read_embeddings(Path(file).expanduser(), num_items) if file else None
+    if task == SIMILAR:
+        assert vectors_ND is not None, "the rules of the command ask for them"
+        return similar_rows(given.builder, vectors_ND, num_steps=settings.similar_steps, seed=seed)
+    sequences = list(user_sequences(given.samples).values())
+    next_items = NextItems(sequences, num_items, embeddings_ND=vectors_ND, text_weight=settings.walk_text_weight)
+    return walk_rows(
+        given.builder,
+        next_items,
+        num_items,
+        num_walks=settings.walks_per_item,
+        num_steps=settings.walk_steps,
+        seed=seed,
     )
 
 
