@@ -39,6 +39,8 @@ DEV_SHARE = 0.2
 TEXT_WEIGHTS = (0.0, 0.03, 0.1, 0.3, 0.5, 1.0)
 """Of the texts beside the transitions: one of these is chosen on the held-out known rows."""
 BEAMS = 50
+SYNTHETIC_CODES = "64,8,32"
+"""Codes of the levels of the synthetic items, whose texts name 60 sub-categories and 8 brands."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def prepare(data: str, folder: Path) -> tuple[Case, Case, Any]:
     embeddings = embedded(whole, 256 if data == "real" else 64)
     if data != "real":
         if not list(whole.glob("*.index.json")):
-            command("genrec", "sid", "--catalogue", str(whole), "--embeddings", str(embeddings), "--codes", "32")
+            command("genrec", "sid", "--catalogue", str(whole), "--embeddings", str(embeddings), "--codes", SYNTHETIC_CODES)
         for index in whole.glob("*.index.json"):
             shutil.copy(index, dev / index.name)
     return Case(whole, embeddings), Case(dev, embeddings), people

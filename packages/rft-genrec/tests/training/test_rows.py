@@ -87,3 +87,13 @@ def test_sequences_that_no_token_divides_and_a_split_without_samples_are_refused
             Dataset(dataset.catalogue, dataset.ids), builder_of(dataset), TaskSettings(), ["history"], seed=0
         )
     assert refused.value.problem.code == "genrec.no_samples"
+
+
+def test_a_directory_of_rows_whose_path_has_a_comma_is_refused(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RFT_CACHE", str(tmp_path / "a,b"))
+    with pytest.raises(OptionsError) as refused:
+        training_files(dataset, builder_of(dataset), TaskSettings(), ["history"], seed=0)
+    assert [problem.code for problem in refused.value.problems] == ["genrec.comma"]
+    assert not (tmp_path / "a,b").exists()

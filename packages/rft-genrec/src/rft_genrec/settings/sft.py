@@ -19,7 +19,8 @@ class TaskSettings:
     """Tasks, joined by commas: history (IDs to the next ID), title (an ID to its title), id (a title to its ID), fusion
     (IDs to the next title), titles (titles to the next title), titles_to_id (titles to the next ID), similar (an ID to
     the ID of an item with a similar text, of which `item_embeddings` decide), walks (an ID to an ID that counting
-    transitions expects behind it, or similar texts), or all, which is all but similar and walks. Their shares are `prompt_data_probs`; without them a task has as many rows as its data give."""
+    transitions expects behind it, or similar texts), or all, which is all but similar and walks. Their shares are
+    `prompt_data_probs`; without them a task has as many rows as its data give."""
 
     rows: Literal["samples", "sequences"] = "samples"
     """Rows of the task history: samples = one for each sample, which learns one item; sequences = one for each person,

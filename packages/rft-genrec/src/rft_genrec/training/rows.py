@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rft.process.cache import written_once
+from rft.process.cache import cache_directory, written_once
 from rft_core.errors import DataError, OptionsError
 from rft_genrec.catalogue.embedding_files import read_embeddings
 from rft_genrec.catalogue.records import Dataset, user_sequences
@@ -23,10 +23,22 @@ _ROOM = "recommender_rows"
 
 
 def stored_rows(rows: Iterable[Mapping[str, Any]], name: str) -> Path | None:
-    """Return the file NAME.jsonl of these rows, written where it is not there yet; None where there are none."""
+    """Return the file NAME.jsonl of these rows, written where it is not there yet; None where there are none.
+
+    Raises:
+        OptionsError: the directory for it has a comma in its path, where a list of files would be divided.
+    """
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if not text:
         return None
+    if "," in str(cache_directory()):
+        raise OptionsError(
+            code="genrec.comma",
+            what=f"rows would be written below {cache_directory()}, whose path has a comma",
+            where="RFT_CACHE",
+            why="files of rows are a list that is joined by commas",
+            do="RFT_CACHE with a directory whose path has no comma",
+        )
     content = {"rows": hashlib.sha256(text.encode()).hexdigest(), "name": name}
 
     def write(target: Path) -> None:
