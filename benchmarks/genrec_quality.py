@@ -79,7 +79,8 @@ def prepare(data: str, folder: Path) -> tuple[Case, Case, Any]:
     embeddings = embedded(whole, 256 if data == "real" else 64)
     if data != "real":
         if not list(whole.glob("*.index.json")):
-            command("genrec", "sid", "--catalogue", str(whole), "--embeddings", str(embeddings), "--codes", SYNTHETIC_CODES)
+            words = ["genrec", "sid", "--catalogue", str(whole), "--embeddings", str(embeddings)]
+            command(*words, "--codes", SYNTHETIC_CODES)
         for index in whole.glob("*.index.json"):
             shutil.copy(index, dev / index.name)
     return Case(whole, embeddings), Case(dev, embeddings), people
