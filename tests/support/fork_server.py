@@ -86,13 +86,6 @@ def _child(request: dict[str, Any], log: str, environment: dict[str, str]) -> No
         os.environ.update(environment)
         # After a fork torch makes its pool anew at the first use; two threads of autograd at once abort the process.
         torch.set_num_threads(torch.get_num_threads())
-        if os.environ.get("HOT"):
-            import threading
-
-            sys.path.insert(0, "/tmp")
-            import hot
-
-            threading.Thread(target=hot.hot, daemon=True).start()
         sys.argv = ["rft-train", *request["argv"]]
         preludes = importlib.import_module("support.preludes")
         for name, arguments in request["preludes"]:

@@ -10,7 +10,7 @@ import pytest
 from rft_genrec.baselines.counters import Transitions
 from rft_genrec.catalogue.records import SemanticIds
 from rft_genrec.prompts.builder import PromptBuilder
-from rft_genrec.training.walks import NextItems, known_histories, walk_rows
+from rft_genrec.training.walks import NextItems, walk_rows
 
 IDS = SemanticIds(tuple((f"<a_{item // 3}>", f"<b_{item % 3}>") for item in range(12)))
 SEQUENCES = [[0, 1, 2, 3], [0, 1, 4], [5, 6, 0, 1]]
@@ -20,8 +20,7 @@ VECTORS = np.repeat(np.eye(4, dtype=np.float32), 3, axis=0) + 0.01 * np.eye(12, 
 
 def walks(next_items: NextItems, *, num_walks: int, num_steps: int = 3, seed: int = 0) -> list[list[int]]:
     of_token = {"".join(tokens): item for item, tokens in enumerate(IDS.tokens_by_item)}
-    starts = {f"item:{item}": (item,) for item in range(12)}
-    rows = list(walk_rows(PromptBuilder(IDS), next_items, starts, num_walks=num_walks, num_steps=num_steps, seed=seed))
+    rows = list(walk_rows(PromptBuilder(IDS), next_items, 12, num_walks=num_walks, num_steps=num_steps, seed=seed))
     assert len({row.name for row in rows}) == len(rows)
     return [[of_token[one] for one in re.findall(r"<a_\d+><b_\d+>", row.prompt + row.response)] for row in rows]
 
@@ -69,12 +68,3 @@ def test_the_seed_and_nothing_else_decides_the_walks() -> None:
     next_items = NextItems(SEQUENCES, 12)
     assert walks(next_items, num_walks=2) == walks(next_items, num_walks=2)
     assert walks(next_items, num_walks=2) != walks(next_items, num_walks=2, seed=1)
-
-
-def test_walks_go_on_from_known_histories() -> None:
-    histories = known_histories(SEQUENCES, 2)
-    assert list(histories.values()) == [(0, 1), (1, 2), (2, 3), (1, 4), (5, 6), (6, 0)]
-    assert list(known_histories(SEQUENCES[:1], 0).values()) == [(0, 1), (0, 1, 2), (0, 1, 2, 3)]
-    rows = list(walk_rows(PromptBuilder(IDS), NextItems(SEQUENCES, 12), histories, num_walks=1, num_steps=2, seed=0))
-    assert rows[0].prompt == IDS.text(0) + IDS.text(1)
-    assert rows[0].response.count("<a_") == 2

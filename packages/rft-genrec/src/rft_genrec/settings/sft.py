@@ -37,15 +37,12 @@ class TaskSettings:
     """Items that each row of the task similar learns: it goes from an item to one that is similar, and on from there.
     Every item begins one row."""
 
-    walks_per_item: int = field(default=24, metadata={"minimum": 0})
+    walks_per_item: int = field(default=24, metadata={"minimum": 1})
     """Rows of the task walks that begin at each item: the next item is drawn from what the transitions of the training
     sequences, decayed over three steps, and similar texts say of the four newest."""
 
-    walks_per_history: int = field(default=8, metadata={"minimum": 0})
-    """Rows of the task walks that go on from each history of two items and more that the training sequences show."""
-
-    walk_steps: int = field(default=3, metadata={"minimum": 1})
-    """Items that each row of the task walks draws and learns."""
+    walk_steps: int = field(default=10, metadata={"minimum": 1})
+    """Items that each row of the task walks learns."""
 
     walk_text_weight: float = field(default=0.3, metadata={"minimum": 0.0})
     """Weight of similar texts beside the transitions in the task walks, where `item_embeddings` are given."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 from rft.process.cache import cache_directory, written_once
 from rft_core.errors import DataError, OptionsError
-from rft_core.keyed_random import derive_key
 from rft_genrec.catalogue.embedding_files import read_embeddings
 from rft_genrec.catalogue.records import Dataset, user_sequences
 from rft_genrec.prompts.builder import PromptBuilder
@@ -19,7 +17,7 @@ from rft_genrec.prompts.tasks import TASKS, TaskInput, TaskRow, sequence_rows, s
 from rft_genrec.settings.rules import SIMILAR, WALKS
 from rft_genrec.settings.sft import TaskSettings
 from rft_genrec.training.similar_items import similar_rows
-from rft_genrec.training.walks import NextItems, known_histories, walk_rows
+from rft_genrec.training.walks import NextItems, walk_rows
 
 _ROOM = "recommender_rows"
 
@@ -113,15 +111,13 @@ def _drawn_rows(task: str, given: TaskInput, settings: TaskSettings, seed: int) 
         return similar_rows(given.builder, vectors_ND, num_steps=settings.similar_steps, seed=seed)
     sequences = list(user_sequences(given.samples).values())
     next_items = NextItems(sequences, num_items, embeddings_ND=vectors_ND, text_weight=settings.walk_text_weight)
-    items = {f"item:{item}": (item,) for item in range(num_items)}
-    histories = known_histories(sequences, given.builder.max_history)
-    starts = (
-        (items, settings.walks_per_item, seed),
-        (histories, settings.walks_per_history, derive_key(seed, "known")),
-    )
-    return itertools.chain.from_iterable(
-        walk_rows(given.builder, next_items, behind, num_walks=num, num_steps=settings.walk_steps, seed=key)
-        for behind, num, key in starts
+    return walk_rows(
+        given.builder,
+        next_items,
+        num_items,
+        num_walks=settings.walks_per_item,
+        num_steps=settings.walk_steps,
+        seed=seed,
     )
 
 

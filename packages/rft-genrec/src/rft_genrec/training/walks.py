@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,6 @@ from rft_genrec.training.similar_items import neighbours
 
 _OLDEST = 4
 """Items of a walk, the newest ones, that decide the next."""
-_GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,48 +71,30 @@ class NextItems:
 
 
 def walk_rows(
-    builder: PromptBuilder,
-    next_items: NextItems,
-    histories: Mapping[str, Sequence[int]],
-    *,
-    num_walks: int,
-    num_steps: int,
-    seed: int,
+    builder: PromptBuilder, next_items: NextItems, num_items: int, *, num_walks: int, num_steps: int, seed: int
 ) -> Iterator[TaskRow]:
-    """Yield `num_walks` walks of `num_steps` drawn items behind every history; the model learns the drawn items.
+    """Yield `num_walks` walks of `num_steps` steps from every item; the model learns every item of them but the first.
 
-    The first steps of the walks behind one history are spread evenly over what follows it, so that few show it well.
+    The first steps of the walks from one item are spread evenly over what follows it, so that few walks show it well.
 
     Args:
         builder: of prompts.
         next_items: what follows a history.
-        histories: items in the order of time, by a name for their rows.
-        num_walks: behind each history.
-        num_steps: items that are drawn for a walk.
-        seed: of the draws, each of which is keyed by the number of its history, the walk and the step.
+        num_items: N, items of the catalogue.
+        num_walks: from each item.
+        num_steps: items behind the first.
+        seed: of the draws, each of which is keyed by the item at which its walk begins, the walk and the step.
     """
-    for place, (name, history) in enumerate(histories.items()):
-        keys = [derive_key(seed, "walks", place, number) for number in range(num_walks)]
+    for first in range(num_items):
+        keys = [derive_key(seed, "walks", first, number) for number in range(num_walks)]
         draws_WSP = uniforms(keys, 2 * num_steps).numpy().reshape(num_walks, num_steps, 2)
-        # points of a lattice: along either axis no two are close to one another
-        numbers_W = np.arange(num_walks)
-        draws_WSP[:, 0, 0] = (draws_WSP[0, 0, 0] + numbers_W * _GOLDEN_RATIO) % 1
-        draws_WSP[:, 0, 1] = (draws_WSP[0, 0, 1] + numbers_W) / num_walks
+        draws_WSP[:, 0, 1] = (draws_WSP[0, 0, 1] + np.arange(num_walks)) / num_walks
         for number, draws_SP in enumerate(draws_WSP):
-            walk = list(history)
+            walk = [first]
             for which, where in draws_SP:
                 walk.append(next_items.draw(walk, which, where))
-            text = "".join(builder.response(item) for item in walk[len(history) :])
-            yield TaskRow(f"walk:{name}:{number}", builder.history_text(history), text)
-
-
-def known_histories(sequences: Sequence[Sequence[int]], max_history: int) -> dict[str, tuple[int, ...]]:
-    """Return the distinct histories of two items and more that the sequences show, cut to their newest items."""
-    found: dict[tuple[int, ...], None] = {}
-    for sequence in sequences:
-        for end in range(2, len(sequence) + 1):
-            found[tuple(sequence[max(0, end - max_history) if max_history else 0 : end])] = None
-    return {f"history:{place}": history for place, history in enumerate(found)}
+            text = "".join(builder.response(item) for item in walk[1:])
+            yield TaskRow(f"walk:{first}:{number}", builder.history_text(walk[:1]), text)
 
 
 def _place(cumulative_K: NDArray[np.float64], share: float) -> int:
