@@ -50,6 +50,12 @@ def test_a_run_that_wrote_no_summary_has_stopped_or_failed(make_run: Make) -> No
     assert entry.state == "failed"
     assert entry.why.startswith("the disk is full")
     assert "xxxx" not in entry.why
+    bundle.write_text(json.dumps({"problem": {"code": "run.stopped", "what": "SIGTERM received; saved at step 3"}}))
+    os.utime(bundle, (later, later))
+    assert (run_entry("d", "", run).state, run_entry("d", "", run).why) == (
+        "stopped",
+        "SIGTERM received; saved at step 3",
+    )
     # resumed since
     os.utime(run / "metrics.jsonl", (later + 5, later + 5))
     assert run_entry("d", "", run).state == "stopped"

@@ -88,14 +88,12 @@ def test_answers_are_json_and_packed_where_the_browser_can_unpack(url: str) -> N
     assert gzip.decompress(packed.body) == ask(url, "/uPlot.iife.min.js").body
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/../settings.py", "/%2e%2e/settings.py", "/assets/index.html", "//etc/passwd", "/api/run?run=..%2f..", "/token.html"],
-)
-def test_no_path_leads_to_another_file(url: str, path: str) -> None:
-    answer = ask(url, path)
-    assert answer.code == 404
-    assert b"import" not in answer.body
+def test_no_path_leads_to_another_file(url: str) -> None:
+    names = ("/../settings.py", "/%2e%2e/settings.py", "/assets/index.html", "//etc/passwd", "/token.html")
+    for path in (*names, "/api/run?run=..%2f.."):
+        answer = ask(url, path)
+        assert answer.code == 404
+        assert b"import" not in answer.body
 
 
 def test_a_page_of_another_name_is_refused(url: str) -> None:

@@ -17,6 +17,7 @@ State = Literal["running", "ended", "stopped", "failed", "unreadable"]
 _TAIL_BYTES = 64 << 10
 _MOST_CHARACTERS = 2000
 _FAILURES = ("error.json", "bundle-*.json")
+_BY_SIGNAL = "run.stopped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class RunEntry:
     touched: float = 0.0
     """When the run last wrote, in seconds since 1970."""
     why: str = ""
-    """What it failed of, or why it cannot be read."""
+    """What ended it before its time, or why it cannot be read."""
 
     def as_record(self) -> dict[str, Any]:
         """Return the line as plain JSON."""
@@ -71,14 +72,15 @@ def run_entry(digest: str, place: str, path: Path) -> RunEntry:
 
 
 def state_of(head: RunFiles) -> tuple[State, str]:
-    """Return how a run stands, and what it failed of."""
+    """Return how a run stands, and what ended it."""
     outcome = head.outcome
     if outcome == "running":
         return "running", ""
     if outcome in ("finished", "done"):
         return "ended", ""
-    failure = _failure(head.path)
-    return ("failed", failure) if failure else ("stopped", "")
+    code, what = _failure(head.path)
+    # a signal that a run saves after is no fault of it
+    return ("failed" if what and code != _BY_SIGNAL else "stopped", what)
 
 
 def whole(value: object) -> int | None:
@@ -90,20 +92,21 @@ def _last_number(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return next((float(row[name]) for row in reversed(rows) if is_number(row.get(name))), None)
 
 
-def _failure(path: Path) -> str:
-    """Return what the newest report of a failure names, unless the run has made steps since."""
+def _failure(path: Path) -> tuple[str, str]:
+    """Return code and text of the newest report of a failure; empty where the run has made steps since."""
     files = [file for pattern in _FAILURES for file in path.glob(pattern) if file.is_file() and not file.is_symlink()]
     times = {file: file.stat().st_mtime for file in files}
     metrics = path / "metrics.jsonl"
     if not times:
-        return ""
+        return "", ""
     newest = max(times, key=lambda file: times[file])
     if metrics.exists() and times[newest] < metrics.stat().st_mtime:
-        return ""
+        return "", ""
     try:
         found = as_object(json.loads(read_text(newest)))
     except (ValueError, RecursionError):
-        return newest.name
+        return "", newest.name
     problem = as_object(found.get("problem")) or found
     what = problem.get("what") or problem.get("message")
-    return scrub_text(what)[:_MOST_CHARACTERS] if isinstance(what, str) and what else newest.name
+    shown = scrub_text(what)[:_MOST_CHARACTERS] if isinstance(what, str) and what else newest.name
+    return str(problem.get("code", "")), shown

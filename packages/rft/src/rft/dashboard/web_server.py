@@ -192,7 +192,8 @@ def serving(answers: DashboardAnswers, host: str, port: int) -> Generator[str]:
     token = checked_token(host)
     with listening_socket(host, port) as listening:
         server = _Server(listening, answers, host, token)
-        thread = threading.Thread(target=server.serve_forever, name="dashboard", daemon=True)
+        # looks for its end so often, in seconds
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="dashboard", daemon=True)
         thread.start()
         try:
             shown = f"[{host}]" if ":" in host else host

@@ -13,7 +13,7 @@ export class ComparePage {
     this.figures = new Map();
     this.axis = axisControls(() => this.#draw());
     this.more = el("select", {onchange: () => this.#addCurve()});
-    this.curves = el("div", {id: "curves"});
+    this.curves = el("div", {id: "curves", class: "several"});
     this.legend = el("ul", {class: "legend"});
     this.settings = el("div");
     this.node = el("div", {},
@@ -75,6 +75,7 @@ export class ComparePage {
   #showNames() {
     const names = this.facts.names.filter((name) => !this.figures.has(name)).sort();
     this.more.replaceChildren(...select([["", "choose"], ...names.map((name) => [name, name])], "").children);
+    this.more.value = "";
   }
 
   #draw() {

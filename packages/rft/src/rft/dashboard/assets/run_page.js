@@ -175,6 +175,7 @@ export class RunPage {
   #showNames() {
     const names = this.points.names.filter((name) => !this.figures.has(name)).sort();
     this.more.replaceChildren(...select([["", "choose"], ...names.map((name) => [name, name])], "").children);
+    this.more.value = "";
   }
 
   #drawCurves() {
