@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.browser import Browser, open_browser
 
 from rft.dashboard.json_answers import DashboardAnswers
 from rft.dashboard.run_folders import RunFolders
@@ -19,7 +17,7 @@ from rft_cli.records.discovery import commands
 pytestmark = pytest.mark.system
 CONFIG = "# rft-train rl\nrecipe:\n  command: rl\n\n# optimizer\nactor_learning_rate: {rate}   # command line\n"
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">\x1b[31m\u202e"
-Shown = Callable[..., str]
+TEXT = "(document.querySelector('main')?.innerText ?? '')"
 
 
 def make_run(folder: Path, name: str, rate: float) -> None:
@@ -52,92 +50,127 @@ def answers(folder: Path) -> DashboardAnswers:
     return DashboardAnswers(RunFolders([folder]))
 
 
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with open_browser(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
 @pytest.fixture
-def shown(answers: DashboardAnswers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shown]:
-    """The page at an address, as it is after some seconds of the browser's own time."""
+def url(answers: DashboardAnswers, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.delenv("RFT_REMOTE_TOKEN", raising=False)
-    browser = shutil.which("chromium")
-    assert browser, "apt-get install chromium"
-    with serving(answers, "127.0.0.1", 0) as url:
-
-        def show(page: str = "", *, seconds: int = 2, width: int = 1200) -> str:
-            words = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
-            words += [f"--user-data-dir={tmp_path / 'browser'}", f"--virtual-time-budget={1000 * seconds}"]
-            ended = subprocess.run(
-                [browser, *words, "--dump-dom", f"{url}#/{page}"],
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=True,
-            )
-            return ended.stdout
-
-        yield show
+    with serving(answers, "127.0.0.1", 0) as address:
+        yield f"{address}#/"
 
 
-def digests(answers: DashboardAnswers) -> list[str]:
-    return sorted(run["id"] for run in answers.of("/api/runs", {})["runs"])
+def digest_of(answers: DashboardAnswers, name: str) -> str:
+    return next(run["id"] for run in answers.of("/api/runs", {})["runs"] if run["name"] == name)
 
 
-def test_runs_are_listed_and_a_run_that_begins_appears(
-    shown: Shown, answers: DashboardAnswers, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = answers.of
-
-    def then_begin(path: str, parameters: Any) -> dict[str, Any]:
-        found = original(path, parameters)
-        if not (folder / "third").exists():
-            make_run(folder, "third", 0.1)
-        return found
-
-    monkeypatch.setattr(answers, "of", then_begin)
-    page = shown(seconds=20)
-    for name in ("first", "second", "third"):
-        assert f">{name}</a>" in page
-    assert "reward/mean" in page
-    assert 'class="state state-running"' in page
+def test_runs_are_listed_and_one_that_begins_appears(browser: Browser, url: str, folder: Path) -> None:
+    browser.open(url)
+    browser.wait(f"{TEXT}.includes('first') && {TEXT}.includes('second')")
+    assert "reward/mean 1" in browser.value(TEXT)
+    assert browser.value("document.querySelectorAll('.state-running').length") == 2
+    make_run(folder, "third", 0.1)
+    browser.wait(f"{TEXT}.includes('third')")
+    browser.value("document.querySelector('input[type=search]').value = 'third'")
+    browser.value("document.querySelector('input[type=search]').dispatchEvent(new Event('input'))")
+    assert browser.value("document.querySelectorAll('tbody tr').length") == 1
 
 
 def test_curves_of_a_run_grow_while_it_is_seen(
-    shown: Shown, answers: DashboardAnswers, folder: Path, monkeypatch: pytest.MonkeyPatch
+    browser: Browser, url: str, answers: DashboardAnswers, folder: Path
 ) -> None:
-    original = answers.of
-
-    def then_step(path: str, parameters: Any) -> dict[str, Any]:
-        found = original(path, parameters)
-        if path == "/api/curves" and "training" in parameters:  # the page has points, and asks for new ones
-            for name in ("first", "second"):
-                text = (folder / name / "metrics.jsonl").read_text()
-                if text.count("\n") < 9:
-                    (folder / name / "metrics.jsonl").write_text(text + row(16))
-        return found
-
-    monkeypatch.setattr(answers, "of", then_step)
-    page = shown(f"run/{digests(answers)[0]}", seconds=30)
-    assert 'aria-label="reward/mean: first 0.125, last 2, lowest 0.125, highest 2"' in page
-    assert page.count("<canvas") == 2
-    assert "Where the time went" in page
-    assert "actor_learning_rate" in page
+    browser.open(f"{url}run/{digest_of(answers, 'first')}")
+    browser.wait("document.querySelectorAll('canvas').length == 2")
+    label = "document.querySelector('.plot').getAttribute('aria-label')"
+    assert browser.value(label) == "reward/mean: first 0.125, last 1, lowest 0.125, highest 1"
+    assert "Where the time went" in browser.value(TEXT)
+    assert "actor_learning_rate" in browser.value(TEXT)
+    browser.value("window.kept = document.querySelector('canvas')")
+    with (folder / "first" / "metrics.jsonl").open("a") as file:
+        file.write(row(16))
+    browser.wait(f"{label}.includes('last 2')")
+    # into the same figure: what a person has magnified or pointed at stays
+    assert browser.value("window.kept === document.querySelector('canvas')")
 
 
-def test_runs_are_compared(shown: Shown, answers: DashboardAnswers) -> None:
-    page = shown("compare?" + "&".join(f"run={digest}" for digest in digests(answers)))
-    assert "first: first 0.125, last 1, lowest 0.125, highest 1" in page
-    assert "second: first 0.125" in page
-    assert "<td>0.001</td>" in page
-    assert "<td>0.01</td>" in page
+def test_a_pointer_shows_the_value_and_curves_are_added_and_removed(
+    browser: Browser, url: str, answers: DashboardAnswers
+) -> None:
+    browser.open(f"{url}run/{digest_of(answers, 'first')}")
+    browser.wait("document.querySelectorAll('canvas').length == 2")
+    box = browser.value(
+        "(({x, y, width, height}) => [x + width, y + height / 2])"
+        "(document.querySelector('.u-over').getBoundingClientRect())"
+    )
+    browser.point(box[0] - 2, box[1])
+    browser.wait("[...document.querySelectorAll('.u-value')].some((value) => value.textContent == '1')")
+    browser.value("document.querySelector('figure button').click()")
+    browser.wait("document.querySelectorAll('canvas').length == 1")
+    select = "document.querySelector('.filters select')"
+    browser.value(f"{select}.value = 'time/train'; {select}.dispatchEvent(new Event('change'))")
+    browser.wait("document.querySelectorAll('canvas').length == 2")
+    assert browser.value(f"{select}.value") == ""
 
 
-def test_samples_are_found_and_their_texts_are_harmless(shown: Shown, answers: DashboardAnswers) -> None:
-    digest = digests(answers)[0]
-    page = shown(f"samples/{digest}?quantity=none")
-    assert "&lt;img src=x" in page
-    assert "<img" not in page
-    assert "\\x1b[31m\\u202e" in page
-    assert "taken" not in page.partition("</title>")[0]
-    assert "plain" in page
-    assert "plain" not in shown(f"samples/{digest}?quantity=none&reward_min=0.5")
+def test_runs_that_are_chosen_are_compared(browser: Browser, url: str) -> None:
+    browser.open(url)
+    browser.wait("document.querySelectorAll('tbody tr').length == 2")
+    compare = "document.querySelector('.filters button')"
+    assert browser.value(f"{compare}.disabled")
+    browser.value("document.querySelectorAll('tbody input').forEach((box) => box.click())")
+    browser.value(f"{compare}.click()")
+    browser.wait("document.querySelectorAll('canvas').length == 2")
+    label = browser.value("document.querySelector('.plot').getAttribute('aria-label')")
+    for name in ("first", "second"):
+        assert f"{name}: first 0.125, last 1, lowest 0.125, highest 1" in label
+    cells = browser.value("[...document.querySelectorAll('td')].map((cell) => cell.textContent)")
+    assert {"actor_learning_rate", "0.001", "0.01"} <= set(cells)
 
 
-def test_a_page_says_why_it_is_refused(shown: Shown) -> None:
-    assert "there is no such run" in shown("run/none")
+def test_samples_are_filtered_and_their_texts_are_harmless(
+    browser: Browser, url: str, answers: DashboardAnswers
+) -> None:
+    browser.open(f"{url}samples/{digest_of(answers, 'first')}?quantity=none")
+    browser.wait(f"{TEXT}.includes('<img src=x')")
+    text = browser.value(TEXT)
+    assert "\\x1b[31m\\u202e" in text
+    assert "plain" in text
+    assert browser.value("document.querySelector('main img')") is None
+    assert browser.value("document.title") != "taken"
+    browser.value("document.querySelector('[name=reward_min]').value = '0.5'")
+    browser.value("document.querySelector('form').requestSubmit()")
+    browser.wait(f"{TEXT}.includes('1 of 2 answers')")
+    assert "plain" not in browser.value(TEXT)
+    assert "reward_min=0.5" in browser.value("location.hash")
+
+
+def test_no_page_is_wider_than_a_phone(browser: Browser, url: str, answers: DashboardAnswers) -> None:
+    first, second = (digest_of(answers, name) for name in ("first", "second"))
+    for page in ("", f"run/{first}", f"compare?run={first}&run={second}", f"samples/{first}?quantity=none"):
+        browser.open(url + page, width=390)
+        browser.wait("document.querySelector('h1') && document.querySelector('main')?.innerText.length > 80")
+        assert browser.value("document.documentElement.scrollWidth") <= 390, page
+
+
+def test_a_page_says_why_it_is_refused_and_that_the_server_is_gone(browser: Browser, answers: DashboardAnswers) -> None:
+    with serving(answers, "127.0.0.1", 0) as address:
+        browser.open(f"{address}#/run/none")
+        browser.wait("document.getElementById('pulse')?.textContent.includes('there is no such run')")
+    browser.wait("document.getElementById('pulse')?.textContent.includes('does not answer')")
+
+
+def test_a_token_is_asked_for_once(
+    browser: Browser, answers: DashboardAnswers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RFT_REMOTE_TOKEN", "a-token-of-the-tests")
+    with serving(answers, "127.0.0.1", 0) as address:
+        browser.open(address)
+        browser.wait("document.getElementById('token')")
+        browser.value("document.getElementById('token').value = 'a-token-of-the-tests'")
+        browser.value("document.querySelector('form').requestSubmit()")
+        browser.wait(f"{TEXT}.includes('first')")
+        browser.open(address)
+        browser.wait(f"{TEXT}.includes('first')")

@@ -41,9 +41,7 @@ def test_a_run_is_named_by_its_digest_alone(folder: Path, make_run: Make) -> Non
 
 
 @pytest.mark.parametrize("entry", ["metrics.jsonl", "config.yaml", "rollouts"])
-def test_a_run_whose_file_leads_elsewhere_is_not_read(
-    folder: Path, make_run: Make, tmp_path: Path, entry: str
-) -> None:
+def test_a_run_whose_file_leads_elsewhere_is_not_read(folder: Path, make_run: Make, tmp_path: Path, entry: str) -> None:
     run = make_run()
     secret = tmp_path / "secret"
     if entry == "rollouts":
@@ -67,9 +65,7 @@ def test_a_pipe_is_not_read(folder: Path, make_run: Make) -> None:
         folders.run(next(iter(folders.runs())))
 
 
-def test_more_runs_than_are_looked_at_are_told(
-    folder: Path, make_run: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_runs_than_are_looked_at_are_told(folder: Path, make_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "abc":
         make_run(name)
     monkeypatch.setattr(run_folders, "MOST_RUNS", 2)

@@ -166,5 +166,5 @@ def test_the_command_says_where_and_ends_when_it_is_stopped(
     address = first.split()[1]
     assert ask(address).code == 200
     told.close()
-    with pytest.raises(OSError):
+    with pytest.raises(ConnectionError):
         ask(address)

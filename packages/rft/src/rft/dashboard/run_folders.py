@@ -111,10 +111,8 @@ class RunFolders:
     def _found(self) -> dict[str, Path]:
         found: dict[str, Path] = {}
         self.is_cut = False
-        looked = 0
-        for folder in _folders(self.roots):
-            looked += 1
-            if looked > _MOST_FOLDERS or len(found) >= MOST_RUNS:
+        for looked, folder in enumerate(_folders(self.roots)):
+            if looked == _MOST_FOLDERS or len(found) >= MOST_RUNS:
                 self.is_cut = True
                 break
             if is_run(folder):

@@ -1,4 +1,4 @@
-"""The dashboard's server: files of the page, JSON under /api, a token where others can ask, and headers that confine."""
+"""The dashboard's server: files of the page, JSON under /api, a token where others can ask, headers that confine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import secrets
 import socket
 import threading
+import traceback
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from http.cookies import CookieError, SimpleCookie
@@ -20,6 +21,7 @@ from rft.dashboard.json_answers import DashboardAnswers, encoded
 from rft.dashboard.run_folders import RequestRefused
 from rft.serving.addresses import is_loopback
 from rft.serving.listening import checked_token, listening_socket
+from rft_core.terminal_text import visible
 from rft_trainer.rewards.servers.http_client import TOKEN
 
 _LOG = logging.getLogger(__name__)
@@ -111,8 +113,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(refused.code, _JSON, encoded({"error": refused.detail}))
         except (ConnectionError, TimeoutError):
             raise
-        except Exception:
-            _LOG.exception("a request of the dashboard failed")
+        except Exception:  # noqa: BLE001 - whatever an answer raises is the end of its request alone
+            # a terminal shows it, and a message may quote what a run holds
+            _LOG.error("a request of the dashboard failed: %s", visible(traceback.format_exc()))
             self._send(500, _JSON, encoded({"error": "this answer could not be made; the log of the server says why"}))
 
     def _check_host(self) -> None:

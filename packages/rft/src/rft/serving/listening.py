@@ -1,4 +1,4 @@
-"""Where a server listens: its socket, the token that an address needs which others reach, and the signals that end it."""
+"""Where a server listens: its socket, the token that others must bring, and the signals that end it."""
 
 from __future__ import annotations
 

@@ -221,5 +221,3 @@ def _trial_columns(settings: EvalSettings) -> dict[str, Any]:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
