@@ -66,7 +66,7 @@ class MetricTable:
                 column.append(value if is_number(value) else math.nan)
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Forget all rows and their names."""
         self._steps = array("d")
         self._columns = {}
 

@@ -19,7 +19,7 @@ TABLES = {"training": "metrics.jsonl", "evaluations": "evals.jsonl"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownPoints:
-    """What a page has of a table already."""
+    """Points of a table that a page has already."""
 
     generation: int = -1
     rows_a_point: int = 0

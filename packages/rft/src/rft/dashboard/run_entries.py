@@ -62,8 +62,8 @@ def run_entry(digest: str, place: str, path: Path) -> RunEntry:
         verb=head.verb,
         state=state,
         outcome=head.outcome,
-        step=whole(last.get("step", head.summary.get("steps"))),
-        num_steps=whole(last.get("num_steps")),
+        step=as_integer(last.get("step", head.summary.get("steps"))),
+        num_steps=as_integer(last.get("num_steps")),
         measure=main,
         value=_last_number(rows, main),
         touched=head.touched,
@@ -83,7 +83,7 @@ def state_of(head: RunFiles) -> tuple[State, str]:
     return ("failed" if what and code != _BY_SIGNAL else "stopped", what)
 
 
-def whole(value: object) -> int | None:
+def as_integer(value: object) -> int | None:
     """Return a JSON value as a whole number, where it is one."""
     return int(value) if is_number(value) else None
 

@@ -1,4 +1,4 @@
-"""What the page of one run shows beside its curves: outcome, findings, times, settings, files."""
+"""Facts of one run that its page shows beside the curves: outcome, findings, times, settings, files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rft.dashboard.growing_rows import last_rows
-from rft.dashboard.run_entries import state_of, whole
+from rft.dashboard.run_entries import as_integer, state_of
 from rft.report import sections
 from rft.report.page import measures_of
 from rft_core.secrets import scrub_text
@@ -60,7 +60,7 @@ def run_facts(path: Path) -> dict[str, Any]:
         "why": why,
         "sentence": sections.sentence(run, main, less_is_better=less_is_better),
         "step": run.step,
-        "num_steps": whole(last.get("num_steps")),
+        "num_steps": as_integer(last.get("num_steps")),
         "seconds": run.seconds,
         "left": last.get("time/left") if state == "running" and is_number(last.get("time/left")) else None,
         "touched": run.touched,
@@ -118,7 +118,7 @@ def _held_out(row: dict[str, Any]) -> dict[str, Any]:
 def _alarms(path: Path) -> list[list[Any]]:
     """Return [step, text] of what the guard of the optimizer steps found, the newest first."""
     rows = last_rows(path / "numerics.jsonl", _MOST_BYTES)[-_MOST_ALARMS:]
-    return [[whole(row.get("step")), _text(row)] for row in reversed(rows)]
+    return [[as_integer(row.get("step")), _text(row)] for row in reversed(rows)]
 
 
 def _text(row: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ _MOST_BYTES = 128 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleQuery:
-    """What is asked of answers; a condition that is None or empty holds of every answer."""
+    """Conditions on answers; one that is None or empty holds of every answer."""
 
     rows: RowFilter = field(default_factory=RowFilter)
     text: str = ""

@@ -1,4 +1,4 @@
-"""Where a server listens: its socket, the token that others must bring, and the signals that end it."""
+"""Begin and end of a server: the socket it listens on, the token that others must bring, the signals that end it."""
 
 from __future__ import annotations
 
