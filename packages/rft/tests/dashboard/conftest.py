@@ -15,6 +15,9 @@ recipe:
 pretrain: model                                  # default
 prompt_data: data # 1.jsonl                      # command line
 actor_learning_rate: {rate}                      # command line
+
+# saving
+save_path: runs                                  # command line
 """
 
 

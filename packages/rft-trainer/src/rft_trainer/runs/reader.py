@@ -21,7 +21,7 @@ SAMPLES_PAGE = "samples.html"
 """Sampled answers beside the images that they are about, where there are any."""
 _COMMAND = re.compile(r"^  command: (\S+)$", re.M)
 _CHANGED = re.compile(r"^(\w+): (.*?)\s+# (?!default)(.*)$")
-_SETTING = re.compile(r"^(\w+): (.*\S)\s+# [^#\n]+$", re.M)
+_SETTING = re.compile(r"^(\w+): (.*\S) +# [^#\n]+$", re.M)
 
 
 @dataclass(frozen=True, slots=True)

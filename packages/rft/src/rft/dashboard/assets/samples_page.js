@@ -120,6 +120,7 @@ export class SamplesPage {
 
   /** One group after the other: the server reads the tokenizer once, which takes some seconds. */
   async #colour(groups) {
+    if (!this.coloured) this.key.textContent = "The colours of the tokens are read; the first take a while.";
     for (const {group, answers} of groups) {
       if (this.closing.signal.aborted) return;
       const parameters = new URLSearchParams({run: this.id, step: group.step, group: group.prompt_id, quantity: this.given.quantity});
