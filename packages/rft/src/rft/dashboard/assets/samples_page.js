@@ -139,7 +139,7 @@ export class SamplesPage {
       this.coloured = true;
       const name = QUANTITIES.find(([value]) => value === this.given.quantity)[1];
       this.key.replaceChildren(`Colours of tokens, by ${name}: `, el("span", {class: "below"}, "below 0"), " ", el("span", {class: "above"}, "above 0"),
-        "; the strongest of an answer is the darkest.");
+        "; the strongest of an answer has the full colour.");
     } else if (!this.coloured) this.key.textContent = why;
   }
 
