@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from rft_trainer.runs.reader import parse_record
 
 Row = dict[str, Any]
-MOST_BYTES = 64 << 20
+MOST_BYTES = 16 << 20
 """Read by one look; the rest is read by the next ones."""
 _MARK_BYTES = 256
 

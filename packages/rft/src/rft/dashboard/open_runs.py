@@ -14,6 +14,8 @@ from rft.dashboard.metric_table import MetricTable
 
 MOST_OPEN = 16
 """Runs whose numbers are kept; the one that was not asked for longest is read anew when it is."""
+_MOST_LOOKS = 4
+"""For one answer: a page is told that more is there, and asks again."""
 TABLES = {"training": "metrics.jsonl", "evaluations": "evals.jsonl"}
 
 
@@ -31,11 +33,14 @@ class _Table:
         self.reader, self.numbers = GrowingRows(file), MetricTable()
 
     def look(self) -> None:
-        before = self.reader.generation
-        rows = self.reader.new_rows()
-        if self.reader.generation != before:
-            self.numbers.clear()
-        self.numbers.add(rows)
+        for _ in range(_MOST_LOOKS):
+            before = self.reader.generation
+            rows = self.reader.new_rows()
+            if self.reader.generation != before:
+                self.numbers.clear()
+            self.numbers.add(rows)
+            if not self.reader.is_behind:
+                break
 
 
 class OpenRuns:
