@@ -110,7 +110,7 @@ def test_a_run_that_is_over_is_not_resumed(base_words: dict[str, list[str]], rft
         ("runs show nowhere", 4, "run.unknown_name"),
         ("recipes show nowhere", 4, "recipe.not_found"),
         ("quickstart --step 3", 2, "option.quickstart"),
-        ("dashboard", 2, "command.unknown"),
+        ("distill", 2, "command.unknown"),
         ("rl --config nowhere", 2, "option.several"),
     ],
 )

@@ -30,6 +30,8 @@ IMPORTED = (
     "rft.stages.rl",
     "rft.stages.sft",
     "rft_cli.commands.training",
+    "rft_cli.pages.run_summary",
+    "rft_cli.pages.terminal",
     "rft_cli.commands.resume",
     "rft_cli.commands.quickstart.command",
     "rft_cli.commands.eval",

@@ -151,3 +151,12 @@ def test_two_words_may_name_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert discovery.command_of_words(["ours-data", "--x"]) == ("ours-data", ["--x"])
     assert discovery.command_of_words(["rl", "data"]) == ("rl", ["data"])
     assert discovery.command_of_words(["none"]) == ("none", [])
+
+
+def test_first_words_stand_for_a_flag_that_was_left_out() -> None:
+    several = Command(name="x", summary="", first_word="folders", takes_words=True)
+    assert several.with_flag(["a", "b", "--port", "1"]) == ["--folders", "a,b", "--port", "1"]
+    assert several.with_flag(["--port", "1"]) == ["--port", "1"]
+    one = Command(name="x", summary="", first_word="run")
+    assert one.with_flag(["a", "b"]) == ["--run", "a", "b"]
+    assert Command(name="x", summary="").with_flag(["a"]) == ["a"]

@@ -405,6 +405,28 @@ class ServingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DashboardPageSettings:
+    """The runs of a dashboard, and its address."""
+
+    folders: str = "runs"
+    """Folders with runs in them or below them, joined by commas; nothing beside them is read."""
+
+    host: str = ServingSettings.host
+    """Address to listen on; any but this machine's own (127.0.0.1, ::1, localhost) needs a token:
+    RFT_REMOTE_TOKEN."""
+
+    port: int = field(default=8090, metadata={"minimum": 0, "maximum": 65535})
+    """Port to listen on; 0 = any free one, which is printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DashboardSettings:
+    """Show running and past runs in a browser: curves, times, samples, and runs beside one another."""
+
+    dashboard: DashboardPageSettings = field(default_factory=DashboardPageSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServedModelSettings:
     """The precision of reward models and judges in this process, and their device."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rft.serving.server import start_server, until_stopped
+from rft.serving.listening import until_stopped
+from rft.serving.server import start_server
 from rft_cli.config.resolve import resolve
 from rft_core.terminal_text import visible
 

@@ -261,6 +261,13 @@ BUILT_IN = (
         first_word="run",
     ),
     Command(
+        **asdict(commands.DASHBOARD),
+        summary="show running and past runs in a browser: curves, times, samples, comparisons",
+        act="rft.dashboard.served:lines",
+        first_word="folders",
+        takes_words=True,
+    ),
+    Command(
         name="rollouts",
         summary="list, compare and export the sampled answers of a run",
         run="rft_cli.commands.answers.listing:run",
@@ -285,8 +292,7 @@ REFUSED_COMMANDS: dict[str, Refusal] = {
         for name in ("kto", "orpo", "ipo", "simpo", "cpo")
     },
     "cdpo": Refusal("it is dpo with smoothed labels", "rft-train dpo --label_smoothing 0.1"),
-    "dashboard": Refusal(_NOT_YET, "rft-train runs"),
-    "compare": Refusal(_NOT_YET, "rft-train runs"),
+    "compare": Refusal("it is a page of another command", "rft-train dashboard"),
     "distill": Refusal(_NOT_YET, "rft-train sft"),
     "merge": Refusal("it has another name", "rft-train export"),
     **{name: Refusal("it is an algorithm", f"rft-train rl --advantage_estimator {name}") for name in _ALGORITHMS},

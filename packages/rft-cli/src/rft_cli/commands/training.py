@@ -9,8 +9,6 @@ from typing import Any
 from rft.config.commands import load
 from rft.resolved import Resolved
 from rft_cli.config.resolve import resolve
-from rft_cli.pages import run_summary
-from rft_cli.pages.terminal import terminal
 from rft_cli.records.discovery import find_command, training_of
 from rft_core.terminal_text import visible
 
@@ -35,6 +33,10 @@ def train(
 
     `words` is what is written into the run directory as the way to start it again.
     """
+    # here, so that commands which train nothing do not wait for torch
+    from rft_cli.pages import run_summary
+    from rft_cli.pages.terminal import terminal
+
     training = training_of(resolved.command)
     trained = load(training.train)(resolved, words, in_place=in_place, front=terminal(training))
     path: Path = trained.directory.path

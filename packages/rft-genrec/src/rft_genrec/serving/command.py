@@ -49,7 +49,7 @@ def lines(resolved: Any) -> Iterator[str]:
 
 
 def _served(shop: Recommendations, settings: GenrecRecommendSettings) -> Iterator[str]:
-    from rft.serving.server import until_stopped
+    from rft.serving.listening import until_stopped
     from rft_genrec.serving.recommendation_server import serving
 
     with until_stopped() as stopped, serving(shop, settings.serving, settings.recommendation) as server:

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
+from rft.serving.listening import checked_token, listening_socket
 from rft.serving.scoring_queue import ScoringQueue
-from rft.serving.server import answering, checked_token, listening_socket, require_packages
+from rft.serving.server import answering, require_packages
 from rft_genrec.serving.history_rows import HistoryRow, answer, read_row
 from rft_genrec.serving.recommendations import Recommendations, Recommended
 from rft_genrec.settings.recommend import RecommendationServingSettings, RecommendationSettings

@@ -7,7 +7,7 @@ import math
 import re
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
@@ -21,6 +21,7 @@ SAMPLES_PAGE = "samples.html"
 """Sampled answers beside the images that they are about, where there are any."""
 _COMMAND = re.compile(r"^  command: (\S+)$", re.M)
 _CHANGED = re.compile(r"^(\w+): (.*?)\s+# (?!default)(.*)$")
+_SETTING = re.compile(r"^(\w+): (.*\S) +# [^#\n]+$", re.M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +118,21 @@ def is_run(path: Path) -> bool:
 
 def read_run(path: Path) -> RunFiles:
     """Read all files of one run that the pages show; missing and damaged files are empty."""
+    metrics, evaluations = _table(path / "metrics.jsonl"), _table(path / "evals.jsonl")
+    damage = (*metrics[1], *evaluations[1])
+    return replace(read_head(path), metrics=metrics[0], evaluations=evaluations[0], damage=damage)
+
+
+def read_head(path: Path) -> RunFiles:
+    """Read the short files of one run: all but the rows of its steps and evaluations."""
     checkpoints = path / "checkpoints"
     config = read_text(path / "config.yaml")
     verb = _COMMAND.search(config)
-    metrics, evaluations = _table(path / "metrics.jsonl"), _table(path / "evals.jsonl")
     return RunFiles(
         path=path,
         summary=_object(path / "summary.json"),
-        metrics=metrics[0],
-        evaluations=evaluations[0],
+        metrics=[],
+        evaluations=[],
         command=read_text(path / "command.txt").strip(),
         verb=verb[1] if verb else "",
         settings=_changed_settings(config),
@@ -134,7 +141,6 @@ def read_run(path: Path) -> RunFiles:
         rollout_files=sorted((path / "rollouts").glob("step_*.jsonl")),
         touched=_touched(path),
         live=_is_live(path),
-        damage=(*metrics[1], *evaluations[1]),
     )
 
 
@@ -156,21 +162,21 @@ def read_runs(directory: Path) -> list[RunFiles]:
 def rows(path: Path) -> list[dict[str, Any]]:
     """Read the complete rows of a JSON lines file; a line cut off by a kill is left out."""
     # at line feeds alone: a text of a model may hold another line separator, such as U+2028
-    return [row for line in read_text(path).split("\n") if (row := _record(line))]
+    return [row for line in read_text(path).split("\n") if (row := parse_record(line))]
 
 
 def _table(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the rows of a file with a row a step, and what is to be said of its lines that are none."""
     lines = read_text(path).split("\n")
-    records = [_record(line) for line in lines]
+    records = [parse_record(line) for line in lines]
     # behind the last line feed: cut off by a kill, or being written just now
     bad = [number for number, row in enumerate(records[:-1], start=1) if not is_number(row.get("step"))]
     shown = f"{path.name}: {len(bad)} of {len(lines) - 1} lines are no records of a step, the first is line"
     return [row for row in records if row], [f"{shown} {bad[0]}"] if bad else []
 
 
-def _record(line: str) -> dict[str, Any]:
-    """Return the object on a line; empty where there is none: cut off, too deep or a number of too many digits."""
+def parse_record(line: str) -> dict[str, Any]:
+    """Return the JSON object on a line; empty where there is none: cut off, too deep or a number of too many digits."""
     try:
         return as_object(json.loads(line))
     except (ValueError, RecursionError):
@@ -216,3 +222,8 @@ def _touched(path: Path) -> float:
 def _changed_settings(config: str) -> dict[str, tuple[str, str]]:
     matches = (_CHANGED.match(line) for line in config.splitlines())
     return {match[1]: (match[2], match[3]) for match in matches if match}
+
+
+def all_settings(config: str) -> dict[str, str]:
+    """Return every setting of the text of config.yaml by its name, the defaults too."""
+    return {match[1]: match[2] for match in _SETTING.finditer(config)}

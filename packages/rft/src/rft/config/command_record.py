@@ -115,6 +115,8 @@ class Command:
     """Whether a run may stand in place of the model, as in `rft-train eval RUN`."""
     first_word: str = ""
     """Setting whose flag may be left out before a first word, as in `rft-train report RUN`; empty = none."""
+    takes_words: bool = False
+    """Whether further words belong to `first_word`, joined by commas, as in `rft-train dashboard FOLDER FOLDER`."""
     stage_result: StageResult | None = None
     """By what a stage of a recipe is found to be finished: the summary of a run, an output file, a model or a
     tokenizer; None where no stage can run it."""
@@ -130,8 +132,12 @@ class Command:
 
     def with_flag(self, argv: Sequence[str]) -> list[str]:
         """Return the words with the flag of `first_word` where it was left out."""
-        bare = bool(self.first_word) and bool(argv) and not argv[0].startswith("-")
-        return [f"--{self.first_word}", *argv] if bare else list(argv)
+        bare = 0
+        while self.first_word and bare < len(argv) and not argv[bare].startswith("-"):
+            bare += 1
+            if not self.takes_words:
+                break
+        return [f"--{self.first_word}", ",".join(argv[:bare]), *argv[bare:]] if bare else list(argv)
 
     @property
     def makes_runs(self) -> bool:

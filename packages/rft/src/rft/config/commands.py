@@ -99,12 +99,13 @@ CONFORMANCE = CommandSettings(
 )
 DOCTOR = CommandSettings(name="doctor", settings="rft.settings:DoctorSettings")
 REPORT = CommandSettings(name="report", settings="rft.settings:ReportSettings")
+DASHBOARD = CommandSettings(name="dashboard", settings="rft.settings:DashboardSettings")
 BUILD = CommandSettings(name="build", settings="rft.settings:BuildModelSettings")
 PERPLEXITY = CommandSettings(name="perplexity", settings="rft.settings:PerplexitySettings")
 TOKENIZER = CommandSettings(name="tokenizer", settings="rft.settings:TrainTokenizerSettings")
 OWN = (
     *(SFT, PRETRAIN, DPO, RM, RM_TEST, RL, EVAL, SERVE_REWARD, GENERATE, CONFORMANCE, DOCTOR, BUILD, TOKENIZER),
-    *(PERPLEXITY, REPORT),
+    *(PERPLEXITY, REPORT, DASHBOARD),
 )
 
 _PROGRAMS: list[Callable[[], Mapping[str, ConfiguredCommand]]] = []

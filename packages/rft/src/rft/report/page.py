@@ -24,7 +24,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 def report(path: Path) -> str:
     """Return the report on the run in a directory, in any state: finished, running, or cut off."""
     run = read_run(path)
-    main, less_is_better, curves = _measures(run)
+    main, less_is_better, curves = measures_of(run)
     body = "".join(
         [
             f"<p>{html.escape(sections.sentence(run, main, less_is_better=less_is_better))}</p>",
@@ -44,7 +44,7 @@ def report(path: Path) -> str:
     return _page(run.name, body, data)
 
 
-def _measures(run: RunFiles) -> tuple[str, bool, list[str]]:
+def measures_of(run: RunFiles) -> tuple[str, bool, list[str]]:
     """Return the main number of the command that made a run, whether less of it is better, and its curves."""
     training = getattr(full_record(run.verb), "training", None)
     if training is None:

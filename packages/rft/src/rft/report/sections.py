@@ -60,10 +60,15 @@ def settings(run: RunFiles) -> str:
     return section("settings", "Settings that are no defaults", body)
 
 
+def phase_seconds(run: RunFiles) -> dict[str, float]:
+    """Return the seconds that the steps of a run spent in each phase, of those that took any."""
+    seconds = {name: fsum(run.series(f"time/{name}")) for name in PHASES}
+    return {name: value for name, value in seconds.items() if value > 0}
+
+
 def phases(run: RunFiles) -> str:
     """Return where the time of all steps went, as one bar and its table."""
-    seconds = {name: fsum(run.series(f"time/{name}")) for name in PHASES}
-    seconds = {name: value for name, value in seconds.items() if value > 0}
+    seconds = phase_seconds(run)
     total = fsum(seconds.values())
     if not total:
         return ""
@@ -81,11 +86,16 @@ def phases(run: RunFiles) -> str:
     return section("time", "Where the time went", body)
 
 
+def drop_counts(run: RunFiles) -> dict[str, float]:
+    """Return how many responses were left out of updates, by reason."""
+    names = sorted({name for row in run.metrics for name in row if name.startswith("drop/")})
+    counts = {name.removeprefix("drop/").replace("_", " "): fsum(run.series(name)) for name in names}
+    return {reason: count for reason, count in counts.items() if count}
+
+
 def left_out(run: RunFiles) -> str:
     """Return how many responses were left out of updates, by reason; empty where none was."""
-    names = sorted({name for row in run.metrics for name in row if name.startswith("drop/")})
-    counts = [(name.removeprefix("drop/").replace("_", " "), fsum(run.series(name))) for name in names]
-    rows = [(name, f"{count:,.0f}") for name, count in counts if count]
+    rows = [(name, f"{count:,.0f}") for name, count in drop_counts(run).items()]
     return section("left-out", "Responses left out", table(("reason", "responses"), rows)) if rows else ""
 
 

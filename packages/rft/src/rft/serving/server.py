@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 from rft.build.rewards import build_reward
@@ -19,7 +16,7 @@ from rft.hub.run_settings import with_model_directories
 from rft.process.machine import open_machine
 from rft.reward_kinds import build_order
 from rft.reward_names import all_functions, rule_columns
-from rft.serving.addresses import is_loopback
+from rft.serving.listening import checked_token, listening_socket
 from rft.serving.scoring_queue import Counters, ScoringQueue
 from rft.settings import EvalSettings, ServeRewardSettings, ServingSettings
 from rft_core.errors import OptionsError, ServiceError, install_command
@@ -107,25 +104,6 @@ def start_server(settings: ServeRewardSettings, *, reward: Reward | None = None)
     raise AssertionError
 
 
-def checked_token(host: str) -> str:
-    """Return the token that requests must bring; none is needed where only this machine can ask.
-
-    Raises:
-        OptionsError: others can ask, and there is no token.
-    """
-    token = os.environ.get(TOKEN, "")
-    if not token and not is_loopback(host):
-        raise OptionsError(
-            code="serving.no_token",
-            what=f"host = {host}, and {TOKEN} is not set",
-            where="--host",
-            why="whoever reaches that address could use what is served, and see its answers",
-            state="nothing was started",
-            do=f"export {TOKEN}={secrets.token_hex(16)}, here and where the requests come from",
-        )
-    return token
-
-
 def require_packages(where: str = "rft-train serve-reward") -> None:
     """Raise `OptionsError` where the packages of a server are missing."""
     try:
@@ -140,30 +118,6 @@ def require_packages(where: str = "rft-train serve-reward") -> None:
             do=install_command("serve"),
         ) from error
     del fastapi, uvicorn
-
-
-@contextmanager
-def listening_socket(host: str, port: int) -> Generator[socket.socket]:
-    """Listen on an address while the block runs.
-
-    Raises:
-        OptionsError: it cannot be listened on.
-    """
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family)
-    except OSError as error:
-        taken = f"--port {port + 1}, or --port 0 for any free one"
-        raise OptionsError(
-            code="serving.address",
-            what=f"cannot listen on {host} port {port}: {error.strerror or error}",
-            where="--host, --port",
-            why="another program listens there, or the address is none of this machine",
-            state="nothing was started",
-            do=taken if port else "--host 127.0.0.1",
-        ) from error
-    with listening:
-        yield listening
 
 
 @contextmanager
@@ -267,20 +221,3 @@ def _trial_columns(settings: EvalSettings) -> dict[str, Any]:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-@contextmanager
-def until_stopped() -> Generator[threading.Event]:
-    """Yield an event that SIGINT and SIGTERM set; the main thread alone can ask for it."""
-    event = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        event.set()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield event
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
