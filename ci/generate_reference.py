@@ -7,6 +7,7 @@ docs/reference/COMMAND.md come whole from the settings dataclasses. In other pag
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -17,7 +18,6 @@ from typing import Any, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import algorithms_zh
 import public_names
 import troubleshooting
 from keyword_types import keyword_types
@@ -43,6 +43,8 @@ from rft_dist.launch.environment import REPORTED, environment_report
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 FLAGS_FILE = Path(__file__).with_name("lightrft_flags.txt")
+ALGORITHMS_ZH = Path(__file__).with_name("algorithms_zh.json")
+"""What each algorithm is, in Chinese: one text a name."""
 
 
 def pages() -> dict[Path, str]:
@@ -158,8 +160,9 @@ def algorithms() -> str:
 
 def algorithms_in_chinese() -> str:
     """The same rows, with what each algorithm is in Chinese."""
+    about = json.loads(ALGORITHMS_ZH.read_text())
     lines = ["| 名称 | 说明 | 优势 | 代理目标 | 散度 | 平均方式 |", "|---|---|---|---|---|---|"]
-    return "\n".join([*lines, *(_algorithm_row(kind, algorithms_zh.ABOUT[kind.name]) for kind in PUBLISHED)])
+    return "\n".join([*lines, *(_algorithm_row(kind, about[kind.name]) for kind in PUBLISHED)])
 
 
 def _algorithm_row(kind: Any, about: str = "") -> str:
@@ -168,7 +171,9 @@ def _algorithm_row(kind: Any, about: str = "") -> str:
     for alias, target in ALGORITHM_ALIASES.items():
         aliases.setdefault(target, []).append(alias)
     record = kind(max_tokens=1) if kind.name == "dr_grpo" else kind()
-    divergence = f"{record.kl_estimator} x {record.kl_coef:g} in the {record.kl_place}" if record.needs_reference else ""
+    divergence = (
+        f"{record.kl_estimator} x {record.kl_coef:g} in the {record.kl_place}" if record.needs_reference else ""
+    )
     if record.drift_coef:
         divergence = f"drift x {record.drift_coef:g} in the loss"
     names = ", ".join(f"`{name}`" for name in (kind.name, *aliases.get(kind.name, ())))

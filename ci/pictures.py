@@ -39,13 +39,18 @@ def terminal(lines: Sequence[str]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
         f"<title>{escape(lines[0])}</title>",
         f'<rect width="{width}" height="{height}" rx="8" fill="#0d1117"/>',
-        *(f'<circle cx="{20 + 18 * i}" cy="18" r="6" fill="{c}"/>' for i, c in enumerate(("#ff5f56", "#ffbd2e", "#27c93f"))),
+        *(
+            f'<circle cx="{20 + 18 * i}" cy="18" r="6" fill="{c}"/>'
+            for i, c in enumerate(("#ff5f56", "#ffbd2e", "#27c93f"))
+        ),
     ]
     for number, line in enumerate(shown):
         colour = next((colour for start, colour in COLOURS.items() if line.startswith(start)), "#c9d1d9")
         y = 52 + HEIGHT_OF_A_LINE * number
         if line.strip():
-            parts.append(f'<text x="16" y="{y}" style="{STYLE}" fill="{colour}" xml:space="preserve">{escape(line)}</text>')
+            parts.append(
+                f'<text x="16" y="{y}" style="{STYLE}" fill="{colour}" xml:space="preserve">{escape(line)}</text>'
+            )
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -77,8 +82,9 @@ def accuracy(curves: Mapping[str, Sequence[Sequence[float]]]) -> str:
     for (name, points), colour in zip(curves.items(), ("#1f6feb", "#cf222e", "#2da44e"), strict=False):
         line = " ".join(place(step, share) for step, share in points)
         x, y = place(*points[-1]).split(",")
+        label = text.replace("#6e7781", colour)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(f'<text x="{float(x) + 8:.1f}" y="{float(y) + 4:.1f}" {text.replace("#6e7781", colour)}>{escape(name)}</text>')
+        parts.append(f'<text x="{float(x) + 8:.1f}" y="{float(y) + 4:.1f}" {label}>{escape(name)}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

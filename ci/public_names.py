@@ -12,9 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from module_tables import first_sentence
+
 import rft
 import rft_algos.aliases
-from module_tables import first_sentence
 
 DOCS = Path(__file__).parents[1] / "docs"
 MOST_CHARACTERS = 110

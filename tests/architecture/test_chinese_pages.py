@@ -1,4 +1,4 @@
-"""English and Chinese pages say the same: equal headings by number and level, equal code blocks, links that lead back."""
+"""English and Chinese pages belong together: equal headings by number and level, code blocks, tables and flags."""
 
 from __future__ import annotations
 

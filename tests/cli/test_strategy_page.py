@@ -31,7 +31,9 @@ def table() -> dict[tuple[str, str], str]:
 def goes(*flags: str) -> bool:
     """Whether `sft`, which has all strategies, takes these flags together."""
     try:
-        resolve("sft", ["--pretrain", "M", "--prompt_data", "x.jsonl", *(word for flag in flags for word in WORDS[flag])])
+        resolve(
+            "sft", ["--pretrain", "M", "--prompt_data", "x.jsonl", *(word for flag in flags for word in WORDS[flag])]
+        )
     except SettingsError:
         return False
     return True

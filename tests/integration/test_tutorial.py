@@ -67,6 +67,7 @@ def test_every_file_of_the_tutorial_has_a_name_and_every_quotation_a_command() -
 def test_every_command_of_the_tutorial_does_what_the_page_says(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    missing: dict[str, list[str]] = {}
     for step in steps(PAGE.read_text()):
         for name, text in step.files.items():
             (tmp_path / name).write_text(text)
@@ -80,10 +81,11 @@ def test_every_command_of_the_tutorial_does_what_the_page_says(tmp_path: Path) -
             check=False,
             timeout=LIMIT_S,
         )
+        print(f"$ {step.commands}{done.stdout}")
         assert done.returncode == 0, f"{step.commands}\n{done.stdout[-3000:]}"
         printed = {pattern(line) for line in done.stdout.splitlines()}
-        absent = [line for line in step.quoted if not any(pattern(line) in other for other in printed)]
-        assert absent == [], f"{step.commands}\n{done.stdout}"
+        missing[step.commands] = [line for line in step.quoted if not any(pattern(line) in other for other in printed)]
+    assert not any(missing.values()), missing
     first, digits = read_run(tmp_path / "runs" / "first"), read_run(tmp_path / "runs" / "digits")
     for run in (first, digits):
         before, after = run.accuracy("before"), run.accuracy("after")
