@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import pictures
 import public_names
 import troubleshooting
 from keyword_types import keyword_types
@@ -51,7 +52,7 @@ def pages() -> dict[Path, str]:
     """Every generated page with the text that it should have."""
     found = {DOCS / "reference" / f"{command}.md": reference(command) for command in with_settings()}
     found |= keyword_types()
-    found |= public_names.pages()
+    found |= public_names.pages() | pictures.pages()
     for path in sorted([*DOCS.glob("*.md"), *DOCS.glob("zh/*.md")]):
         text = path.read_text()
         if "<!-- generated:" in text:
