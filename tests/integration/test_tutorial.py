@@ -44,14 +44,16 @@ def steps(page: str) -> list[Step]:
 
 
 def pattern(line: str) -> str:
-    """A line as it is compared: numbers, dates and the width of columns differ from machine to machine."""
-    return " ".join(re.sub(r"[-+]?\d[\d,.]*(e-?\d+)?", "N", re.sub(r"20\d\d-\d\d-\d\d-\w+", "NAME", line)).split())
+    """A line as it is compared: numbers, times and the width of columns differ from machine to machine."""
+    numbers = re.sub(r"[-+]?\d[\d,.]*(e-?\d+)?", "N", line)
+    return " ".join(re.sub(r"(N h )?(N min )?N s\b", "TIME", numbers).split())
 
 
 def test_a_page_is_taken_apart_as_a_person_reads_it() -> None:
     page = "```sh\npip\n```\n<!-- file: a.py -->\n```python\nx\n```\n```sh\nls\n```\n```text\none 12\n...\n```\n"
     assert steps(page) == [Step("ls\n", {"a.py": "x\n"}, ["one 12"])]
     assert pattern("step 25/60  reward=0.18") == pattern("step 7/60 reward=0.5")
+    assert pattern("finished, 60 steps, 38 s, more") == pattern("finished, 60 steps, 2 min 05 s, more")
     assert pattern("reward") != pattern("loss")
 
 
