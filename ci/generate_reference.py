@@ -7,6 +7,7 @@ docs/reference/COMMAND.md come whole from the settings dataclasses. In other pag
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from typing import Any, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import pictures
+import public_names
 import troubleshooting
 from keyword_types import keyword_types
 from module_tables import module_table, room_list
@@ -41,13 +44,16 @@ from rft_dist.launch.environment import REPORTED, environment_report
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 FLAGS_FILE = Path(__file__).with_name("lightrft_flags.txt")
+ALGORITHMS_ZH = Path(__file__).with_name("algorithms_zh.json")
+"""What each algorithm is, in Chinese: one text a name."""
 
 
 def pages() -> dict[Path, str]:
     """Every generated page with the text that it should have."""
     found = {DOCS / "reference" / f"{command}.md": reference(command) for command in with_settings()}
     found |= keyword_types()
-    for path in sorted(DOCS.glob("*.md")):
+    found |= public_names.pages() | pictures.pages()
+    for path in sorted([*DOCS.glob("*.md"), *DOCS.glob("zh/*.md")]):
         text = path.read_text()
         if "<!-- generated:" in text:
             found[path] = filled(text)
@@ -150,30 +156,39 @@ def meaning_of(name: str) -> str:
 def algorithms() -> str:
     """One row a published algorithm, from its record."""
     lines = ["| name | what it is | advantage | surrogate | divergence | mean |", "|---|---|---|---|---|---|"]
+    return "\n".join([*lines, *map(_algorithm_row, PUBLISHED)])
+
+
+def algorithms_in_chinese() -> str:
+    """The same rows, with what each algorithm is in Chinese."""
+    about = json.loads(ALGORITHMS_ZH.read_text())
+    lines = ["| 名称 | 说明 | 优势 | 代理目标 | 散度 | 平均方式 |", "|---|---|---|---|---|---|"]
+    return "\n".join([*lines, *(_algorithm_row(kind, about[kind.name]) for kind in PUBLISHED)])
+
+
+def _algorithm_row(kind: Any, about: str = "") -> str:
+    """Names, text and parts of a record; `about` takes the place of its docstring."""
     aliases: dict[str, list[str]] = {}
     for alias, target in ALGORITHM_ALIASES.items():
         aliases.setdefault(target, []).append(alias)
-    for kind in PUBLISHED:
-        record = kind(max_tokens=1) if kind.name == "dr_grpo" else kind()
-        divergence = (
-            f"{record.kl_estimator} x {record.kl_coef:g} in the {record.kl_place}" if record.needs_reference else ""
-        )
-        if record.drift_coef:
-            divergence = f"drift x {record.drift_coef:g} in the loss"
-        names = ", ".join(f"`{name}`" for name in (kind.name, *aliases.get(kind.name, ())))
-        about = " ".join(str(inspect.getdoc(kind)).split())
-        over_batch = ", normalised over the batch" if record.normalise_advantages else ""
-        correction = f", {component_text(record.correction)}" if record.correction.is_active else ""
-        parts = (
-            names,
-            cell(about),
-            component_text(record.advantage) + over_batch,
-            component_text(record.surrogate) + correction,
-            divergence,
-            record.aggregation.replace("_", " "),
-        )
-        lines.append(f"| {' | '.join(parts)} |")
-    return "\n".join(lines)
+    record = kind(max_tokens=1) if kind.name == "dr_grpo" else kind()
+    divergence = (
+        f"{record.kl_estimator} x {record.kl_coef:g} in the {record.kl_place}" if record.needs_reference else ""
+    )
+    if record.drift_coef:
+        divergence = f"drift x {record.drift_coef:g} in the loss"
+    names = ", ".join(f"`{name}`" for name in (kind.name, *aliases.get(kind.name, ())))
+    over_batch = ", normalised over the batch" if record.normalise_advantages else ""
+    correction = f", {component_text(record.correction)}" if record.correction.is_active else ""
+    parts = (
+        names,
+        cell(about or " ".join(str(inspect.getdoc(kind)).split())),
+        component_text(record.advantage) + over_batch,
+        component_text(record.surrogate) + correction,
+        divergence,
+        record.aggregation.replace("_", " "),
+    )
+    return f"| {' | '.join(parts)} |"
 
 
 def names_elsewhere() -> str:
@@ -228,6 +243,7 @@ def all_rooms() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "algorithms": algorithms,
+    "algorithms-zh": algorithms_in_chinese,
     "lightrft-flags": lightrft_flags,
     "pretrainer-fields": pretrainer_fields,
     "names": names_elsewhere,

@@ -2,10 +2,12 @@
 
 docs/troubleshooting/rows_*.json     one record a failure of users' guides: what RFT does about it, and the tests
 docs/troubleshooting/matrix.json     one record a row of the fault matrix
+docs/troubleshooting/missing_zh.json what a row lacks, in Chinese, with a digest of the English text that it translates
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from functools import cache
 from pathlib import Path
@@ -33,6 +35,20 @@ def rows() -> tuple[dict[str, Any], ...]:
 def matrix() -> tuple[dict[str, Any], ...]:
     """Every row of the fault matrix."""
     return tuple(json.loads((FOLDER / "matrix.json").read_text()))
+
+
+@cache
+def missing_in_chinese() -> dict[str, dict[str, str]]:
+    """What rows lack, in Chinese, by row."""
+    return json.loads((FOLDER / "missing_zh.json").read_text())
+
+
+def missing(row: dict[str, Any], language: str) -> str:
+    """What a row lacks; in English where its Chinese translates an earlier text."""
+    chinese = missing_in_chinese().get(row["id"], {})
+    if language == "zh" and chinese.get("of") == hashlib.sha256(row["missing"].encode()).hexdigest()[:12]:
+        return chinese["zh"]
+    return row["missing"]
 
 
 def page(language: str) -> str:
@@ -63,7 +79,7 @@ def _section(row: dict[str, Any], words: dict[str, str], language: str) -> list[
     ]
     lines += [f"{words['deeds']} ({', '.join(deeds)}): {row['what_happens'][language]}"]
     if row["missing"]:
-        lines += ["", f"{words['missing']}: {row['missing']}"]
+        lines += ["", f"{words['missing']}: {missing(row, language)}"]
     if row["tests"]:
         gpu = f" ({words['gpu']})" if row["needs_gpu"] else ""
         lines += ["", f"{words['tests']}{gpu}: {', '.join(f'`{test}`' for test in row['tests'])}"]

@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+import rft
+import rft_algos.aliases
 from rft.config.schema import schema
 from rft_cli.records.discovery import with_settings
 from rft_core import errors
@@ -41,6 +43,18 @@ def test_the_reference_has_a_meaning_for_every_setting(command: str, generator: 
     for name in schema(command):
         (row,) = [line for line in lines if line.startswith(f"| `--{name}` |")]
         assert len(row.split("|")[4].strip()) > 10, row
+
+
+@pytest.mark.parametrize(("page", "module"), [("python-rft", rft), ("python-rft-algos", rft_algos.aliases)])
+def test_the_pages_on_public_names_have_each_with_a_text(page: str, module: ModuleType) -> None:
+    text = (ROOT / "docs" / "reference" / f"{page}.md").read_text()
+    title = page.removeprefix("python-").replace("-", "_")
+    entries = dict(re.findall(rf"^### {title}\.(\w+)\n\n(.*?)(?=^###? |\Z)", text, flags=re.M | re.S))
+    assert set(entries) == set(module.__all__)
+    for name, entry in entries.items():
+        said = re.sub(r"```.*?```", "", entry, flags=re.S).strip()
+        assert len(said) > 15, name
+        assert "0x" not in entry, name
 
 
 def test_the_names_of_other_trainers_stand_beside_names_that_exist_here(generator: ModuleType) -> None:
