@@ -45,7 +45,7 @@ class Room:
 
     def terms(self, terms: Sequence[MemoryTerm], values: Mapping[str, Any]) -> list[MemoryTerm]:
         """Return the parts of a rank's memory that are in it from the start to the end, the largest first."""
-        names = _ALWAYS | (set() if _freezes(values) else _OF_THE_UPDATE)
+        names = _ALWAYS if _freezes(values) else _ALWAYS | _OF_THE_UPDATE
         own = [term for term in terms if self.holds_all or term.on_host == self.of_host]
         sure = [term for term in own if term.name.removeprefix("critic ") in names]
         return sorted(sure, key=lambda term: -term.num_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ from rft_trainer.batches.out_of_memory import is_out_of_memory
 
 
 @contextmanager
-def loading(resolved: Resolved[object], machine: Machine, inventory: Inventory = nvidia_inventory) -> Generator[None]:
+def loading(resolved: Resolved[Any], machine: Machine, inventory: Inventory = nvidia_inventory) -> Generator[None]:
     """Turn memory that runs out inside the block, in which models and engine are built, into a `ServiceError`."""
     try:
         yield
@@ -25,7 +26,7 @@ def loading(resolved: Resolved[object], machine: Machine, inventory: Inventory =
         raise _no_room(resolved, machine, error, inventory) from error
 
 
-def _no_room(resolved: Resolved[object], machine: Machine, error: BaseException, inventory: Inventory) -> ServiceError:
+def _no_room(resolved: Resolved[Any], machine: Machine, error: BaseException, inventory: Inventory) -> ServiceError:
     on_gpu = torch.device(machine.device).type == "cuda"
     holders = [
         f"pid {process.pid} ({process.name}) {process.used_mib:,} MiB"
