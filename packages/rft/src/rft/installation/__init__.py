@@ -1,1 +1,1 @@
-"""The installed packages and the GPUs of this machine, as facts with a verdict; and what a run says of them."""
+"""Installed packages and GPUs as facts with a verdict, and what a start says of them. Imports no other room."""
