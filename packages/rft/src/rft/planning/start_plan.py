@@ -22,6 +22,7 @@ from rft.process.placement import ranks_on_this_machine
 from rft.resolved import Resolved
 from rft_core.errors import PreflightError, RftError
 from rft_dist.planning.memory_estimate import GIB, MemoryTerm
+from rft_dist.strategies.registry import smaller_shares
 
 _ALWAYS = {"parameters", "adapters", "reference model"}
 _OF_THE_UPDATE = {"gradients", "Adam moments", "Muon momenta", "master copy", "moving average"}
@@ -169,13 +170,10 @@ def _remedy(resolved: Resolved[Any], workload: Workload, world_size: int, rooms:
 
 def _ways(values: Mapping[str, Any], world_size: int, *, on_gpu: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """(flags, their values) that make the state of a rank smaller; those which leave the result as it is first."""
-    plain = not values.get("fsdp") and not values.get("zero_stage")
-    adapts = bool(values.get("lora_rank"))
-    offloads = on_gpu and not values.get("adam_offload") and values.get("optimizer") != "muon" and not adapts
-    if plain and world_size > 1:
-        yield "--fsdp", {"fsdp": True}
-    if plain and offloads:
-        yield "--adam_offload", {"adam_offload": True}
+    adapts, plain_moments = bool(values.get("lora_rank")), values.get("optimizer") != "muon"
+    # adapters have few moments, and those of Muon are not offloaded
+    for changes in smaller_shares(values, world_size, on_device=on_gpu and plain_moments and not adapts):
+        yield " ".join(f"--{name}" for name in changes), changes
     if "lora_rank" in values and not adapts and not _freezes(values):
         yield "--lora_rank 16", {"lora_rank": 16}
 
