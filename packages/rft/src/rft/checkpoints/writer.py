@@ -49,7 +49,7 @@ class StoreWriter:
         self._store: CheckpointStore | None = None
         self._saves: BackgroundSaves | None = None
         self._kept: int | None = None
-        self._told: CheckpointInfo | None = None
+        self._reported: CheckpointInfo | None = None
 
     def keep(self, step: int) -> None:
         """Keep the checkpoint of `step` from retention, from the next save on."""
@@ -107,9 +107,9 @@ class StoreWriter:
 
     def _tell(self, info: CheckpointInfo | None) -> None:
         """Say once, on the first rank, which older checkpoints were deleted after a save, why, and what stayed."""
-        if info is None or info is self._told or self._collectives.rank != 0:
+        if info is None or info is self._reported or self._collectives.rank != 0:
             return
-        self._told = info
+        self._reported = info
         if info.removed:
             names = ", ".join(step_name(removal.step) for removal in info.removed)
             freed = gib(sum(removal.num_bytes for removal in info.removed))
