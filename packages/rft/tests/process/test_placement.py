@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rft.process.placement import Placement, only_these, own_gpu, ranks_on_this_machine
+from rft.process.placement import GpuPlacement, only_these, own_gpu, ranks_on_this_machine
 from rft_core.errors import PreflightError
 
 FITTING = [(1, 0, 1, 1), (2, 0, 1, 2), (1, 1, 1, 2), (1, 2, 1, 3), (1, 1, 4, 5), (2, 1, 1, 4)]
@@ -18,7 +18,7 @@ TOO_FEW += [(4, 1, 1, 7), (2, 2, 2, 9), (8, 1, 1, 8), (1, 3, 2, 6)]
 
 @pytest.mark.parametrize("numbers", FITTING)
 def test_a_placement_that_fits_gives_every_gpu_to_one(numbers: tuple[int, int, int, int]) -> None:
-    placement = Placement(*numbers)
+    placement = GpuPlacement(*numbers)
     placement.require()
     own = [[rank] for rank in range(placement.ranks)]
     own += [
@@ -32,7 +32,7 @@ def test_a_placement_that_fits_gives_every_gpu_to_one(numbers: tuple[int, int, i
 
 @pytest.mark.parametrize("numbers", TOO_FEW)
 def test_a_placement_that_collides_is_refused_with_who_claims_what(numbers: tuple[int, int, int, int]) -> None:
-    placement = Placement(*numbers)
+    placement = GpuPlacement(*numbers)
     with pytest.raises(PreflightError) as caught:
         placement.require()
     problem = caught.value.problem
@@ -45,7 +45,7 @@ def test_a_placement_that_collides_is_refused_with_who_claims_what(numbers: tupl
 def test_the_remedy_is_as_many_replicas_as_fit() -> None:
     for numbers, remedy in (((1, 3, 2, 6), "--engine_replicas 2"), ((2, 1, 1, 3), "--engine_replicas 1 --max_stal")):
         with pytest.raises(PreflightError) as caught:
-            Placement(*numbers).require()
+            GpuPlacement(*numbers).require()
         assert caught.value.problem.do.startswith(remedy)
 
 

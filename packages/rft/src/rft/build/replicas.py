@@ -17,7 +17,7 @@ from torch import Tensor
 from rft.build.engines import EngineChoice, choose_engine, refuse_own_decoder
 from rft.parallel.policy_weights import full_sizes
 from rft.process.machine import Machine, usable_cores
-from rft.process.placement import Placement, only_these, ranks_on_this_machine
+from rft.process.placement import GpuPlacement, only_these, ranks_on_this_machine
 from rft.settings import RlSettings
 from rft_core.errors import RftError, ServiceError
 from rft_engine.build_request import EngineBuildRequest, build_engine
@@ -249,11 +249,11 @@ def require_gpus(settings: RlSettings, machine: Machine) -> None:
         placement.require()
 
 
-def _placement(settings: RlSettings, machine: Machine) -> Placement | None:
+def _placement(settings: RlSettings, machine: Machine) -> GpuPlacement | None:
     """Return who has which GPU of this machine; None on a CPU."""
     if torch.device(machine.device).type != "cuda":
         return None
-    return Placement(
+    return GpuPlacement(
         ranks=ranks_on_this_machine(machine),
         replicas=settings.replicas.engine_replicas,
         size=settings.engine.engine_tp_size,

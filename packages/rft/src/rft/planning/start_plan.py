@@ -195,8 +195,8 @@ def _may_not_fit(plan: RunPlan) -> Iterator[str]:
     ladder = plan.ladder
     if ladder is None:
         return
-    held = [term for term in plan.terms if term.in_training and not term.on_host]
-    largest = max(held, key=lambda term: term.num_bytes)
+    training = [term for term in plan.terms if term.in_training and not term.on_host]
+    largest = max(training, key=lambda term: term.num_bytes)
     helps = f"; {ladder.flags} makes it {_gib(ladder.training_bytes)}" if ladder.flags else ""
     yield (
         f"memory: a step takes up to {_gib(plan.training_bytes)} of {_gib(ladder.limit_bytes)}, most of it "

@@ -15,12 +15,12 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class GpuPlacement:
     """Ranks and engine replicas of one machine, with GPUs by their position among the visible ones.
 
     Example::
 
-        Placement(ranks=2, replicas=1, size=2, visible=6).of_replica(1, 0)  # range(4, 6)
+        GpuPlacement(ranks=2, replicas=1, size=2, visible=6).of_replica(1, 0)  # range(4, 6)
     """
 
     ranks: int
