@@ -1,4 +1,4 @@
-"""A disk that refuses: the run ends with a storage error, what was saved stays, and a resume goes on from it."""
+"""A disk that refuses: a run trains on and saves later, or ends with a storage error and a resume goes on from it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ pytestmark = pytest.mark.xdist_group("faults")
 
 STORAGE = 6
 SHORT = ("--max_steps", "4", "--save_steps", "2", "--eval_steps", "2", "--rollout_log_interval", "1")
-LATER_SAVE = 2
-REFUSALS: dict[str, tuple[Prelude, str]] = {
-    "full while the optimizer is written": (("refuse_at", ["checkpoint.file.write.before", 120, "ENOSPC"]), "ENOSPC"),
+LATER_SAVE, LAST_SAVE = 2, 3
+REFUSED_ONCE: dict[str, tuple[Prelude, str]] = {
     "full while a file is flushed": (("refuse_at", ["checkpoint.file.sync.before", 16, "ENOSPC"]), "ENOSPC"),
     "quota while the model is written": (
         ("refuse_at", ["checkpoint.model.write.before", LATER_SAVE, "EDQUOT"]),
@@ -25,15 +24,36 @@ REFUSALS: dict[str, tuple[Prelude, str]] = {
     ),
     "input or output error at the rename": (("refuse_at", ["checkpoint.publish.before", LATER_SAVE, "EIO"]), "EIO"),
     "read-only at the staging directory": (("refuse_at", ["checkpoint.mkdir.before", 5, "EROFS"]), "EROFS"),
+}
+REFUSED_FOR_GOOD: dict[str, tuple[Prelude, str]] = {
+    "quota while the last model is written": (
+        ("refuse_at", ["checkpoint.model.write.before", LAST_SAVE, "EDQUOT"]),
+        "EDQUOT",
+    ),
     "full while a row is appended": (("refuse_at", ["run.append", 4, "ENOSPC"]), "ENOSPC"),
 }
 
 
-@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize("refusal", REFUSED_ONCE)
+def test_a_refused_save_costs_that_checkpoint_alone_and_training_goes_on(
+    server: ForkServer, task: TinyTask, references: References, runs: Path, refusal: str
+) -> None:
+    prelude, name = REFUSED_ONCE[refusal]
+    ended = server.run(*task.words("rl", runs / "run", *SHORT), preludes=[prelude])
+    assert ended.code == 0, ended.output[-3000:]
+    assert ended.output.count("training goes on, and the next save tries again (1 of 3") == 1, ended.output[-3000:]
+    assert f"cannot save step 2: {runs / 'run' / 'checkpoints'} needs" in ended.output
+    assert name in ended.output
+    assert [path.name for path in checkpoints(runs / "run")] == ["step_000000", "step_000004"]
+    assert not [path for path in (runs / "run" / "checkpoints").iterdir() if path.name.startswith(".staging")]
+    assert differences(references.run("rl", *SHORT), runs / "run") == []
+
+
+@pytest.mark.parametrize("refusal", REFUSED_FOR_GOOD)
 def test_a_disk_that_refuses_costs_no_checkpoint(
     server: ForkServer, task: TinyTask, references: References, runs: Path, refusal: str
 ) -> None:
-    prelude, name = REFUSALS[refusal]
+    prelude, name = REFUSED_FOR_GOOD[refusal]
     restarts = Restarts(server, task.words("rl", runs / "run", *SHORT), runs / "run")
     refused = restarts.start([prelude]).wait()
     assert refused.code == STORAGE, refused.output[-3000:]

@@ -113,9 +113,9 @@ def record_phase(path: str) -> None:
         say("between")
 
     @wraps(saved)
-    def save(self: Saver, step: int, *, episode: int) -> None:
+    def save(self: Saver, step: int, *, episode: int, must: bool = False) -> None:
         say("save")
-        saved(self, step, episode=episode)
+        saved(self, step, episode=episode, must=must)
         say("between")
 
     PhaseTimer.phase = phase  # pyright: ignore[reportAttributeAccessIssue]

@@ -27,6 +27,7 @@ from rft_dist.strategies.registry import (
     run_dims,
     run_layout,
     sharding_settings,
+    smaller_shares,
     strategy_settings,
 )
 
@@ -250,3 +251,21 @@ def test_a_strategy_is_imported_when_it_distributes_a_model(monkeypatch: pytest.
         monkeypatch.setitem(sys.modules, strategy.module, SimpleNamespace(parallelize=lambda *given: given))
         model, context = object(), object()
         assert strategy.parallelize(model, context) == (model, context)  # type: ignore[arg-type, comparison-overlap]
+
+
+@pytest.mark.parametrize(
+    ("values", "world_size", "on_device", "expected"),
+    [
+        ({}, 1, True, [{"adam_offload": True}]),
+        ({}, 4, True, [{"fsdp": True}, {"adam_offload": True}]),
+        ({"adam_offload": True}, 4, False, [{"fsdp": True}]),
+        ({"adam_offload": True}, 1, True, []),
+        ({"fsdp": True}, 4, True, []),
+        ({"zero_stage": 1}, 4, True, []),
+        ({}, 1, False, []),
+    ],
+)
+def test_a_rank_holds_less_by_sharing_out_or_by_the_host(
+    values: dict[str, Any], world_size: int, on_device: bool, expected: list[dict[str, Any]]
+) -> None:
+    assert list(smaller_shares(values, world_size, on_device=on_device)) == expected

@@ -90,7 +90,7 @@ class Parts:
         self.note(f"due {step} {ended_episode}")
         return self.save_is_due
 
-    def save(self, step: int, *, episode: int) -> None:
+    def save(self, step: int, *, episode: int, must: bool = False) -> None:
         if step != self.saved_step:
             self.note(f"save {step} of {episode}")
             self.saved_step = step

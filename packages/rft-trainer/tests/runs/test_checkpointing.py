@@ -77,7 +77,7 @@ def test_a_part_that_is_shared_out_gives_its_blocks_and_another_all_its_tensors(
     assert torch.equal(tensors["optimizer"]["w"], torch.ones(2))
 
 
-def test_a_save_that_failed_is_raised_at_the_next_step() -> None:
+def test_a_first_save_that_failed_is_raised_at_the_next_step() -> None:
     writer = SlowWriter()
     saver = make(writer)
     saver.save(0, episode=0)
@@ -86,6 +86,79 @@ def test_a_save_that_failed_is_raised_at_the_next_step() -> None:
     with pytest.raises(StorageError) as caught:
         saver.due(2, ended_episode=None)
     assert caught.value.problem.code == "x"
+
+
+class FullDisk(SlowWriter):
+    """Refuses the saves of some steps: at once, or when they are waited for."""
+
+    def __init__(self, steps: set[int], *, in_background: bool) -> None:
+        super().__init__()
+        self.steps, self.in_background = steps, in_background
+
+    def save(self, step: int, *, tensors: dict[str, Any], **rest: Any) -> None:
+        if step not in self.steps:
+            super().save(step, tensors=tensors, **rest)
+        elif self.in_background:
+            self.error = refused()
+        else:
+            raise refused()
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_a_refused_save_is_tried_again_by_the_next_one(in_background: bool, caplog: pytest.LogCaptureFixture) -> None:
+    writer = FullDisk({2, 4, 8, 10}, in_background=in_background)
+    saver = make(writer)
+    found: list[int | None] = []
+    for step in range(13):
+        if step == 0 or saver.due(step, ended_episode=None):
+            saver.save(step, episode=0)
+        saver.due(step + 1, ended_episode=None)
+        found.append(saver.saved_step)
+    saver.wait()
+    assert [step for step, _ in writer.taken] == [0, 6, 12]
+    # two refusals, a save, two refusals: never three in a row
+    assert found == [0, 0, 0, 0, 0, 0, 6, 6, 6, 6, 6, 6, 12]
+    assert [f"({n} of 3 refusals" in caplog.messages[i] for i, n in enumerate([1, 2, 1, 2])] == [True] * 4
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_the_third_refusal_in_a_row_ends_the_run(in_background: bool) -> None:
+    saver = make(FullDisk({2, 4, 6}, in_background=in_background))
+    for step in (0, 2, 4):
+        saver.save(step, episode=0)
+        assert not saver.due(step + 1, ended_episode=None)
+
+    def third() -> None:
+        saver.save(6, episode=0)
+        saver.due(7, ended_episode=None)
+
+    with pytest.raises(StorageError):
+        third()
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+@pytest.mark.parametrize(("step", "must"), [(0, False), (4, True)])
+def test_a_first_or_last_save_is_left_to_no_other(in_background: bool, step: int, must: bool) -> None:
+    saver = make(FullDisk({step}, in_background=in_background))
+    if step:
+        saver.save(0, episode=0)
+
+    def save() -> None:
+        saver.save(step, episode=0, must=must)
+        saver.wait()
+
+    with pytest.raises(StorageError):
+        save()
+
+
+def test_the_last_save_answers_a_refusal_that_was_not_noticed_before() -> None:
+    writer = FullDisk({1, 2, 3}, in_background=True)
+    saver = make(writer)
+    for step in range(4):
+        saver.save(step, episode=0)
+    saver.save(4, episode=0, must=True)
+    saver.wait()
+    assert (saver.saved_step, [step for step, _ in writer.taken]) == (4, [0, 4])
 
 
 def test_the_end_of_a_run_waits_and_raises_what_failed() -> None:

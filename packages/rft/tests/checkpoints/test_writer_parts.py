@@ -10,6 +10,7 @@ import pytest
 
 from rft.checkpoints import writer
 from rft.checkpoints.writer import ResumePoint, StoreWriter, make_writer, open_store
+from rft_dist.checkpoints.retention import Removal
 from rft_dist.settings import CheckpointSettings
 from rft_trainer.runs.directory import RunDirectory
 
@@ -151,3 +152,34 @@ def test_a_point_to_continue_from_is_read_from_its_checkpoint() -> None:
     point = ResumePoint(checkpoint)
     assert (point.step, point.model_directory) == (4, Path("m"))
     assert point.records() == {"ledger": {"of": "ledger"}}
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_what_retention_did_is_told_once_by_the_first_rank(
+    saves: list[Saves], in_background: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    removed = (Removal(2, 2**30, "keep_last = 3"), Removal(3, 2**29, "keep_last = 3"))
+    problem = "step_000001 was not removed: Permission denied"
+    info = SimpleNamespace(removed=removed, problems=(problem,))
+    for rank in (0, 1):
+        one, _, _ = made(rank=rank, in_background=in_background)
+        one._open_store = lambda _: SimpleNamespace(save=lambda *_, **__: info)  # type: ignore[method-assign]
+        save(one)
+        for background in saves:
+            background.wait = lambda: info  # type: ignore[method-assign]
+        one.wait()
+        one.wait()
+    assert caplog.messages == [
+        "deleted step_000002, step_000003 (max_ckpt_num = 3): 1.500 GiB freed",
+        f"{problem}; it is tried again after the next save",
+    ]
+
+
+def test_a_limit_of_bytes_is_told_as_its_setting(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    one, _, _ = made()
+    info = SimpleNamespace(removed=(Removal(2, 2**30, "keep_bytes = 7000000000"),), problems=())
+    one._open_store = lambda _: SimpleNamespace(save=lambda *_, **__: info)  # type: ignore[method-assign]
+    save(one)
+    assert caplog.messages == ["deleted step_000002 (max_ckpt_mem = 7): 1.000 GiB freed"]

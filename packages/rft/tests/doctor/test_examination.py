@@ -7,7 +7,8 @@ import pytest
 
 from rft.doctor import examination
 from rft.doctor.examination import lines, report
-from rft.doctor.findings import MachineFact, Section
+from rft.doctor.findings import Section
+from rft.installation.facts import MachineFact
 from rft.resolved import Resolved
 from rft.settings import DoctorSettings, ExaminationSettings
 from rft_core.errors import PreflightError

@@ -1,6 +1,7 @@
 """The page of findings."""
 
-from rft.doctor.findings import MachineFact, Section, as_record, page, verdict_line
+from rft.doctor.findings import Section, as_record, page, verdict_line
+from rft.installation.facts import MachineFact
 
 SECTIONS = [
     Section(

@@ -36,6 +36,7 @@ def start(calls: Any) -> Any:
     local = calls.double("local", settings=calls.double("settings", teacher=SimpleNamespace(teacher_pretrain="")))
     at = calls.double("at", resolved=calls.double("fixed"))
     calls.put(rl, continuation=calls.double("begun"), with_commits=at, with_local_models=local)
+    calls.put(rl, RL_START=local, require_gpus=None)
     calls.put(rl, rl_contents="contents", compared_facts="facts")
     return SimpleNamespace(resolved=resolved, front=calls.double("front"))
 
@@ -61,6 +62,8 @@ BEGINS = [
     "machine begins",
     "ExitStack()",
     "stack begins",
+    "RL_START(local, machine)",
+    "require_gpus(settings, machine)",
     "tokenizer_with_images(settings.model, settings.images)",
     "enter_environment(settings.conversation, 'tokenizer', stack)",
     "rl_data(settings, 'tokenizer', 4)",
@@ -103,10 +106,10 @@ def test_an_error_closes_rollouts_and_then_the_reward(calls: Any, start: Any) ->
     assert calls.taken()[-len(ENDS) :] == ENDS
 
     def fails(*parts: Any, **more: Any) -> Any:
-        raise MemoryError
+        raise LookupError
 
     calls.replace(rl, build_rl=fails)
-    with pytest.raises(MemoryError), rl.prepared(start.resolved, [], front=start.front):
+    with pytest.raises(LookupError), rl.prepared(start.resolved, [], front=start.front):
         pass
     assert calls.taken()[-3:] == ENDS[1:]
 

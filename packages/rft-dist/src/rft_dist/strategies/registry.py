@@ -457,3 +457,19 @@ def refusals(values: Values) -> Iterator[StrategyRefusal]:
     for refusal in (*(refusal for strategy in STRATEGIES for refusal in strategy.refusals), *SEQUENCE_REFUSALS):
         if refusal.applies(values):
             yield refusal
+
+
+def smaller_shares(values: Values, world_size: int, *, on_device: bool) -> Iterator[dict[str, Any]]:
+    """Yield settings with which a rank's device holds less of the state, and the result of a run stays as it is.
+
+    Args:
+        values: the settings of a run.
+        world_size: its ranks.
+        on_device: whether there is a device whose memory is not that of the host.
+    """
+    if values.get("fsdp") or values.get("zero_stage"):
+        return
+    if world_size > 1:
+        yield {"fsdp": True}
+    if on_device and not values.get("adam_offload"):
+        yield {"adam_offload": True}

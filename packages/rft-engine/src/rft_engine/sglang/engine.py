@@ -13,6 +13,7 @@ from typing import Any
 
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_engine.build_request import EngineBuildRequest
+from rft_engine.process.memory_share import started
 from rft_engine.process.process_engine import ProcessEngine
 from rft_engine.process.requests import Answers, GenerateCall, StepCounts
 from rft_engine.process.settings import engine_settings, make_log_folder
@@ -94,4 +95,9 @@ def build(request: EngineBuildRequest) -> SglangEngine:
     """Start the engine of a build request in a process of its own."""
     make_log_folder(request)
     settings = engine_settings(SglangSettings, request)
-    return SglangEngine(settings, request.weights, environment=request.environment, log_path=request.log_path)
+    return started(
+        lambda chosen: SglangEngine(
+            chosen, request.weights, environment=request.environment, log_path=request.log_path
+        ),
+        settings,
+    )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rft_core.errors import RftError
 from rft_engine.build_request import EngineBuildRequest
+from rft_engine.process.memory_share import started, within_free
 from rft_engine.process.process_engine import ProcessEngine
 from rft_engine.process.settings import ExternalEngineSettings, engine_settings, make_log_folder
 from rft_engine.vllm.engine import check_sleep, weight_source, weight_transport
-from rft_engine.vllm.gpu_processes import nvidia_inventory
+from rft_engine.vllm.gpu_processes import Inventory, nvidia_inventory, visible_device
 from rft_engine.vllm.media import plain_media
 from rft_engine.vllm.out_of_memory import memory_error
 from rft_engine.vllm.settings import VllmSettings
@@ -80,8 +84,17 @@ class VllmProcessEngine(ProcessEngine):
         super()._backend_sleep(level)
 
 
-def build(request: EngineBuildRequest) -> VllmProcessEngine:
+def build(request: EngineBuildRequest, inventory: Inventory = nvidia_inventory) -> VllmProcessEngine:
     """Start the engine of a build request in a process of its own."""
     make_log_folder(request)
     settings = engine_settings(VllmSettings, request)
-    return VllmProcessEngine(settings, request.weights, environment=request.environment, log_path=request.log_path)
+
+    def make(chosen: VllmSettings) -> VllmProcessEngine:
+        return VllmProcessEngine(chosen, request.weights, environment=request.environment, log_path=request.log_path)
+
+    if torch.device(request.device).type == "cuda":
+        # a GPU of its own is the first that its process sees
+        device = visible_device(inventory(), 0, {**os.environ, **request.environment})
+        if device is not None:
+            settings = within_free(settings, device.free_mib, device.total_mib)
+    return started(make, settings)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rft.check import SftCheck, check_sft
 from rft.front_end import SILENT, FrontEnd
+from rft.planning.start_plan import SFT_START
 from rft.resolved import Resolved
 from rft.run_lifecycle import TrainedRun
 from rft.stages.sft import read_sft
@@ -60,7 +61,14 @@ def train(
 ) -> TrainedRun:
     """Train from the settings to the end of the run, as `rft.stages.sft.train` does."""
     return train_on_rows(
-        read_sft, resolved, command, in_place=in_place, signals=signals, front=front, prepare=with_inputs
+        read_sft,
+        resolved,
+        command,
+        in_place=in_place,
+        signals=signals,
+        front=front,
+        prepare=with_inputs,
+        fit=SFT_START,
     )
 
 

@@ -7,6 +7,7 @@ import torch
 from rft_core.errors import ServiceError
 from rft_trainer.batches.units import MicroBatching
 from rft_trainer.protocols import Collectives
+from rft_trainer.records.rollouts import TrainingSample
 
 _WORDS = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")
 """What torch's CPU allocator, cuBLAS and older CUDA errors say; the CUDA allocator has a class of its own."""
@@ -20,8 +21,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in text for words in _WORDS)
 
 
-def no_split_left(limits: MicroBatching, longest: int, collectives: Collectives) -> ServiceError:
-    """Return the error for micro-batches of one unit that do not fit, `longest` tokens at most."""
+def no_split_left(limits: MicroBatching, longest: TrainingSample, collectives: Collectives) -> ServiceError:
+    """Return the error for micro-batches of one unit that do not fit, of which `longest` is the longest sample."""
     return ServiceError(
         code="memory.micro_batch",
         what=_what(limits, longest),
@@ -32,7 +33,9 @@ def no_split_left(limits: MicroBatching, longest: int, collectives: Collectives)
     )
 
 
-def no_room_in_collective(limits: MicroBatching, longest: int, collectives: Collectives, remedy: str) -> ServiceError:
+def no_room_in_collective(
+    limits: MicroBatching, longest: TrainingSample, collectives: Collectives, remedy: str
+) -> ServiceError:
     """Return the error for memory that runs out on one rank while the others wait in the same forward or backward."""
     return ServiceError(
         code="memory.collective_forward",
@@ -45,12 +48,12 @@ def no_room_in_collective(limits: MicroBatching, longest: int, collectives: Coll
     )
 
 
-def _what(limits: MicroBatching, longest: int) -> str:
+def _what(limits: MicroBatching, longest: TrainingSample) -> str:
     free = ""
     if torch.cuda.is_available():
         left, total = torch.cuda.mem_get_info()
         free = f"; {left / 2**20:,.0f} of {total / 2**20:,.0f} MiB are free"
     return (
-        f"out of memory in the forward or backward pass, micro-batches of {limits}; the longest has "
-        f"{longest:,} tokens{free}"
+        f"out of memory in the forward or backward pass, micro-batches of {limits}; the longest sample, "
+        f"{longest.sample_id}, has {longest.num_tokens:,} tokens{free}"
     )

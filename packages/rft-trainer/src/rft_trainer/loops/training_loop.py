@@ -184,7 +184,7 @@ class TrainingLoop(ABC, Generic[DataT]):
         is_best = self.progress.best_reward is not None and self.progress.best_step == step
         if self.saver.due(step, ended_episode=ended_episode) or is_best or self.finished:
             with self.timer.phase(Phase.SAVE):
-                self.saver.save(step, episode=self.ledger.epoch)
+                self.saver.save(step, episode=self.ledger.epoch, must=self.finished)
 
     def _watch(self, name: str) -> None:
         """Evaluate, update early stopping with the loss, and keep the weights of the lowest loss."""

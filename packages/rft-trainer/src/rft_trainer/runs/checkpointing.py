@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from torch import Tensor
 
-from rft_core.errors import CheckpointError, OutageError, PeerError, RftError, SavedAfterSignal
+from rft_core.errors import CheckpointError, OutageError, PeerError, RftError, SavedAfterSignal, StorageError
 from rft_trainer.protocols import CheckpointWriter, Collectives, Optimizer, SavablePolicy
 from rft_trainer.runs.stop_signals import StopSignals, agree, in_force
 from rft_trainer.update.nonfinite_checks import refuse_non_finite_weights
@@ -23,6 +23,8 @@ from rft_trainer.update.numeric_guard import NumericGuard
 
 MODEL_ONLY = "model_only"
 """Key in a checkpoint's metadata that says that it holds no state to resume from."""
+MOST_REFUSED_SAVES = 3
+"""Saves that the system may refuse one after the other; the run ends with the last of them."""
 
 PolicyT = TypeVar("PolicyT", bound=SavablePolicy)
 _LOG = logging.getLogger(__name__)
@@ -170,6 +172,8 @@ class Saver:
         self._clock = clock
         self._saved_at = clock()
         self.saved_step: int | None = None
+        self._on_disk: int | None = None
+        self._refused = 0
 
     def keep(self, step: int) -> None:
         """Keep the checkpoint of a step, saved or about to be, from retention, in place of the one kept before."""
@@ -184,22 +188,26 @@ class Saver:
     def due(self, step: int, *, ended_episode: int | None) -> bool:
         """Return whether to save after `step`; the time is rank 0's, so that ranks agree.
 
-        Raises, on every rank, what went wrong with a save that was under way.
+        Takes note, on every rank, of a save under way that went wrong, and raises what cannot be tried again.
         """
         late = bool(self._schedule.every_seconds) and self._clock() - self._saved_at >= self._schedule.every_seconds
         # one exchange for both: the time is rank 0's, a failed save is known to the rank that wrote it
         late, failed = agree(self._collectives, late and self._collectives.rank == 0, self._writer.failed)
-        if failed:  # on any rank: all of them raise, so that none is left waiting
-            self._writer.wait()
+        if failed:  # on any rank: all of them settle it, so that none is left waiting
+            self._settle()
         by_step = bool(self._schedule.every_steps) and step % self._schedule.every_steps == 0
         every = self._schedule.every_episodes
         by_episode = ended_episode is not None and bool(every) and ended_episode % every == 0
         return late or by_step or by_episode
 
-    def save(self, step: int, *, episode: int) -> None:
+    def save(self, step: int, *, episode: int, must: bool = False) -> None:
         """Save unless this step is saved already; rows logged so far are on disk before the checkpoint is.
 
-        Raises `NumericsError` on every rank where a weight, a moment or an average is not finite on any.
+        A save that the system refuses is tried again by the next one, so long as an earlier checkpoint is there and
+        fewer than `MOST_REFUSED_SAVES` were refused in a row. `must`: no later one follows, or the caller relies on it.
+
+        Raises `NumericsError` on every rank where a weight, a moment or an average is not finite on any, and
+        `StorageError` for a refused save that is not to be tried again.
         """
         if self.saved_step == step:
             return
@@ -218,20 +226,61 @@ class Saver:
         records = {name: part.state() for name, part in self._parts.items()}
         if is_first:  # rows on disk first: a checkpoint must not be ahead of its run directory
             self._before_save()
-        self._writer.save(
-            step,
-            tensors=tensors,
-            records=records if is_first else {},
-            policy=self._policy,
-            metadata={"episode": episode, **({MODEL_ONLY: True} if self._model_only else {})},
-        )
-        self.saved_step = step
+        # before this one begins, so that a refusal of the save before is not taken for its own
+        self._settle(must=must)
+        try:
+            self._writer.save(
+                step,
+                tensors=tensors,
+                records=records if is_first else {},
+                policy=self._policy,
+                metadata={"episode": episode, **({MODEL_ONLY: True} if self._model_only else {})},
+            )
+        except StorageError as error:
+            self._try_again_later(error, must=must)
+        else:
+            self.saved_step = step
         # from the end of the save, so that a long save does not make the next one due at once
         self._saved_at = self._clock()
 
     def wait(self) -> None:
         """Wait until the last save is on the disk and verified; raise the error of a failed save."""
         self._writer.wait()
+        self._confirm()
+
+    def _confirm(self) -> None:
+        """Take note that all that was saved is on the disk."""
+        if self.saved_step != self._on_disk and self.saved_step is not None:
+            self._on_disk, self._refused = self.saved_step, 0
+
+    def _settle(self, *, must: bool = False) -> None:
+        """Wait for the save under way, if there is one; where the system refused it, leave it to the next one."""
+        if self.saved_step == self._on_disk:
+            return
+        try:
+            self.wait()
+        except StorageError as error:
+            # `must` is for the save that comes now: it is the next one, and answers this refusal
+            self._try_again_later(error, must=False, last=must)
+
+    def _try_again_later(self, error: StorageError, *, must: bool, last: bool = False) -> None:
+        """Go on as of the last checkpoint that is there; raise the error where no save is to be tried after this one.
+
+        Without any checkpoint the run ends: what would be lost by going on is all of it. `last`: another save is tried
+        at once, whatever their number.
+        """
+        self.saved_step = self._on_disk
+        self._refused += 1
+        if must or self._on_disk is None or (self._refused >= MOST_REFUSED_SAVES and not last):
+            raise error
+        problem = error.problem
+        _LOG.warning(
+            "%s; training goes on, and the next save tries again (%d of %d refusals in a row that end the run): %s",
+            problem.what,
+            self._refused,
+            MOST_REFUSED_SAVES,
+            "; ".join(part for part in (problem.state, problem.do) if part),
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -253,7 +302,7 @@ class Saver:
         # forgotten first, or `save` would take the step for saved
         step, self.saved_step = self.saved_step, None
         assert step is not None, "nothing was restored"
-        self.save(step, episode=episode)
+        self.save(step, episode=episode, must=True)
         self.wait()
 
     def restore(self, step: int, records: Mapping[str, Mapping[str, Any]]) -> None:
@@ -270,7 +319,7 @@ class Saver:
         # only after the check of all names, so that no part is restored alone
         for name, part in self._parts.items():
             part.load_state(records[name])
-        self.saved_step = step
+        self.saved_step = self._on_disk = step
 
 
 def save_and_stop(
@@ -286,7 +335,7 @@ def save_and_stop(
         rank: of this process.
         resume_command: continues the run.
     """
-    saver.save(progress.step, episode=episode)
+    saver.save(progress.step, episode=episode, must=True)
     # before the claim below that nothing is lost: a save beside training is not on the disk yet
     saver.wait()
     raise SavedAfterSignal(
@@ -315,7 +364,7 @@ def save_in_outage(
     signals, rank = in_force(), collectives.rank
     if agree(collectives, signals.received is not None)[0]:
         save_and_stop(saver, signals, progress, episode=episode, rank=rank, resume_command=resume_command)
-    saver.save(progress.step, episode=episode)
+    saver.save(progress.step, episode=episode, must=True)
     # before the claim below that nothing is lost: a save beside training is not on the disk yet
     saver.wait()
     problem = outage.problem

@@ -85,7 +85,7 @@ class ShardedTokenForward:
             if not is_out_of_memory(error):
                 raise
             limits = MicroBatching(self._max_sequences, self._max_tokens, by_tokens=False)
-            longest = max(one.num_tokens for one in chosen)
+            longest = max(chosen, key=lambda sample: sample.num_tokens)
             if len(chosen) == 1:
                 raise no_split_left(limits, longest, self._collectives) from error
             if self._collective_forward:

@@ -190,6 +190,7 @@ class Updater:
         self._meter = meter
         self._batches: list[_Batch] = []
         self._update_index, self._rate = 0, math.nan
+        self._under_way: Sequence[TrainingSample] = ()
         self._interrupted = False
 
     @property
@@ -369,7 +370,7 @@ class Updater:
         """Make micro-batches smaller for the rest of the run; every rank comes to the same limits."""
         smaller = self._micro_batching.halved(batch.samples)
         if smaller is None:
-            raise no_split_left(self._micro_batching, _longest(batch.samples), self._collectives)
+            raise no_split_left(self._micro_batching, _longest(self._under_way or batch.samples), self._collectives)
         _LOG.warning(
             "out of memory: micro-batches of %s are cut to %s; the step is taken again, its batch and its gradient "
             "stay the same",
@@ -380,7 +381,7 @@ class Updater:
         self._guard.halved += 1
 
     def _no_room(self, batch: _Batch) -> ServiceError:
-        limits, longest = self._micro_batching, _longest(batch.samples)
+        limits, longest = self._micro_batching, _longest(self._under_way or batch.samples)
         flags = limits.half_as_flags(batch.samples)
         if not flags:
             return no_split_left(limits, longest, self._collectives)
@@ -417,6 +418,7 @@ class Updater:
     ) -> bool:
         """Run forward and backward of every micro-batch; return whether inputs and losses are finite."""
         inputs_finite, losses = True, list[Tensor]()
+        self._under_way = ()
         if of.monitor is not None:
             of.monitor.restart()
         # fillers count too, since the optimizer needs to know which backward of this rank is its last
@@ -425,6 +427,7 @@ class Updater:
             # statistics of the whole batch, so they are taken before the first backward
             of.loss.begin([pack(chosen, self._device) for chosen in micro_batches], idle)
         for number, chosen in enumerate(micro_batches, start=1):
+            self._under_way = chosen
             batch = pack(chosen, self._device, pin_memory=self._pin_memory)
             output = of.loss(batch, of.counts, of.totals)
             losses.append(output.loss.detach())
@@ -432,6 +435,7 @@ class Updater:
             self._optimizer.backward(output.loss, last=number == turns)
             if of.monitor is not None:
                 of.monitor.add(chosen, batch, output.outputs_T)
+        self._under_way = ()
         for number, batch in enumerate(idle, start=1 + len(micro_batches)):
             # times 0 rather than no backward: its collectives run, and every gradient stays as it is
             self._optimizer.backward(of.loss.filler(batch) * 0.0, last=number == turns)
@@ -443,8 +447,8 @@ def _nothing(_: MetricTotals) -> None:
     """Do nothing behind a step."""
 
 
-def _longest(samples: Sequence[TrainingSample]) -> int:
-    return max(sample.num_tokens for sample in samples)
+def _longest(samples: Sequence[TrainingSample]) -> TrainingSample:
+    return max(samples, key=lambda sample: sample.num_tokens)
 
 
 def _nothing_to_step() -> OptionsError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -18,8 +17,9 @@ from torch import Tensor
 from rft.build.engines import EngineChoice, choose_engine, refuse_own_decoder
 from rft.parallel.policy_weights import full_sizes
 from rft.process.machine import Machine, usable_cores
+from rft.process.placement import GpuPlacement, only_these, ranks_on_this_machine
 from rft.settings import RlSettings
-from rft_core.errors import PreflightError, RftError, ServiceError
+from rft_core.errors import RftError, ServiceError
 from rft_engine.build_request import EngineBuildRequest, build_engine
 from rft_engine.replicas.dispatch import Replica
 from rft_engine.replicas.engine import ReplicaEngine
@@ -33,7 +33,6 @@ from rft_models.policy.causal_policy import CausalPolicy
 
 WORKER = (sys.executable, "-m", "rft.replica_main")
 _LOG = logging.getLogger(__name__)
-_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def wants_replicas(settings: RlSettings) -> bool:
@@ -204,7 +203,7 @@ def _native(
     environment: dict[str, str],
     dtype: torch.dtype,
 ) -> ProcessReplica:
-    cores = usable_cores() // (_ranks_on_this_machine(machine) * settings.replicas.engine_replicas)
+    cores = usable_cores() // (ranks_on_this_machine(machine) * settings.replicas.engine_replicas)
     code = settings.model.model_code
     model: dict[str, Any] = {
         "model_dir": str(Path(source).expanduser().resolve()),
@@ -243,9 +242,23 @@ def _merged(policy: CausalPolicy, weights: WeightProvider) -> Iterable[tuple[str
     return policy.merged_parameters(weights())
 
 
-def _ranks_on_this_machine(machine: Machine) -> int:
-    # without a launcher all ranks are on this machine
-    return int(os.environ.get("LOCAL_WORLD_SIZE", machine.ranks.world_size))
+def require_gpus(settings: RlSettings, machine: Machine) -> None:
+    """Raise `PreflightError` where this machine has too few GPUs for its ranks and their replicas; loads nothing."""
+    placement = _placement(settings, machine)
+    if placement is not None and wants_replicas(settings):
+        placement.require()
+
+
+def _placement(settings: RlSettings, machine: Machine) -> GpuPlacement | None:
+    """Return who has which GPU of this machine; None on a CPU."""
+    if torch.device(machine.device).type != "cuda":
+        return None
+    return GpuPlacement(
+        ranks=ranks_on_this_machine(machine),
+        replicas=settings.replicas.engine_replicas,
+        size=settings.engine.engine_tp_size,
+        visible=torch.cuda.device_count(),
+    )
 
 
 def _environment(settings: RlSettings, machine: Machine, number: int) -> dict[str, str]:
@@ -254,23 +267,8 @@ def _environment(settings: RlSettings, machine: Machine, number: int) -> dict[st
     Raises:
         PreflightError: there are not so many.
     """
-    if torch.device(machine.device).type != "cuda":
+    placement = _placement(settings, machine)
+    if placement is None:
         return {}
-    ranks_here = _ranks_on_this_machine(machine)
-    size, count = settings.engine.engine_tp_size, settings.replicas.engine_replicas
-    # the ranks have the first GPUs, and the replicas of each rank follow in order
-    first = ranks_here + (machine.ranks.local_rank * count + number) * size
-    visible = torch.cuda.device_count()
-    wanted = ranks_here + ranks_here * count * size
-    if wanted > visible:
-        raise PreflightError(
-            code="engine.replicas.devices",
-            what=f"{ranks_here} ranks with {count} engine replicas of {size} GPUs each need {wanted} GPUs, {visible} "
-            "are visible",
-            where="--engine_replicas",
-            why="a replica generates while the trainer trains, on GPUs of its own",
-            do="--engine_replicas 1 --max_staleness 0",
-        )
-    # the launcher may have hidden GPUs: positions among the visible ones are turned into its names
-    names = os.environ.get(_DEVICES, "").split(",") if os.environ.get(_DEVICES) else [str(i) for i in range(visible)]
-    return {_DEVICES: ",".join(names[first : first + size])}
+    placement.require()
+    return only_these(placement.of_replica(machine.ranks.local_rank, number), placement.visible)

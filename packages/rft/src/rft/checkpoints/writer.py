@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -9,17 +10,21 @@ from pathlib import Path
 from typing import Any, cast
 
 from rft.checkpoints.parts import CheckpointParts
+from rft.hub.download import ASIDE
 from rft_core.errors import CheckpointError
+from rft_dist.checkpoint_format.layout import step_name
 from rft_dist.checkpoints.async_writer import BackgroundSaves
 from rft_dist.checkpoints.rank_exchange import Exchange, StoreExchange
 from rft_dist.checkpoints.reader import Checkpoint
-from rft_dist.checkpoints.store import CheckpointStore, Tensors
+from rft_dist.checkpoints.storage_errors import gib
+from rft_dist.checkpoints.store import CheckpointInfo, CheckpointStore, Tensors
 from rft_dist.collectives import SingleProcess
 from rft_dist.settings import CheckpointSettings
 from rft_trainer.runs.checkpointing import MODEL_ONLY, SaveSchedule
 from rft_trainer.runs.directory import RunDirectory
 
 GIGABYTE = 10**9
+_LOG = logging.getLogger(__name__)
 
 
 class StoreWriter:
@@ -44,6 +49,7 @@ class StoreWriter:
         self._store: CheckpointStore | None = None
         self._saves: BackgroundSaves | None = None
         self._kept: int | None = None
+        self._reported: CheckpointInfo | None = None
 
     def keep(self, step: int) -> None:
         """Keep the checkpoint of `step` from retention, from the next save on."""
@@ -79,7 +85,7 @@ class StoreWriter:
             return
         self._store = self._store or self._open_store(self._collectives)
         self._protect()
-        self._store.save(
+        info = self._store.save(
             step,
             tensors=parts,
             records=records,
@@ -87,6 +93,7 @@ class StoreWriter:
             metadata=more,
             model_tensors=weights,
         )
+        self._tell(info)
 
     @property
     def failed(self) -> bool:
@@ -96,7 +103,20 @@ class StoreWriter:
     def wait(self) -> None:
         """Wait until nothing is being written; raise the error of a save that failed."""
         if self._saves is not None:
-            self._saves.wait()
+            self._tell(self._saves.wait())
+
+    def _tell(self, info: CheckpointInfo | None) -> None:
+        """Say once, on the first rank, which older checkpoints were deleted after a save, why, and what stayed."""
+        if info is None or info is self._reported or self._collectives.rank != 0:
+            return
+        self._reported = info
+        if info.removed:
+            names = ", ".join(step_name(removal.step) for removal in info.removed)
+            freed = gib(sum(removal.num_bytes for removal in info.removed))
+            # the oldest ones go for one reason together
+            _LOG.info("deleted %s (%s): %s freed", names, _setting(info.removed[0].reason), freed, extra=ASIDE)
+        for problem in info.problems:
+            _LOG.warning("%s; it is tried again after the next save", problem)
 
     def _protect(self) -> None:
         if self._store is not None and self._kept is not None:
@@ -115,6 +135,14 @@ class StoreWriter:
             self._store = self._open_store(exchange)
             self._saves = BackgroundSaves(self._store)
         return self._saves
+
+
+def _setting(reason: str) -> str:
+    """Return a reason of the store, such as `keep_last = 3`, with the setting that a person knows."""
+    name, _, limit = reason.partition(" = ")
+    if name == "keep_bytes":
+        return f"max_ckpt_mem = {int(limit) // GIGABYTE}"
+    return f"max_ckpt_num = {limit}"
 
 
 def make_writer(

@@ -60,7 +60,8 @@ class LoopCheckpoints:
             )
             self._savers[target] = self._make(writer)
         saver = self._savers[target]
-        saver.save(updates, episode=0)
+        # the caller is told that it is there
+        saver.save(updates, episode=0, must=True)
         saver.wait()
         return target / step_name(updates)
 

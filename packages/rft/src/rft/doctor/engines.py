@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from rft.doctor.findings import MachineFact
+from rft.installation.facts import MachineFact
 from rft_core.errors import PreflightError
 from rft_engine.registry import EngineKind
 from rft_trainer.sandbox.isolation import proven_python

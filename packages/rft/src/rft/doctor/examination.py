@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rft.config.commands import package_records
-from rft.doctor import devices, engines, network, packages, resources
+from rft.doctor import engines, network, resources
 from rft.doctor.findings import Section, as_record, page, problems_of, verdict_line
+from rft.doctor.plug_ins import plug_ins
+from rft.installation import devices, packages
 from rft.process.machine import usable_cores
 from rft.resolved import Resolved
 from rft.settings import DoctorSettings, ExaminationSettings
@@ -41,7 +43,7 @@ def examine(chosen: ExaminationSettings, environment: Mapping[str, str]) -> list
         Section("interpreter", tuple(packages.here())),
         Section("packages", tuple(packages.requirements())),
         Section("packages for one feature alone", tuple(packages.optional())),
-        Section("packages that add commands", tuple(packages.plug_ins(package_records()))),
+        Section("packages that add commands", tuple(plug_ins(package_records()))),
         Section("devices", (*gpus, *devices.memory(memory))),
         Section("engines", (*inference, engines.cage())),
         Section(

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
-Verdict = Literal["ok", "note", "problem"]
+from rft.installation.facts import MachineFact, Verdict
+
 _MARKS: dict[Verdict, str] = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
-
-
-@dataclass(frozen=True, slots=True)
-class MachineFact:
-    """One fact of the machine, and whether it stands in the way of a run."""
-
-    subject: str
-    """Its name, such as `torch` or `disk /data`."""
-    value: str
-    verdict: Verdict = "ok"
-    why: str = ""
-    """Why it is noted or a problem."""
-    do: str = ""
-    """The one command or change that mends it; empty where nothing has to be done."""
 
 
 @dataclass(frozen=True, slots=True)

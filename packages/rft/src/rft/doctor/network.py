@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping
 
-from rft.doctor.findings import MachineFact
+from rft.installation.facts import MachineFact
 from rft_core.errors import PreflightError
 from rft_core.secrets import holds_secret
 from rft_dist.launch.environment import environment_report, ranks_from_environment

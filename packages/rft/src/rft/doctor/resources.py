@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rft.doctor.findings import MachineFact
+from rft.installation.facts import MachineFact
 
 _GIB = 1 << 30
 _LITTLE_DISK = 10 * _GIB

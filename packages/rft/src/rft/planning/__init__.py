@@ -1,1 +1,1 @@
-"""Memory and image tokens of a run before it starts. May import `build`."""
+"""Memory and image tokens of a run before it starts. May import `build` and `process`."""

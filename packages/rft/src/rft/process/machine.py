@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from rft.installation.start import check_installation, why_no_gpu
 from rft.process.determinism import repeat_exactly
 from rft.process.monitored import MonitoredProcess, first_line, watched_process
 from rft.process.rank_log import logged
@@ -88,12 +89,13 @@ def choose_device(wanted: str, local_rank: int) -> str:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return "cpu"
     if not torch.cuda.is_available():
+        found = why_no_gpu()
         raise PreflightError(
             code="device.no_cuda",
             what=f"device = {wanted}, and torch {torch.__version__} sees no CUDA device",
             where="--device",
-            why="a CUDA device and a torch build that supports it are needed",
-            do="--device cpu",
+            why=found.why if found else "a CUDA device and a torch build that supports it are needed",
+            do=(found.do if found else "") or "--device cpu",
         )
     return f"cuda:{local_rank % torch.cuda.device_count()}"
 
@@ -118,6 +120,8 @@ def open_machine(
     num_devices = torch.cuda.device_count() if wanted_device != "cpu" else 0
     ranks = ranks_from_environment(num_local_devices=num_devices)
     device = choose_device(wanted_device, ranks.local_rank)
+    if request is not None:
+        check_installation(wanted_device, device, is_first=ranks.rank == 0)
     ranks_here = ranks.world_size
     preflight = Preflight(request) if request is not None else None
     if preflight is not None:

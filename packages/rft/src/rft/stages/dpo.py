@@ -18,6 +18,7 @@ from rft.identity.contents import records_content, rows_content, run_contents
 from rft.identity.record import Content
 from rft.parallel.frozen_policy import load_frozen, require_same_tokenizer, share_frozen
 from rft.parallel.parallelize import ParallelModel, held_dtype, is_sharded
+from rft.planning.start_plan import DPO_START
 from rft.process.machine import Machine
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun
@@ -201,4 +202,4 @@ def train(
     front: FrontEnd = SILENT,
 ) -> TrainedRun:
     """Run preference training from its settings to its end, as `train_on_rows` describes."""
-    return train_on_rows(read_dpo, resolved, command, in_place=in_place, signals=signals, front=front)
+    return train_on_rows(read_dpo, resolved, command, in_place=in_place, signals=signals, front=front, fit=DPO_START)

@@ -11,6 +11,7 @@ from typing import Any
 
 from rft.build.environment import ChosenEnvironment, enter_environment, opened_data
 from rft.build.images import tokenizer_with_images
+from rft.build.replicas import require_gpus
 from rft.build.reward_parts import reward_columns
 from rft.build.rewards import build_reward
 from rft.build.rl_data import RlData, rl_data
@@ -21,7 +22,9 @@ from rft.identity.contents import records_content, rows_content, run_contents
 from rft.identity.continuation import Continuation, continuation, with_commits
 from rft.identity.record import Content
 from rft.parallel.frozen_policy import require_same_tokenizer
+from rft.planning.start_plan import RL_START
 from rft.process.launching import requested_run
+from rft.process.loading import loading
 from rft.process.machine import Machine, open_machine
 from rft.process.rollbacks import with_rollbacks
 from rft.resolved import Resolved
@@ -120,6 +123,9 @@ def _opened(
         ) as machine,
         ExitStack() as opened,
     ):
+        # before data and reward: what cannot fit is told at once
+        resolved = RL_START(resolved, machine)
+        require_gpus(settings, machine)
         tokenizer = tokenizer_with_images(settings.model, settings.images)
         if settings.teacher.teacher_pretrain:
             require_same_tokenizer(settings.teacher.teacher_pretrain, tokenizer, "--teacher_pretrain")
@@ -155,15 +161,16 @@ def _built(
         log=started.directory.logs_directory / f"reward-{machine.ranks.rank}.log",
     )
     try:
-        training = build_rl(
-            settings,
-            started,
-            run.tokenizer,
-            data,
-            judge,
-            compute_advantages=compute_advantages,
-            environment=run.environment,
-        )
+        with loading(run.resolved, machine):
+            training = build_rl(
+                settings,
+                started,
+                run.tokenizer,
+                data,
+                judge,
+                compute_advantages=compute_advantages,
+                environment=run.environment,
+            )
         try:
             yield PreparedRun(machine, run.tokenizer, data, started, training)
         finally:

@@ -14,6 +14,7 @@ from rft.identity.record import Content
 from rft.parallel.parallelize import ParallelModel, held_dtype, parallelize
 from rft.parallel.reward_model_weights import reward_checkpoint_parts
 from rft.parallel.shardable import ShardableRewardModel, WrappedRewardModel
+from rft.planning.start_plan import RM_START
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun
 from rft.settings import RmSettings
@@ -206,4 +207,4 @@ def train(
     front: FrontEnd = SILENT,
 ) -> TrainedRun:
     """Train a reward model from its settings to its end, as `train_on_rows` describes."""
-    return train_on_rows(read_rm, resolved, command, in_place=in_place, signals=signals, front=front)
+    return train_on_rows(read_rm, resolved, command, in_place=in_place, signals=signals, front=front, fit=RM_START)

@@ -30,6 +30,7 @@ from rft.identity.contents import records_content, rows_content, run_contents
 from rft.identity.record import Content
 from rft.parallel.parallelize import ParallelModel
 from rft.parallel.policy_weights import fused_policy
+from rft.planning.start_plan import SFT_START
 from rft.process.machine import Machine
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun
@@ -315,4 +316,4 @@ def train(
     front: FrontEnd = SILENT,
 ) -> TrainedRun:
     """Run supervised fine-tuning from its settings to its end, as `train_on_rows` describes."""
-    return train_on_rows(read_sft, resolved, command, in_place=in_place, signals=signals, front=front)
+    return train_on_rows(read_sft, resolved, command, in_place=in_place, signals=signals, front=front, fit=SFT_START)

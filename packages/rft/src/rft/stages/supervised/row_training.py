@@ -12,6 +12,7 @@ from rft.hub.run_settings import with_local_models
 from rft.identity.continuation import continuation, with_commits
 from rft.identity.record import Content
 from rft.process.launching import requested_run
+from rft.process.loading import loading
 from rft.process.machine import Machine, open_machine
 from rft.process.rollbacks import with_rollbacks
 from rft.resolved import Resolved, with_choices
@@ -95,6 +96,8 @@ def train_on_rows(
         def attempt(rollback: Rollback | None) -> TrainedRun:
             now, place = (at, in_place) if rollback is None else (continuation(at.resolved, rollback.run), rollback.run)
             started = start(now, command, machine, rows.num_steps, facts, in_place=place, front=front)
-            return execute(rows.build(started), started, listening, rollback)
+            with loading(local, machine):
+                training = rows.build(started)
+            return execute(training, started, listening, rollback)
 
         return with_rollbacks(attempt)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rft.config.commands import PackageRecord
-from rft.doctor.packages import OWN, TESTED, interpreter, optional, plug_ins, requirements
+from rft.installation.packages import OWN, TESTED, interpreter, optional, requirements
 from rft_engine.registry import ENGINES
 
 ROOT = Path(__file__).parents[4]
@@ -50,17 +49,6 @@ def test_what_one_feature_needs_is_no_problem_where_it_is_absent() -> None:
     assert findings["deepspeed"].verdict == "ok"
     assert "uv sync --extra deepspeed" in findings["deepspeed"].value
     assert findings["peft"].verdict == "note"
-
-
-def test_packages_that_add_commands_are_listed_and_one_that_cannot_be_used_is_noted() -> None:
-    records = [
-        PackageRecord("ours-data", "ours", record=object()),
-        PackageRecord("ours-sft", "ours", record=object()),
-        PackageRecord("theirs", "theirs-1", fault="theirs:X: ImportError"),
-    ]
-    mine, other = plug_ins(records)
-    assert (mine.subject, mine.value, mine.verdict) == ("ours", "adds ours data, ours sft", "ok")
-    assert (other.subject, other.verdict, other.why) == ("theirs-1", "note", "theirs:X: ImportError")
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,33 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rft.doctor.findings import MachineFact
+from rft.installation.facts import MachineFact
 
 _SECONDS = 20.0
 _FREE_ENOUGH = 0.9
+_SUPPORTED = (
+    (590, "13.1"),
+    (580, "13.0"),
+    (575, "12.9"),
+    (570, "12.8"),
+    (560, "12.6"),
+    (555, "12.5"),
+    (550, "12.4"),
+    (545, "12.3"),
+    (535, "12.2"),
+    (530, "12.1"),
+    (525, "12.0"),
+    (520, "11.8"),
+    (515, "11.7"),
+    (510, "11.6"),
+    (470, "11.4"),
+    (450, "11.0"),
+)
+"""Newest CUDA of each branch of the driver (NVIDIA, CUDA Toolkit Release Notes, table of toolkits and drivers)."""
+_OLDEST = {"13": 580, "12": 525, "11": 450}
+"""Oldest branch that runs builds of a major version of CUDA, whatever their minor version (same notes)."""
+_BUILD = {"13": "cu130", "12": "cu126"}
+"""A build of torch for each major version of CUDA, as its wheels are tagged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +77,16 @@ class Memory:
     holders: tuple[Holder, ...] = ()
 
 
-def torch_here() -> tuple[TorchBuild, tuple[Card, ...]]:
-    """Return the installed torch and the GPUs that it sees."""
+def torch_here(only: int | None = None) -> tuple[TorchBuild, tuple[Card, ...]]:
+    """Return the installed torch and the GPUs that it sees, or the one with this number alone."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     build = TorchBuild(torch.__version__, torch.version.cuda, tuple(torch.cuda.get_arch_list()) if count else (), count)
     bfloat16 = count > 0 and torch.cuda.is_bf16_supported(including_emulation=False)
     cards = tuple(
-        Card(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i), bfloat16) for i in range(count)
+        Card(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i), bfloat16)
+        for i in (range(count) if only is None else (only,))
     )
     return build, cards
 
@@ -135,9 +159,30 @@ def _driver(build: TorchBuild, driver: str | None, hidden: str | None) -> Machin
     if build.cuda is None:
         do = "uv sync --reinstall-package torch"
         return MachineFact("GPU", value, "problem", f"torch {build.version} is built for CPUs", do)
-    major = build.cuda.partition(".")[0]
-    why = f"the driver may be too old for CUDA {build.cuda}, or the GPUs belong to another container"
-    return MachineFact("GPU", value, "problem", why, f"nvidia-smi (it must show CUDA {major} or newer)")
+    old = too_old(driver, build)
+    if old is not None:
+        return old
+    why = f"as far as is known the driver goes with CUDA {build.cuda}: the GPUs may belong to another container"
+    return MachineFact("GPU", value, "problem", why, "nvidia-smi -L (it lists the GPUs that are handed to this one)")
+
+
+def too_old(driver: str, build: TorchBuild) -> MachineFact | None:
+    """Return the problem of a driver that cannot run this build of torch, with what fits; None where it can."""
+    branch = int(driver.partition(".")[0]) if driver.partition(".")[0].isdecimal() else None
+    oldest = _OLDEST.get((build.cuda or "").partition(".")[0])
+    if branch is None or oldest is None or branch >= oldest:
+        return None
+    supported = next((version for first, version in _SUPPORTED if branch >= first), "")
+    fits = _BUILD.get(supported.partition(".")[0])
+    why = (
+        f"the driver is too old: it supports CUDA {supported or 'below 11.0'}, and torch {build.version} is built for "
+        f"CUDA {build.cuda}, which needs driver {oldest} or newer"
+    )
+    do = f"a driver of {oldest} or newer"
+    if fits:
+        place = f"https://download.pytorch.org/whl/{fits}"
+        do = f"uv pip install torch --index-url {place} (built for a CUDA that the driver has), or {do}"
+    return MachineFact("GPU", f"driver {driver}, and torch sees no GPU", "problem", why, do)
 
 
 def _card(number: int, card: Card, build: TorchBuild) -> MachineFact:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from rft.config.commands import PackageRecord
-from rft.doctor.findings import MachineFact
+from rft.installation.facts import MachineFact
 
 TESTED = {
     "torch": "2.13.0",
@@ -119,20 +118,6 @@ def requirements(
             seen.add(requirement.name)
             findings.append(_required(requirement, owner, version_of(requirement.name)))
     return findings
-
-
-def plug_ins(records: Iterable[PackageRecord]) -> list[MachineFact]:
-    """Return facts on packages that add commands: those whose records cannot be used are noted."""
-    facts: dict[str, MachineFact] = {}
-    for found in records:
-        value = f"adds {found.name.replace('-', ' ')}"
-        if found.fault:
-            facts[found.name] = MachineFact(found.package, value, "note", found.fault, "mend or uninstall that package")
-        elif found.package in facts:
-            facts[found.package] = MachineFact(found.package, f"{facts[found.package].value}, {value[5:]}")
-        else:
-            facts[found.package] = MachineFact(found.package, value)
-    return list(facts.values())
 
 
 def optional(version_of: VersionOf = installed_version) -> list[MachineFact]:

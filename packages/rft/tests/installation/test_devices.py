@@ -2,9 +2,13 @@
 
 import pytest
 
-from rft.doctor.devices import Card, Holder, Memory, TorchBuild, gpus, memory, runs_on
+from rft.installation.devices import Card, Holder, Memory, TorchBuild, gpus, memory, runs_on
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100", "compute_120")
+CU126 = (
+    "uv pip install torch --index-url https://download.pytorch.org/whl/cu126 (built for a CUDA that the driver has), "
+    "or a driver of "
+)
 
 
 def build(*, num_devices: int = 0, cuda: str | None = "13.0") -> TorchBuild:
@@ -46,8 +50,13 @@ def test_a_card_without_kernels_is_a_problem() -> None:
         (None, None, "13.0", "ok", ""),
         ("550.1", "", "13.0", "note", "unset CUDA_VISIBLE_DEVICES"),
         ("550.1", None, None, "problem", "uv sync --reinstall-package torch"),
-        ("550.1", None, "13.0", "problem", "nvidia-smi (it must show CUDA 13 or newer)"),
-        ("550.1", "0", "13.0", "problem", "nvidia-smi (it must show CUDA 13 or newer)"),
+        ("580.1", None, "13.0", "problem", "nvidia-smi -L (it lists the GPUs that are handed to this one)"),
+        ("580.1", None, "14.0", "problem", "nvidia-smi -L (it lists the GPUs that are handed to this one)"),
+        ("unknown", None, "13.0", "problem", "nvidia-smi -L (it lists the GPUs that are handed to this one)"),
+        ("550.1", None, "13.0", "problem", CU126 + "580 or newer"),
+        ("525.1", "0", "13.0", "problem", CU126 + "580 or newer"),
+        ("470.1", None, "12.6", "problem", "a driver of 525 or newer"),
+        ("390.1", None, "13.0", "problem", "a driver of 580 or newer"),
     ],
 )
 def test_gpus_that_torch_does_not_see_are_explained(
