@@ -12,8 +12,8 @@ class EvaluationSettings:
     """The schedule of evaluations on the held-out rows."""
 
     eval_steps: int = field(default=-1, metadata={"minimum": -1})
-    """Steps between evaluations, in addition to those at the start and the end; -1 = once an episode (epoch); 0 =
-    never."""
+    """Steps between evaluations, in addition to those at the start and the end; -1 = once an episode (epoch); 0 = at
+    the start and the end alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class EvaluationSampleSettings:
 
     eval_k: str = ""
     """Values of k of pass@k, maj@k and best@k, joined by commas, each at most `eval_n`; empty = 1, 2, 4, ... and
-    `eval_n`."""
+    `eval_n`. Of beams they are those of hit@k."""
 
     eval_pick: str = ""
     """Part of the reward, such as a reward model's name, whose highest value picks one of k responses: picked@k is the
@@ -39,6 +39,11 @@ class RlEvaluationSettings(EvaluationSampleSettings, EvaluationSettings):
 
     eval_temperature: float = field(default=0.0, metadata={"minimum": 0.0})
     """Temperature of the responses to held-out prompts; 0 = greedy."""
+
+    eval_beams: int = field(default=0, metadata={"minimum": 0})
+    """Best sequences of the constraint that are searched for after each held-out prompt, in place of a draw: the first
+    is the answer, and hit@k says whether one of the first k is right, for the values of `eval_k`; 0 = the answer is
+    drawn."""
 
     keep_best: bool = False
     """Save at every evaluation with a higher held-out reward than all before, and keep that checkpoint beyond
