@@ -6,6 +6,7 @@ from rft.config.command_record import Command, TrainingRecord
 
 SFT = Command(
     name="genrec-sft",
+    two_words=True,
     summary="train a model to write the semantic ID of the next item",
     extends="sft",
     settings="rft_genrec.settings.sft:GenrecSftSettings",
