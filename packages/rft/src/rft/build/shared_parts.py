@@ -30,6 +30,7 @@ from rft_trainer.evaluation.evaluator import Evaluator
 from rft_trainer.protocols import Engine, Optimizer
 from rft_trainer.records.scores import Reward
 from rft_trainer.rewards.voted_answers import answer_reader
+from rft_trainer.rollouts.constrained import BeamEngine
 from rft_trainer.rollouts.multi_turn import Conversations
 from rft_trainer.runs.checkpointing import Saver, Stateful, StatefulTensors
 from rft_trainer.runs.directory import RunDirectory
@@ -174,6 +175,8 @@ def make_evaluator(
     if not data.held_out:
         return None
     asked = settings.evaluation
+    # fewer where the constraint has fewer
+    width = min(asked.eval_beams, engine.most_beams) if isinstance(engine, BeamEngine) else 0
     return Evaluator(
         engine,
         tokenizer,
@@ -185,10 +188,12 @@ def make_evaluator(
         ),
         conversations=conversations,
         metrics=data.metrics,
-        num_samples=asked.eval_n,
-        ks=parse_ks(asked.eval_k, asked.eval_n),
+        num_samples=width or asked.eval_n,
+        ks=parse_ks(asked.eval_k, asked.eval_beams or asked.eval_n),
         answer_of=answer_reader(*function_names(settings)),
         pick=asked.eval_pick,
+        ranked=asked.eval_beams > 0,
+        first_answers=asked.eval_beams > 0,
     )
 
 

@@ -80,6 +80,8 @@ class Command:
     name: str
     summary: str
     """One line of `rft-train --help`."""
+    two_words: bool = False
+    """Whether people type the name as two words: `genrec-data` is `rft-train genrec data`."""
     run: str = ""
     """`(argv) -> exit code`; empty for a command that trains, which is run by its `training`, or that acts."""
     act: str = ""

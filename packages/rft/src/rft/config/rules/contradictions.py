@@ -83,7 +83,7 @@ def _samples(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     flag = "eval_temperature" if "eval_temperature" in values else "temperature"
     for refusal in (
         equal_samples_refusal(values["eval_n"], values[flag], flag=flag),
-        draws_refusal(values.get("num_beams") or values["eval_n"], values["eval_k"]),
+        draws_refusal(values.get("num_beams") or values.get("eval_beams") or values["eval_n"], values["eval_k"]),
         pick_refusal(values["eval_n"], values["eval_pick"]),
     ):
         if refusal is not None:
@@ -97,7 +97,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **{
         name: ("eval_data", bool)
         for name in (
-            *("eval_metrics", "eval_n", "eval_k", "eval_pick", "eval_temperature", "keep_best"),
+            *("eval_metrics", "eval_n", "eval_k", "eval_pick", "eval_temperature", "eval_beams", "keep_best"),
             *("eval_input_key", "eval_label_key", "eval_output_key"),
         )
     },
