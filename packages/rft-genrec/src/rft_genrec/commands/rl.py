@@ -12,6 +12,7 @@ RL = Command(
     settings="rft_genrec.settings.rl:GenrecRlSettings",
     rules="rft_genrec.settings.rl_rules:rl_rules",
     notes="rft_genrec.settings.rl_rules:rl_notes",
+    makes="prompt_data eval_data",
     essential="""
 catalogue sid_index_path pretrain genrec_reward item_embeddings bf16 device gradient_checkpointing lora_rank
 max_samples max_eval_samples advantage_estimator policy_loss eps_clip loss_agg_mode init_kl_coef

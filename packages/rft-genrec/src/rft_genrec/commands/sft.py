@@ -12,6 +12,7 @@ SFT = Command(
     settings="rft_genrec.settings.sft:GenrecSftSettings",
     rules="rft_genrec.settings.rules:sft_rules",
     notes="rft_genrec.settings.rules:sft_notes",
+    makes="prompt_data eval_data",
     essential="""
 catalogue sid_index_path tasks rows max_history template
 pretrain freeze_llm hidden_size num_layers num_heads dropout bf16 device gradient_checkpointing lora_rank

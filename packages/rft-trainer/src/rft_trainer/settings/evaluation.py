@@ -67,14 +67,14 @@ def parse_ks(eval_k: str, eval_n: int) -> tuple[int, ...] | None:
     return tuple(ks)
 
 
-def draws_refusal(eval_n: int, eval_k: str) -> SettingsRefusal | None:
-    """Return the refusal of values of k that are none, or more than there are responses."""
+def draws_refusal(number: int, eval_k: str, name: str = "eval_n") -> SettingsRefusal | None:
+    """Return the refusal of values of k that are none, or more than the responses, whose number `name` sets."""
     try:
-        parse_ks(eval_k, eval_n)
+        parse_ks(eval_k, number)
     except ValueError as error:
         ks = [int(part) for part in eval_k.split(",") if part.strip().isdigit() and int(part) > 0]
-        do = f"--eval_n {max(ks)}" if ks and max(ks) > eval_n else f"--eval_k {eval_n}"
-        return SettingsRefusal(code="eval.draws", names=("eval_k", "eval_n"), why=str(error), do=do)
+        do = f"--{name} {max(ks)}" if ks and max(ks) > number else f"--eval_k {number}"
+        return SettingsRefusal(code="eval.draws", names=("eval_k", name), why=str(error), do=do)
     return None
 
 

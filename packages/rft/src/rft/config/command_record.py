@@ -97,6 +97,8 @@ class Command:
     """`(SourcedValues, defaults) -> lines`: settings of its own that have no effect beside the others."""
     derive: str = ""
     """`(SourcedValues) -> rft.config.spellings.Derived`: settings that follow from others; empty = none do."""
+    makes: str = ""
+    """Names of the settings that `prepare` fills, divided by spaces: what needs one of them is not idle without it."""
     spellings: str = ""
     """`() -> rft.config.spellings.Spellings`: names of another program that it takes beside its own; empty = none."""
     nodes: str = ""
