@@ -17,22 +17,22 @@ def closed_place(path: Path) -> str:
     Example: `user nobody (uid 65534) may not enter /data/raw, which belongs to root (uid 0) and has the mode
     drwx------`.
     """
-    whole = path.expanduser().absolute()
-    for place in [*reversed(whole.parents), whole]:
+    target = path.expanduser().absolute()
+    for place in [*reversed(target.parents), target]:
         try:
             found = place.stat()
         except OSError:
             return ""
         is_directory = stat.S_ISDIR(found.st_mode)
         # the effective user: the one that opens files
-        if (place != whole or is_directory) and not os.access(place, os.X_OK, effective_ids=True):
-            return _told("enter", place, found)
-        if place == whole and not os.access(place, os.R_OK, effective_ids=True):
-            return _told("read", place, found)
+        if (place != target or is_directory) and not os.access(place, os.X_OK, effective_ids=True):
+            return _refusal("enter", place, found)
+        if place == target and not os.access(place, os.R_OK, effective_ids=True):
+            return _refusal("read", place, found)
     return ""
 
 
-def _told(deed: str, place: Path, found: os.stat_result) -> str:
+def _refusal(deed: str, place: Path, found: os.stat_result) -> str:
     user, owner = _user(os.geteuid()), _user(found.st_uid)
     mode = stat.filemode(found.st_mode)
     return f"user {user} may not {deed} {place}, which belongs to {owner} and has the mode {mode}"

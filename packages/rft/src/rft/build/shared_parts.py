@@ -30,7 +30,6 @@ from rft_trainer.evaluation.evaluator import Evaluator
 from rft_trainer.protocols import Engine, Optimizer
 from rft_trainer.records.scores import Reward
 from rft_trainer.rewards.voted_answers import answer_reader
-from rft_trainer.rollouts.constrained import BeamEngine
 from rft_trainer.rollouts.multi_turn import Conversations
 from rft_trainer.runs.checkpointing import Saver, Stateful, StatefulTensors
 from rft_trainer.runs.directory import RunDirectory
@@ -176,7 +175,7 @@ def make_evaluator(
         return None
     asked = settings.evaluation
     # fewer where the constraint has fewer
-    width = min(asked.eval_beams, engine.most_beams) if isinstance(engine, BeamEngine) else 0
+    width = min(asked.eval_beams, getattr(engine, "most_beams", asked.eval_beams))
     return Evaluator(
         engine,
         tokenizer,
