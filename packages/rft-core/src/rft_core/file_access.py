@@ -1,4 +1,4 @@
-"""What keeps a process from a file: the first place on the way to it that its user may not enter or read."""
+"""The first place on the way to a file that the user of a process may not enter or read."""
 
 from __future__ import annotations
 
