@@ -97,7 +97,6 @@ def test_a_file_of_histories_is_answered(folder: Path, capfd: pytest.CaptureFixt
 
 
 @pytest.mark.night
-
 def test_a_killed_rank_ends_the_evaluation_and_the_same_command_ranks_what_is_missing(folder: Path) -> None:
     # 29 rows: the first rank has fifteen, the other fourteen, so that the fifteenth batch is of one rank alone
     common = words_of(folder, "--num_beams", "6", "--bootstrap_draws", "20", "--max_eval_samples", "29")
