@@ -58,10 +58,10 @@ RQVAE = "--method rqvae --latent_dim 4 --hidden_dims 8 --vae_epochs 4"
 PLUS = "--method rqkmeans_plus --hidden_dims 8 --vae_epochs 2"
 MIXED = "--mix_with transitions"
 SID = {
-    "catalogue": Row("--catalogue {other}", "refused:genrec.embeddings"),
+    "catalogue": Row("--catalogue {other}", "refused:genrec.no_vectors"),
     "embeddings": Row("--embeddings {place}/second.npy"),
     "item_meta_path": Row("--item_meta_path {other}/ring.item.json", given="--embeddings {place}/second.npy"),
-    "new_items": Row("--new_items {other}/ring.item.json", "refused:genrec.codebooks"),
+    "new_items": Row("--new_items {other}/ring.item.json", "refused:genrec.no_vectors"),
     "zero_vectors": Row("--zero_vectors keep", "code", "--embeddings {place}/zeros.npy"),
     "method": Row("--method rqkmeans_balanced"),
     "levels": Row("--levels 1"),
