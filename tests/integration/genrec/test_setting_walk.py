@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Callable
@@ -49,7 +50,7 @@ class Row:
 
     words: str
     seen: str = "files"
-    """files, printed, calls, code, or refused:<code of the problem>."""
+    """files, variables, calls, code, or refused:<code of the problem>."""
     given: str = ""
     """Flags of both commands."""
 
@@ -105,11 +106,11 @@ EVAL = {
     "sasrec": Row("--sasrec kept", given="--baselines sasrec --max_eval_samples 3"),
     "mix_with": Row(MIXED),
     "mix_weight": Row("--mix_weight 0.7", given=MIXED),
-    "mix_samples": Row("--mix_samples 3", given=MIXED),
+    "mix_samples": Row("--mix_samples 3", "calls", MIXED),
     "output": Row("--output elsewhere"),
     "seed": Row("--seed 7"),
     "nproc": Row("--nproc 2", "calls"),
-    "debug": Row("--debug", "calls"),
+    "debug": Row("--debug", "variables"),
 }
 SEQUENCES = "--rows sequences"
 SIMILAR = "--tasks history,similar --item_embeddings {place}/second.npy"
@@ -167,7 +168,8 @@ class Observed:
 
     code: int
     problem: str = ""
-    printed: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    """Of the environment, which the command has set."""
     files: tuple[tuple[str, str], ...] = ()
     calls: tuple[Any, ...] = ()
 
@@ -296,9 +298,16 @@ def acted(patch: pytest.MonkeyPatch, command: str, given: list[str], folder: Pat
 
     patch.setattr(launching, "spawn_ranks", start_ranks)
     patch.setattr(ModelRanker, "rankings", counted)
+    before = set(os.environ)
     code = main([*command.split("-"), *given])
+    variables = sorted(set(os.environ) - before)
+    for name in variables:
+        del os.environ[name]
     return Observed(
-        code, files=digests(sorted(path for path in folder.rglob("*") if path.is_file()), folder), calls=tuple(calls)
+        code,
+        variables=tuple(variables),
+        files=digests(sorted(path for path in folder.rglob("*") if path.is_file()), folder),
+        calls=tuple(calls),
     )
 
 
