@@ -25,7 +25,7 @@ from keyword_types import keyword_types
 from module_tables import module_table, room_list
 from names import CONCEPTS
 
-from rft.config.commands import load
+from rft.config.commands import load, typed
 from rft.config.errors import SettingsError
 from rft.config.names import ALIASES, OPPOSITES
 from rft.config.schema import Required, Setting, flat_name, schema
@@ -78,7 +78,7 @@ def reference(command: str) -> str:
     """One table a group: flag, value, default, meaning."""
     owner: Any = load(find_command(command).settings)
     lines = [
-        f"# Settings of `rft-train {command}`",
+        f"# Settings of `rft-train {typed(command)}`",
         "",
         f"{inspect.getdoc(owner)} Generated from the code by `ci/generate_reference.py`.",
         "",

@@ -110,9 +110,23 @@ def test_what_does_not_go_with_beams_is_refused(
     assert why in say(*asked("generate", trainer_task, tmp_path / "out.jsonl", *more), code=2)
 
 
+@pytest.mark.parametrize(("beams", "there"), [(4, 4), (12, 10)])
+def test_held_out_prompts_are_searched_for_their_best_sequences(
+    beams: int, there: int, say: Say, trainer_task: TrainerTask, tmp_path: Path
+) -> None:
+    say(*training(trainer_task, tmp_path / "run", eval_beams=beams, eval_k="1,2,4"))
+    first, *_ = rows(tmp_path / "run" / "evals.jsonl")
+    assert first["eval/samples"] == there
+    # the first beam is the answer
+    assert first["eval/accuracy"] == first["eval/hit@1"] <= first["eval/hit@2"] <= first["eval/hit@4"]
+
+
 @pytest.mark.parametrize(
     ("more", "why"),
     [
+        ({"eval_beams": 4, "engine_type": "hf"}, "has no beam search within a constraint"),
+        ({"eval_beams": 4, "eval_n": 2, "eval_temperature": 1}, "the responses to a held-out prompt are its beams"),
+        ({"eval_beams": 4, "constraint": ""}, "a beam search ranks the sequences of a constraint"),
         ({"group_source": "beams", "engine_replicas": 2}, "replicas share samples"),
         ({"group_source": "beams", "n_samples_per_prompt": 11}, "groups of 11 beams, sums:20 has 10 sequences"),
         ({"group_source": "beams", "use_fire": ""}, "beams are searched for and not drawn"),

@@ -41,6 +41,7 @@ ROOT_MODULES = {
         "durable_files",
         "errors",
         "fault_points",
+        "file_access",
         "json_records",
         "keyed_random",
         "nearest_names",

@@ -212,6 +212,7 @@ RL = SHARED | {
     "pretrain_text_key": Row("--pretrain_text_key input", "weights", PTX),
     "ptx_coef": Row("--ptx_coef 1", "weights", PTX),
     "eval_temperature": Row("--eval_temperature 1", "evals"),
+    "eval_beams": Row("--eval_beams 2", "refused:constraint.beams_alone"),
     "eval_metrics": Row("--eval_metrics none", "refused:task.unknown"),
     "reward": Row("--reward exact", "rollouts"),
     "reward_workers": Row("--reward_workers 2", "calls:scorers"),

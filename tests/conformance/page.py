@@ -16,6 +16,8 @@ TITLES = {
     "aggregation": "Aggregation",
     "value": "Critics",
     "preference": "Preferences",
+    "quantisation": "Vectors as a few codes",
+    "ranking": "Ranked lists",
     "router": "Routers of mixtures of experts",
     "shaping": "Shaping of rewards",
 }

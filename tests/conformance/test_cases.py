@@ -12,7 +12,9 @@ from conformance.adapters import base, composed, ours
 from conformance.compare import distances, flat
 from conformance.make_cases import read
 from rft_algos import advantages, surrogates
+from rft_algos.evaluation import bootstrap, ranking
 from rft_algos.losses import aggregation, kl, off_policy, preference, routers, step_labels, value
+from rft_algos.quantisation import balanced, kmeans, residual, sinkhorn, vq_loss
 from rft_algos.rewards import shaping
 
 CASES = {case["id"]: case for case in read()}
@@ -34,6 +36,7 @@ NOT_EQUATIONS = {
     *("implicit_reward", "mean_logprobs", "log_odds"),
     # a threshold of a metric
     *("DEAD_SHARE", "dead_experts"),
+    *("Clusters", "QuantisedLatents", "ResidualFit"),
     *("value_clipped", "value_moments", "ValueMoments", "RunningMoments"),
 }
 
@@ -110,6 +113,7 @@ def test_defaults_are_the_published_settings(function: Any) -> None:
 def test_every_equation_has_cases() -> None:
     modules = {advantages: advantages.__all__, surrogates: surrogates.__all__}
     others = (off_policy, kl, preference, step_labels, aggregation, routers, shaping, value)
+    others = (*others, kmeans, balanced, residual, sinkhorn, vq_loss, ranking, bootstrap)
     modules |= {m: [n for n, v in vars(m).items() if getattr(v, "__module__", "") == m.__name__] for m in others}
     names = {name for exported in modules.values() for name in exported if not name.startswith("_")}
     names = {name for name in names if not name.endswith(("_clipped", "_kept", "dual_clipped"))}
@@ -118,7 +122,19 @@ def test_every_equation_has_cases() -> None:
 
 def test_every_kind_of_case_has_the_awkward_ones() -> None:
     assert {case["kind"] for case in CASES.values()} == {
-        *("advantage", "aggregation", "correction", "kl", "preference", "router", "shaping", "surrogate", "value"),
+        *(
+            "advantage",
+            "aggregation",
+            "correction",
+            "kl",
+            "preference",
+            "quantisation",
+            "ranking",
+            "router",
+            "shaping",
+            "surrogate",
+            "value",
+        ),
     }
     for kind in ("advantage", "aggregation", "correction", "shaping", "surrogate", "value"):
         assert any("nan" in name for name, case in CASES.items() if case["kind"] == kind), f"no NaN in {kind}"

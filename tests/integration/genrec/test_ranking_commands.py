@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +94,20 @@ def test_a_file_of_histories_is_answered(folder: Path, capfd: pytest.CaptureFixt
     printed = capfd.readouterr().out
     assert "latency   p50" in printed
     assert "1 lines are no history of this catalogue" in printed
+
+
+@pytest.mark.night
+def test_a_killed_rank_ends_the_evaluation_and_the_same_command_ranks_what_is_missing(folder: Path) -> None:
+    # 29 rows: the first rank has fifteen, the other fourteen, so that the fifteenth batch is of one rank alone
+    common = words_of(folder, "--num_beams", "6", "--bootstrap_draws", "20", "--max_eval_samples", "29")
+    assert main(["genrec", "eval", *common, "--output", str(folder / "alone")]) == 0
+    output = folder / "killed"
+    given = [*common, "--search_batch_size", "1", "--nproc", "2", "--output", str(output)]
+    command = [sys.executable, "-m", "rft_cli.main", "genrec", "eval", *given]
+    fault = os.environ | {"RFT_FAULT": "rankings.keep:15:kill"}
+    killed = subprocess.run(command, env=fault, capture_output=True, text=True, timeout=300, check=False)
+    assert killed.returncode != 0
+    assert "rank 0" in killed.stdout + killed.stderr
+    assert not (output / "results.json").exists()
+    subprocess.run(command, check=True, timeout=300)
+    assert predictions(output) == predictions(folder / "alone")

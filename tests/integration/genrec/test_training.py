@@ -68,6 +68,13 @@ def weights(model: Path) -> dict[str, Tensor]:
     return {name: tensor for file in model.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
+def lines_of(file: Path) -> list[dict[str, float]]:
+    """Rows of a file without what a run alone has: times, memory and sizes of its own batches."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    own = ("time/", "memory/", "policy/micro_batches")
+    return [{name: value for name, value in row.items() if not name.startswith(own)} for row in rows]
+
+
 @pytest.fixture(scope="module")
 def learned(folder: Path) -> Path:
     """A recommender that has learned the order."""
@@ -129,18 +136,44 @@ def test_two_ranks_with_frozen_weights_move_the_new_rows_alone(folder: Path, tie
 def test_rewards_train_on_items_alone_and_a_resume_changes_no_bit(folder: Path, learned: Path) -> None:
     words = ("--pretrain", str(model_of(learned)), "--rollout_batch_size", "4", "--n_samples_per_prompt", "4")
     words += ("--actor_learning_rate", "0.01", "--train_batch_size", "16", "--rollout_log_interval", "1")
-    words += ("--temperature", "2", "--genrec_reward", "rule,prefix=0.5")
+    words += ("--temperature", "2", "--genrec_reward", "rule,prefix=0.5", "--eval_beams", "3", "--eval_k", "1,3")
     whole = train("rl", folder, "rl", *words, "--max_steps", "3", "--num_trajectories_to_save", "99")
     answers = [json.loads(line) for file in whole.glob("rollouts/*.jsonl") for line in file.read_text().splitlines()]
     assert answers
     assert {answer["response"].removesuffix("<eos>") for answer in answers} <= ITEMS
     evals = [json.loads(line) for line in (whole / "evals.jsonl").read_text().splitlines()]
     assert evals[0]["eval/hr@1"] > 0.3  # of six items one at random has 0.17
+    assert evals[0]["eval/hr@1"] == evals[0]["eval/hit@1"] == evals[0]["eval/accuracy"]
+    assert evals[0]["eval/hit@1"] < evals[0]["eval/hit@3"] <= 1
     assert read_record(model_of(whole)) == read_record(model_of(learned))
     stopped = train("rl", folder, "rl-stopped", *words, "--max_steps", "2")
     assert main(["resume", str(stopped), "--max_steps", "3"]) == 0
     expected, found = weights(model_of(whole)), weights(model_of(stopped))
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_two_ranks_learn_from_the_rewards_of_one(folder: Path, learned: Path) -> None:
+    words = ("--pretrain", str(model_of(learned)), "--rollout_batch_size", "4", "--n_samples_per_prompt", "4")
+    words += ("--actor_learning_rate", "0.01", "--train_batch_size", "16", "--temperature", "2", "--max_steps", "2")
+    one = train("rl", folder, "rl-one", *words)
+    given = ["genrec", "rl", "--catalogue", str(folder / "catalogue"), *SHORT, *words, "--nproc", "2"]
+    command = [sys.executable, "-m", "rft_cli.main", *given, "--save_path", str(folder / "rl-two")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    for file in ("metrics.jsonl", "evals.jsonl"):
+        expected, found = (lines_of(run / file) for run in (one, folder / "rl-two"))
+        assert len(expected) == len(found) > 0
+        for before, after in zip(expected, found, strict=True):
+            assert before.keys() == after.keys()
+            numbers = {name for name, value in before.items() if isinstance(value, float | int)}
+            assert {name: after[name] for name in numbers} == pytest.approx(
+                {name: before[name] for name in numbers}, rel=1e-4, abs=1e-6, nan_ok=True
+            )
+    expected, found = weights(model_of(one)), weights(model_of(folder / "rl-two"))
+    for name, tensor in expected.items():
+        # a hundredth of a step of Adam, whose size is the learning rate however small a gradient is
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-4)
 
 
 def test_a_model_of_other_ids_is_refused(folder: Path, learned: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rft.config.command_record import Command
-from rft.config.commands import GROUP, load
+from rft.config.commands import GROUP, load, typed
 from rft.process.detached import INTERRUPTED, open_standard_streams
 from rft_cli.diagnostics import debug_mode
 from rft_cli.records.discovery import command_of_words, commands, run_command
@@ -95,7 +95,7 @@ def _lasting(words: list[str], *, for_good: bool) -> AbstractContextManager[None
 def overview() -> str:
     """The page of `rft-train --help`."""
     lines = ["usage: rft-train COMMAND [OPTIONS]", "", "Reinforcement fine-tuning of language models.", "", "commands:"]
-    lines += [f"  {command.name:<12} {command.summary}" for command in commands().values()]
+    lines += [f"  {typed(command.name):<12} {command.summary}" for command in commands().values()]
     tasks = listed_tasks()
     lines += (
         ["", "tasks of installed packages (--prompt_data NAME:..., --reward NAME, --constraint NAME):"] if tasks else []
@@ -212,15 +212,15 @@ def _unknown(name: str) -> OptionsError:
         )
     else:
         what = f"unknown command {name}" if not name.startswith("-") else f"{name} stands before the command"
-        why = f"nearest: {', '.join(near)}" if near else f"commands: {', '.join(commands())}"
-        do = f"rft-train {near[0]}" if near else "rft-train --help"
+        why = f"nearest: {', '.join(map(typed, near))}" if near else f"commands: {', '.join(map(typed, commands()))}"
+        do = f"rft-train {typed(near[0])}" if near else "rft-train --help"
     return unknown_command(what, why, do)
 
 
 def _unusable(command: Command) -> OptionsError:
     return OptionsError(
         code="command.unusable",
-        what=f"rft-train {command.name} cannot be used",
+        what=f"rft-train {typed(command.name)} cannot be used",
         where=f"entry points of the group {GROUP}",
         why=command.fault,
         do="mend or uninstall that package; all other commands work",

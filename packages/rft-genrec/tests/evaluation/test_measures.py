@@ -46,7 +46,7 @@ def test_what_lists_hold_is_counted() -> None:
 
 
 def test_random_rankings_have_the_measures_of_a_plain_twin() -> None:
-    for seed in range(100):
+    for seed in range(1000):
         draw = random.Random(seed)
         samples = tuple(Sample(f"t:{n}", "u", (), draw.randrange(4)) for n in range(5))
         orders = [draw.sample(range(4), 3) for _ in samples]

@@ -33,7 +33,9 @@ def test_each_row_is_scored_against_its_own_target(catalogue: Path) -> None:
     # the same history with another target, and the column as JSON
     [other, *_] = score([FIRST], [FIRST], extras=[json.dumps(extras[0])])
     assert other is not None
-    assert other["parts"] == {"rule": 1.0, "semantic": pytest.approx(1.0)}
+    assert other["parts"] == {"rule": 1.0, "semantic": pytest.approx(1.0), "correctness": 1.0}
+    assert found[0] is not None
+    assert found[0]["parts"]["correctness"] == 0.0
 
 
 def test_a_run_calls_it_and_an_invalid_response_stays_without_a_reward(catalogue: Path) -> None:

@@ -102,7 +102,7 @@ class Made:
             timer=PhaseTimer(),
             train_batch_size=4,
             max_steps=max_steps,
-            eval_every=0,
+            eval_every=-1,
             max_refused_in_a_row=0,
             resume_command="rft-train resume here",
         )

@@ -68,7 +68,7 @@ def made(
         early_stop=early_stop,
         train_batch_size=4,
         max_steps=max_steps,
-        eval_every=0,
+        eval_every=-1,
         max_refused_in_a_row=0,
         resume_command="rft-train resume here",
     )

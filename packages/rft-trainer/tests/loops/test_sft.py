@@ -86,7 +86,7 @@ class Made:
             early_stop=early_stop,
             train_batch_size=4,
             max_steps=max_steps,
-            eval_every=0,
+            eval_every=-1,
             max_refused_in_a_row=0,
             eval_max_sequences=2,
             eval_max_tokens=0,

@@ -122,7 +122,7 @@ def loop_of(parts: Parts, **changed: Any) -> SftLoop:
         "early_stop": EarlyStop(0),
         "train_batch_size": 3,
         "max_steps": 0,
-        "eval_every": 0,
+        "eval_every": -1,
         "max_refused_in_a_row": 0,
         "eval_max_sequences": 4,
         "eval_max_tokens": 0,
@@ -384,3 +384,9 @@ def test_a_loss_is_measured_without_a_gradient() -> None:
 
     mean_loss(Watching(6), SAMPLES, OneRank(), max_sequences=8, max_tokens=0)
     assert made == [False]
+
+
+def test_without_steps_between_evaluations_there_are_those_before_and_after() -> None:
+    parts = Parts()
+    loop_of(parts, eval_every=0, max_steps=7, train_batch_size=1).run(parts.signals)
+    assert [row["name"] for row in parts.evaluations] == ["before", "after"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from rft.config.command_record import TrainingRecord
-from rft.config.commands import load
+from rft.config.commands import load, typed
 from rft.resolved import Resolved
 from rft_cli.config.recipes import names, with_command
 from rft_cli.config.resolve import resolve
@@ -62,7 +62,7 @@ def run(argv: list[str]) -> int:
             if machine.is_first:
                 shown = machine if grid is None else of_unstarted_ranks(machine, grid)
                 _check_training(training, prepared(training, resolved), shown)
-    print(f"rft-train {command} would start with these settings; nothing was started")
+    print(f"rft-train {typed(command)} would start with these settings; nothing was started")
     return 0
 
 
@@ -76,7 +76,7 @@ def _chosen_settings(resolved: Resolved[Any], words: str) -> str:
             lines.append(line)
     count = sum(origin.kind == "default" for origin in resolved.origins.values())
     others = f"# {count} others have their defaults; --print_config instead of `check` shows them"
-    return "\n".join([f"# rft-train {words.partition(' ')[0]}", *filter(None, lines), others, ""])
+    return "\n".join([f"# rft-train {typed(words.partition(' ')[0])}", *filter(None, lines), others, ""])
 
 
 def _check_training(training: TrainingRecord, resolved: Resolved[Any], machine: Machine) -> None:

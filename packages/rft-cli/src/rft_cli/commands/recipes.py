@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from rft.config.commands import typed
 from rft.config.errors import SettingsError
 from rft.config.option_problems import stray_word
 from rft.config.render import config_yaml
@@ -151,7 +152,7 @@ def _copy(recipe: Recipe, target: Path) -> None:
             do=f"rft-train recipes copy {recipe.name} my-{target.name}",
         ) from error
     command = recipe.command or default_command()
-    print(f"{target} written; run it with: rft-train {command} --config {target}{_absent(command, target)}")
+    print(f"{target} written; run it with: rft-train {typed(command)} --config {target}{_absent(command, target)}")
 
 
 def _absent(command: str, file: Path) -> str:

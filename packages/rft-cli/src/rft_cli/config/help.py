@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rft.config.commands import load
+from rft.config.commands import load, typed
 from rft.config.merged_sources import MergedSources
 from rft.config.schema import REQUIRED, Setting, flat_name
 from rft.config.values import as_text, limits
@@ -45,7 +45,7 @@ def print_help(command: str, argv: Sequence[str] = ()) -> None:
     merged = merge(command, [word for word in argv if word not in (*HELP, *HELP_ALL)])
     console = Console(highlight=False)
     console = Console(highlight=False, width=min(console.width, _PAGE_WIDTH))
-    console.print(f"usage: rft-train {command} [-h] [--help-all] [OPTIONS]\n", markup=False)
+    console.print(f"usage: rft-train {typed(command)} [-h] [--help-all] [OPTIONS]\n", markup=False)
     console.print(f"{inspect.getdoc(owner)}\n\n{_HOW}\n", markup=False)
     kinds = get_type_hints(owner)
     for group in fields(owner):
@@ -58,7 +58,7 @@ def print_help(command: str, argv: Sequence[str] = ()) -> None:
         for title, rows in load(record.help_tables)() if record.help_tables else ():
             console.print(_named(title, rows))
         number = len(merged.schema) - len(essential)
-        console.print(f"{number} settings more, and the whole text of each: rft-train {command} --help-all")
+        console.print(f"{number} settings more, and the whole text of each: rft-train {typed(command)} --help-all")
 
 
 def _short_panel(name: str, chosen: Sequence[str], kind: type, merged: MergedSources) -> Panel:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rft.config import option_problems
+from rft.config.commands import typed
 from rft.config.errors import assignment_of, following, mistyped
 from rft.config.origins import GivenSetting
 from rft.config.other_names import assignment, named_elsewhere
@@ -67,7 +68,9 @@ def _assigned(name: str, value: str, command: str) -> Problem:
     meant = next((other for other in named_elsewhere(name) if other in table), "")
     do = following(option, table, meant or mistyped(name, table))
     why = "every value follows its flag: --flag VALUE" + (f"; {name} is --{meant} here" if meant else "")
-    return option_problems.stray_word(f"unexpected argument {name}={value}", why, do or f"rft-train {command} --help")
+    return option_problems.stray_word(
+        f"unexpected argument {name}={value}", why, do or f"rft-train {typed(command)} --help"
+    )
 
 
 def negated_with_value(option: GivenSetting) -> Problem:

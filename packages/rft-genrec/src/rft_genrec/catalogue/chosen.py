@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rft_core.errors import DataError
 from rft_genrec.catalogue.index_files import read_ids
+from rft_genrec.catalogue.index_seal import check_seal
 from rft_genrec.catalogue.minionerec_files import read_dataset, read_items
 from rft_genrec.catalogue.records import Catalogue, Dataset, SemanticIds
 from rft_genrec.settings.catalogue import CatalogueSettings
@@ -31,7 +32,9 @@ def chosen_dataset(settings: CatalogueSettings) -> tuple[Dataset, SemanticIds]:
             )
         catalogue = Catalogue(catalogue.name, items)
     if settings.sid_index_path:
-        ids = read_ids(Path(settings.sid_index_path).expanduser(), len(catalogue))
+        index = Path(settings.sid_index_path).expanduser()
+        ids = read_ids(index, len(catalogue))
+        check_seal(index, catalogue)
     if ids is None:
         raise DataError(
             code="genrec.no_ids",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rft_core.errors import DataError
+from rft_core.file_access import closed_place
 
 MOST_SHOWN = 80
 """Characters of a value that a message quotes."""
@@ -21,6 +22,18 @@ def refused_file(path: Path, what: str, why: str, do: str = "") -> DataError:
     return DataError(
         code="genrec.file", what=what, where=str(path), why=why, do=do or f"mend {path.name}, or make it anew"
     )
+
+
+def refuse_closed(folder: Path) -> None:
+    """Refuse a directory that this user may not enter or list, or that lies in such a one: it would look empty.
+
+    Raises:
+        DataError: with the first such directory, its owner and its mode.
+    """
+    if closed := closed_place(folder):
+        raise refused_file(
+            folder, f"cannot be read: {closed}", "files are opened by the user of the command", f"ls -ld {folder}"
+        )
 
 
 def refused_cell(path: Path, row: int, place: tuple[int, str], expected: str, found: object) -> DataError:

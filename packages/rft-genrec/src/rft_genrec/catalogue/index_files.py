@@ -13,6 +13,7 @@ import numpy as np
 
 from rft_core.durable_files import replace_text
 from rft_genrec.catalogue.file_errors import quoted, refused_cell, refused_file, refused_index
+from rft_genrec.catalogue.index_seal import remove_seal, write_seal
 from rft_genrec.catalogue.json_objects import read_object
 from rft_genrec.catalogue.records import Catalogue, SemanticIds
 from rft_genrec.catalogue.text_lines import read_lines
@@ -76,10 +77,14 @@ def read_ids(path: Path, num_items: int) -> SemanticIds:
     return ids
 
 
-def write_index(path: Path, ids: SemanticIds) -> None:
-    """Write the IDs as `.index.json`."""
+def write_index(path: Path, ids: SemanticIds, catalogue: Catalogue | None = None) -> None:
+    """Write the IDs as `.index.json`, with the seal of index and items where the items are given."""
     rows = {str(item): list(tokens) for item, tokens in enumerate(ids.tokens_by_item)}
+    # a start that is cut short between the two leaves an index without a seal, and none that does not match
+    remove_seal(path)
     replace_text(path, json.dumps(rows))
+    if catalogue is not None:
+        write_seal(path, catalogue)
 
 
 def _tokens(path: Path, number: str, value: Any) -> tuple[str, ...]:

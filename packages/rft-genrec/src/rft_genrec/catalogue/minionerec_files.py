@@ -9,8 +9,9 @@ from typing import Any
 
 from rft_core.durable_files import replace_text
 from rft_genrec.catalogue.csv_samples import read_samples, write_samples
-from rft_genrec.catalogue.file_errors import quoted, refused_file
+from rft_genrec.catalogue.file_errors import quoted, refuse_closed, refused_file
 from rft_genrec.catalogue.index_files import check_info, read_ids, write_index, write_info
+from rft_genrec.catalogue.index_seal import check_seal
 from rft_genrec.catalogue.inter_files import read_inter
 from rft_genrec.catalogue.json_objects import read_numbered
 from rft_genrec.catalogue.list_cells import parse_texts
@@ -35,10 +36,13 @@ def read_dataset(directory: str | Path, name: str = "") -> Dataset:
             and column.
     """
     folder = Path(directory)
+    refuse_closed(folder)
     items = _items_file(folder, name)
     catalogue = Catalogue(items.name.removesuffix(ITEMS), read_items(items))
     index = _index_file(items, catalogue.name)
     ids = read_ids(index, len(catalogue)) if index else None
+    if index:
+        check_seal(index, catalogue)
     info = _only(folder, (f"info/{catalogue.name}*.txt", INFO))
     if info is not None:
         check_info(info, catalogue, ids)
@@ -72,7 +76,7 @@ def write_items(path: Path, catalogue: Catalogue) -> None:
 
 def write_ids(directory: Path, dataset: Dataset, ids: SemanticIds) -> None:
     """Write the files of a catalogue's directory that hold semantic IDs: the index, the info file, and the samples."""
-    write_index(directory / f"{dataset.catalogue.name}{INDEX}", ids)
+    write_index(directory / f"{dataset.catalogue.name}{INDEX}", ids, dataset.catalogue)
     write_info(directory / INFO, dataset.catalogue, ids)
     for split, samples in dataset.samples.items():
         write_samples(directory / f"{split}.csv", samples, dataset.catalogue, ids)

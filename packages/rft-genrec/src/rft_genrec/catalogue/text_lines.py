@@ -9,6 +9,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import cast
 
+from rft_core.file_access import closed_place
 from rft_genrec.catalogue.file_errors import refused_cell, refused_file
 
 LONGEST_LINE = 1 << 24
@@ -39,7 +40,9 @@ def read_lines(path: Path, *, encoding: str = "utf-8") -> Iterator[str]:
                     raise refused_cell(path, number, (0, ""), f"text in {encoding}", found) from error
     except (OSError, EOFError, zlib.error) as error:
         where = f" after line {number}" if number else ""
-        raise refused_file(path, f"cannot be read{where}: {error}", "a file of text, plain or .gz") from error
+        raise refused_file(
+            path, f"cannot be read{where}: {closed_place(path) or error}", "a file of text, plain or .gz"
+        ) from error
 
 
 def _opened(path: Path) -> BufferedIOBase:

@@ -6,6 +6,7 @@ from rft.config.command_record import Command
 
 DATA = Command(
     name="genrec-data",
+    two_words=True,
     summary="make a catalogue and samples for generative recommendation",
     settings="rft_genrec.settings.data:GenrecDataSettings",
     rules="rft_genrec.settings.data_rules:problems",

@@ -10,6 +10,7 @@ from rft.config.rules.sourced_values import SourcedValues
 
 EMBED = Command(
     name="genrec-embed",
+    two_words=True,
     summary="encode the items of a catalogue as vectors",
     act="rft_genrec.embedding.encode_items:embed",
     settings="rft_genrec.settings.embed:EmbedSettings",

@@ -6,11 +6,13 @@ from rft.config.command_record import Command, TrainingRecord
 
 SFT = Command(
     name="genrec-sft",
+    two_words=True,
     summary="train a model to write the semantic ID of the next item",
     extends="sft",
     settings="rft_genrec.settings.sft:GenrecSftSettings",
     rules="rft_genrec.settings.rules:sft_rules",
     notes="rft_genrec.settings.rules:sft_notes",
+    makes="prompt_data eval_data",
     essential="""
 catalogue sid_index_path tasks rows max_history template
 pretrain freeze_llm hidden_size num_layers num_heads dropout bf16 device gradient_checkpointing lora_rank

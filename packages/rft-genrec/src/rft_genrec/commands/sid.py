@@ -10,6 +10,7 @@ from rft.config.rules.sourced_values import SourcedValues
 
 SID = Command(
     name="genrec-sid",
+    two_words=True,
     summary="give the items of a catalogue semantic IDs",
     act="rft_genrec.semantic_ids.give_ids:sid",
     settings="rft_genrec.settings.sid:SidSettings",

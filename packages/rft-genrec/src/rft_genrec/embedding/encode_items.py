@@ -16,6 +16,7 @@ from rft.hub.run_settings import local_directory
 from rft.process.machine import choose_device
 from rft.resolved import Resolved
 from rft_core.errors import DataError
+from rft_genrec.catalogue.file_errors import refuse_closed
 from rft_genrec.catalogue.minionerec_files import read_items
 from rft_genrec.catalogue.records import Catalogue
 from rft_genrec.embedding.minilm import MOST_TOKENS, WEIGHTS_SHA256, minilm_directory
@@ -72,6 +73,7 @@ def read_catalogue(items: ItemTextSettings) -> Catalogue:
     if items.item_meta_path:
         file = Path(items.item_meta_path)
     else:
+        refuse_closed(Path(items.catalogue))
         found = sorted(Path(items.catalogue).glob("*.item.json"))
         if len(found) != 1:
             raise DataError(

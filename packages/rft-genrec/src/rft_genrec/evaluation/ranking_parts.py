@@ -11,11 +11,13 @@ from typing import Any
 
 from rft_core.durable_files import encode_record, read_records, replace_text
 from rft_core.errors import DataError
+from rft_core.fault_points import declare, fault_point
 from rft_dist.collectives import Collectives
 from rft_genrec.evaluation.measures import require_same_ids
 from rft_genrec.evaluation.rankings import Ranking
 
 _DONE = "done.jsonl"
+_KEEP = declare("rankings.keep", "before rankings of a batch are kept in the file of a rank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Parts:
 def append(file: Path | None, rankings: Iterable[Ranking]) -> None:
     """Add rankings to the file of a rank; None keeps none."""
     if file is not None:
+        fault_point(_KEEP)
         with file.open("a", encoding="utf-8") as out:
             out.writelines(map(_line, rankings))
 

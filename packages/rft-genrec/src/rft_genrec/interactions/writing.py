@@ -60,7 +60,7 @@ def _write(folder: Path, prepared: Prepared) -> None:
     write_items(stem.with_name(f"{stem.name}.item.json"), dataset.catalogue)
     write_info(folder / INFO, dataset.catalogue, dataset.ids)
     if dataset.ids is not None:
-        write_index(stem.with_name(f"{stem.name}{INDEX}"), dataset.ids)
+        write_index(stem.with_name(f"{stem.name}{INDEX}"), dataset.ids, dataset.catalogue)
     for split, samples in dataset.samples.items():
         write_samples(folder / f"{split}.csv", samples, dataset.catalogue, dataset.ids)
         write_inter(stem.with_name(f"{stem.name}.{split}.inter"), samples)

@@ -62,7 +62,7 @@ def _run_stage(stage: Stage, folder: Path, now: StageManifest, *, goes_on: bool,
     words = filled(stage, folder)
     if goes_on and stage.kind == "run" and _can_continue(target):
         words = ["resume", str(target)]
-    elif not (goes_on and stage.kind == "run" and _is_finished(target)):
+    elif not (goes_on and (stage.kind == "results" or (stage.kind == "run" and _is_finished(target)))):
         yield from _cleared(stage, folder)
     # before it begins: a later call finds out from it that the stage had begun, and with what
     store(folder, stage.name, now)
@@ -94,7 +94,7 @@ def _cleared(stage: Stage, folder: Path) -> Iterator[str]:
             number += 1
         target.rename(aside)
         yield f"  the earlier run is now {aside}"
-    elif stage.kind == "directory":
+    elif stage.kind in ("directory", "results"):
         shutil.rmtree(target, ignore_errors=True)
     elif stage.kind == "files":
         for file in files_below(folder, stage.writes):

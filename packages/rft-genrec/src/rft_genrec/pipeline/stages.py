@@ -38,8 +38,9 @@ class Stage:
     stage, {vectors} the file of the items' vectors."""
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    kind: Literal["files", "directory", "run"]
-    """What it makes: single files, a directory that must be new, or the directory of a run, which can be continued."""
+    kind: Literal["files", "directory", "results", "run"]
+    """What it makes: single files, a directory that must be new, one of results, from which the same command
+    goes on, or the directory of a run, which can be continued."""
     target: str
     """The file or directory that it makes, below that of the run."""
     outside: tuple[Path, ...] = ()
@@ -99,9 +100,9 @@ def _stage(name: str, settings: GenrecRunSettings, *, with_rl: bool) -> Stage:
             name, (*head, *there, *vectors, *options), (_ITEMS, _VECTORS), (_INDEX,), "files", _CATALOGUE, outside
         )
     if name == "eval":
-        words = (*head, *there, "--pretrain", f"{{model:{model}}}", "--output", "{run}/eval.json", *options)
+        words = (*head, *there, "--pretrain", f"{{model:{model}}}", "--output", "{run}/eval", *options)
         reads = (*learned, *_TEST, f"{model}/{_MODEL}/*")
-        return Stage(name, words, reads, ("eval.json",), "files", "eval.json", outside)
+        return Stage(name, words, reads, ("eval/results.json", "eval/predictions.jsonl"), "results", "eval", outside)
     before = ("--pretrain", "{model:sft}") if name == "rl" else ()
     reads = (*learned, f"sft/{_MODEL}/*") if name == "rl" else learned
     words = (*head, *there, *before, "--save_path", f"{{run}}/{name}", *options)

@@ -33,7 +33,7 @@ _OF_A_ROW = ("history",)
 
 
 def score(responses: Sequence[str], labels: Sequence[str], *, extras: Sequence[Mapping[str, Any] | str]) -> list[Value]:
-    """Score all responses to one prompt.
+    """Score all responses to one prompt; the part "correctness" is 1 for the ID of the target, else 0.
 
     Args:
         responses: texts in the order of the group.
@@ -46,8 +46,15 @@ def score(responses: Sequence[str], labels: Sequence[str], *, extras: Sequence[M
     first = extras[0]
     row: Mapping[str, Any] = json.loads(first) if isinstance(first, str) else first
     settings = {name: value for name, value in row.items() if name not in _OF_A_ROW}
-    found = _reward(json.dumps(settings, sort_keys=True))(responses, labels[0], row.get("history", ()))
-    return [None if one.value is None else {"reward": one.value, "parts": dict(one.parts)} for one in found]
+    reward = _reward(json.dumps(settings, sort_keys=True))
+    found, wanted = reward(responses, labels[0], row.get("history", ())), reward.read(labels[0])
+    return [
+        # whatever the terms and their weights are, only the item that was taken is right
+        {"reward": one.value, "parts": {**one.parts, "correctness": float(reward.read(response) == wanted)}}
+        if one.value is not None
+        else None
+        for response, one in zip(responses, found, strict=True)
+    ]
 
 
 @cache

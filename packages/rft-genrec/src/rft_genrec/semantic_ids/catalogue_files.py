@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 import csv
 import io
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from rft_core.durable_files import replace_text
 from rft_core.errors import OptionsError
+from rft_genrec.catalogue import index_files
 from rft_genrec.catalogue.csv_samples import read_samples
-from rft_genrec.catalogue.records import SPLITS, Catalogue, SplitName
+from rft_genrec.catalogue.records import SPLITS, Catalogue, SemanticIds, SplitName
 
 _IDS = ("history_item_sid", "item_sid")
 
@@ -40,9 +40,9 @@ def refuse_overwriting(folder: Path) -> None:
         )
 
 
-def write_index(file: Path, tokens: Sequence[Sequence[str]]) -> None:
-    """Write `.index.json`: the tokens of every item by its number."""
-    replace_text(file, json.dumps({str(item): list(one) for item, one in enumerate(tokens)}))
+def write_index(file: Path, catalogue: Catalogue, tokens: Sequence[Sequence[str]]) -> None:
+    """Write `.index.json`, the tokens of every item by its number, and its seal."""
+    index_files.write_index(file, SemanticIds(tuple(map(tuple, tokens))), catalogue)
 
 
 def check_samples(folder: Path, num_items: int) -> None:

@@ -185,7 +185,7 @@ def _write(
     replace_text(folder / f"{catalogue.name}.sid.html", page(catalogue.name, report))
     catalogue_files.renew_samples(folder, catalogue, tokens)
     # last: whoever finds the index finds the rest
-    catalogue_files.write_index(catalogue_files.index_file(folder, catalogue.name), tokens)
+    catalogue_files.write_index(catalogue_files.index_file(folder, catalogue.name), catalogue, tokens)
 
 
 def _lines(folder: Path, catalogue: Catalogue, report: dict[str, Any]) -> Iterator[str]:

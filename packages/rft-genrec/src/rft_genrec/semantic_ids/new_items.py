@@ -12,6 +12,7 @@ from torch import Tensor
 from rft_core.durable_files import replace_text
 from rft_core.errors import DataError, OptionsError
 from rft_genrec.catalogue.index_files import read_ids
+from rft_genrec.catalogue.index_seal import check_seal
 from rft_genrec.catalogue.records import Catalogue
 from rft_genrec.embedding.vector_files import stored_facts
 from rft_genrec.semantic_ids import catalogue_files, collisions
@@ -48,6 +49,7 @@ def add_items(
     _check_vectors(codebooks, quantiser, points_ND, vectors.embeddings)
     index = catalogue_files.index_file(source, known.name)
     ids = read_ids(index, len(known))
+    check_seal(index, known)
     taken = _codes_that_exist(index, ids.tokens_by_item, quantiser)
     codes_NL = quantiser.codes(points_ND)
     left_Nd = collisions.last_residuals(quantiser.latents(points_ND), codes_NL, quantiser.codebooks)
@@ -62,8 +64,9 @@ def add_items(
     added = json.loads(Path(vectors.new_items).read_text(encoding="utf-8"))
     rows |= {str(len(known) + number): added[str(number)] for number in range(len(new))}
     replace_text(folder / items_file.name, json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
-    catalogue_files.renew_samples(folder, Catalogue(known.name, (*known.items, *new.items)), tokens)
-    catalogue_files.write_index(catalogue_files.index_file(folder, known.name), tokens)
+    grown = Catalogue(known.name, (*known.items, *new.items))
+    catalogue_files.renew_samples(folder, grown, tokens)
+    catalogue_files.write_index(catalogue_files.index_file(folder, known.name), grown, tokens)
     yield f"{len(new):,} items added as {len(known)} to {len(known) + len(new) - 1}, {shared} of them share an ID"
     if unseen:
         yield (

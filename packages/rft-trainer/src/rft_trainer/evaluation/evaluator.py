@@ -193,6 +193,9 @@ class Evaluator:
     none."""
     ranked: bool = False
     """The responses to a prompt are its best ones, best first, and no draws: hit@k takes the place of pass@k."""
+    first_answers: bool = False
+    """Of ranked responses the first alone is the answer, whose reward, correctness and task metrics count; the others
+    count in hit@k."""
     keys: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -270,7 +273,8 @@ class Evaluator:
     def _result(self, rows: Sequence[Rows]) -> EvaluationResult:
         result = self._summed_up(rows)
         if self.metrics is not None:
-            flat = [(row, prompt.label) for group, prompt in zip(rows, self.prompts, strict=True) for row in group]
+            pairs = zip(map(self._answers, rows), self.prompts, strict=True)
+            flat = [(row, prompt.label) for group, prompt in pairs for row in group]
             found = self.metrics([row[6] for row, _ in flat], [label for _, label in flat], [row[0] for row, _ in flat])
             result = replace(result, task_metrics=found)
         # all ranks have the same result: one of them says so
@@ -282,7 +286,7 @@ class Evaluator:
     def _summed_up(self, rows: Sequence[Rows]) -> EvaluationResult:
         """Sum up the rows of all responses, a list for each prompt."""
         flat = [row for group in rows for row in group]
-        scored = [[row for row in group if row[0] is not None] for group in rows]
+        scored = [[row for row in self._answers(group) if row[0] is not None] for group in rows]
         ks = default_ks(self.num_samples) if self.ks is None else self.ks
         samples = [[self._sample(row, votes=bool(ks)) for row in group] for group in scored]
         if self.pick and flat and all(one.score is None for group in samples for one in group):
@@ -301,6 +305,9 @@ class Evaluator:
             else by_prompt(samples, ks),
             sources=self._sources(),
         )
+
+    def _answers(self, group: Rows) -> Rows:
+        return group[:1] if self.first_answers else group
 
     def _sample(self, row: Sequence[Any], *, votes: bool) -> ScoredSample:
         answer, reward = self.answer_of(row[6]) if votes else None, float(row[0])

@@ -47,6 +47,7 @@ class SupervisedLoop(TrainingLoop[DataT]):
     """Entries of the ledger in an optimizer step."""
     max_steps: int
     eval_every: int
+    """Steps between evaluations; 0 = only before and after, -1 = at the end of every epoch, too."""
     max_refused_in_a_row: int
     averages: SwapInEma | None = None
     """Swaps the moving averages of the weights in, to be evaluated too."""
@@ -85,12 +86,12 @@ class SupervisedLoop(TrainingLoop[DataT]):
 
     @property
     def limits(self) -> Limits:
-        """Return how long the run goes on; without an interval every epoch ends with an evaluation."""
+        """Return how long the run goes on, and when it is evaluated."""
         return Limits(
             max_steps=self.max_steps,
-            eval_every=self.eval_every,
+            eval_every=max(self.eval_every, 0),
             max_refused_in_a_row=self.max_refused_in_a_row,
-            eval_each_epoch=True,
+            eval_each_epoch=self.eval_every < 0,
         )
 
     def _stop_before_learning(self) -> bool:

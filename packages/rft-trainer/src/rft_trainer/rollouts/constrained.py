@@ -80,6 +80,11 @@ class BeamEngine(ConstrainedEngine):
         super().__init__(engine, trie)
         self._search = engine
 
+    @property
+    def most_beams(self) -> int:
+        """Return the number of sequences that there are."""
+        return self._trie.num_sequences
+
     def generate(
         self,
         prompts: Sequence[Sequence[int]],

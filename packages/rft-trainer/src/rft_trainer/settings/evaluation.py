@@ -12,8 +12,8 @@ class EvaluationSettings:
     """The schedule of evaluations on the held-out rows."""
 
     eval_steps: int = field(default=-1, metadata={"minimum": -1})
-    """Steps between evaluations, in addition to those at the start and the end; -1 = once an episode (epoch); 0 =
-    never."""
+    """Steps between evaluations, in addition to those at the start and the end; -1 = once an episode (epoch); 0 = at
+    the start and the end alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class EvaluationSampleSettings:
 
     eval_k: str = ""
     """Values of k of pass@k, maj@k and best@k, joined by commas, each at most `eval_n`; empty = 1, 2, 4, ... and
-    `eval_n`."""
+    `eval_n`. Of beams they are those of hit@k."""
 
     eval_pick: str = ""
     """Part of the reward, such as a reward model's name, whose highest value picks one of k responses: picked@k is the
@@ -39,6 +39,11 @@ class RlEvaluationSettings(EvaluationSampleSettings, EvaluationSettings):
 
     eval_temperature: float = field(default=0.0, metadata={"minimum": 0.0})
     """Temperature of the responses to held-out prompts; 0 = greedy."""
+
+    eval_beams: int = field(default=0, metadata={"minimum": 0})
+    """Best sequences of the constraint that are searched for after each held-out prompt, in place of a draw: the first
+    is the answer, and hit@k says whether one of the first k is right, for the values of `eval_k`; 0 = the answer is
+    drawn."""
 
     keep_best: bool = False
     """Save at every evaluation with a higher held-out reward than all before, and keep that checkpoint beyond
@@ -62,14 +67,14 @@ def parse_ks(eval_k: str, eval_n: int) -> tuple[int, ...] | None:
     return tuple(ks)
 
 
-def draws_refusal(eval_n: int, eval_k: str) -> SettingsRefusal | None:
-    """Return the refusal of values of k that are none, or more than there are responses."""
+def draws_refusal(number: int, eval_k: str, name: str = "eval_n") -> SettingsRefusal | None:
+    """Return the refusal of values of k that are none, or more than the responses, whose number `name` sets."""
     try:
-        parse_ks(eval_k, eval_n)
+        parse_ks(eval_k, number)
     except ValueError as error:
         ks = [int(part) for part in eval_k.split(",") if part.strip().isdigit() and int(part) > 0]
-        do = f"--eval_n {max(ks)}" if ks and max(ks) > eval_n else f"--eval_k {eval_n}"
-        return SettingsRefusal(code="eval.draws", names=("eval_k", "eval_n"), why=str(error), do=do)
+        do = f"--{name} {max(ks)}" if ks and max(ks) > number else f"--eval_k {number}"
+        return SettingsRefusal(code="eval.draws", names=("eval_k", name), why=str(error), do=do)
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -37,6 +38,11 @@ def rollout_engine(engine: Any, trie: TokenTrie | None, settings: RlSettings) ->
     """Return what draws or searches for the groups of training, with the log-probs that the loss compares with."""
     found = within(engine, trie, beams=settings.sampling.group_source != "samples")
     return RenormalisedEngine(found) if is_renormalised(settings) else found
+
+
+def evaluation_engine(source: Any, engine: Any, trie: TokenTrie | None, settings: RlSettings) -> Any:
+    """Return what answers held-out prompts: the engine of the rollouts, or a search for the best sequences."""
+    return within(engine, trie, beams=True) if settings.evaluation.eval_beams else source
 
 
 def is_renormalised(settings: RlSettings) -> bool:
@@ -151,13 +157,33 @@ def _others(settings: Any) -> Iterator[tuple[str, str, str, str]]:
 
 def _beams(settings: Any, chosen: EngineChoice) -> Iterator[tuple[str, str, str, str]]:
     """Where no beams can be searched for, as `_others`."""
+    for search in _searches(settings):
+        yield from _unsearchable(search, settings, chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """A setting that asks for beams."""
+
+    asked: str
+    flag: str
+    without: str
+    """What leaves it out."""
+    num_beams: int
+
+
+def _searches(settings: Any) -> Iterator[_Search]:
     group_source = getattr(settings.sampling, "group_source", "samples")
     if group_source != "samples":
-        asked, flag, without = f"group_source = {group_source}", "--group_source", "--group_source samples"
-    elif getattr(settings.sampling, "num_beams", 0):
-        asked, flag, without = f"num_beams = {settings.sampling.num_beams}", "--num_beams", "--num_beams 0"
-    else:
-        return
+        size = settings.batch.n_samples_per_prompt
+        yield _Search(f"group_source = {group_source}", "--group_source", "--group_source samples", size)
+    for name, group in (("num_beams", settings.sampling), ("eval_beams", getattr(settings, "evaluation", None))):
+        if number := getattr(group, name, 0):
+            yield _Search(f"{name} = {number}", f"--{name}", f"--{name} 0", number)
+
+
+def _unsearchable(search: _Search, settings: Any, chosen: EngineChoice) -> Iterator[tuple[str, str, str, str]]:
+    asked, flag = search.asked, search.flag
     if not chosen.can.supports_beam_search:
         why = f"{chosen.kind.title} has no beam search within a constraint"
         yield f"{asked} and engine_type {chosen.name}", f"{flag}, --engine_type", why, "--engine_type native"
@@ -169,11 +195,6 @@ def _beams(settings: Any, chosen: EngineChoice) -> Iterator[tuple[str, str, str,
     if replicas > 1:
         why = "a beam search is one call of one engine; replicas share samples"
         yield f"{asked} and engine_replicas = {replicas}", f"{flag}, --engine_replicas", why, "--engine_replicas 1"
-    if settings.engine.engine_max_rows < _num_beams(settings):
-        why = "all beams of a prompt are decoded together"
-        yield f"{asked} and engine_max_rows = {settings.engine.engine_max_rows}", "--engine_max_rows", why, without
-
-
-def _num_beams(settings: Any) -> int:
-    beams = getattr(settings.sampling, "num_beams", None)
-    return settings.batch.n_samples_per_prompt if beams is None else beams
+    if settings.engine.engine_max_rows < search.num_beams:
+        why, asked = "all beams of a prompt are decoded together", f"{asked} and engine_max_rows"
+        yield f"{asked} = {settings.engine.engine_max_rows}", "--engine_max_rows", why, search.without

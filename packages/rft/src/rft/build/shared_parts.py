@@ -174,6 +174,8 @@ def make_evaluator(
     if not data.held_out:
         return None
     asked = settings.evaluation
+    # fewer where the constraint has fewer
+    width = min(asked.eval_beams, getattr(engine, "most_beams", asked.eval_beams))
     return Evaluator(
         engine,
         tokenizer,
@@ -185,10 +187,12 @@ def make_evaluator(
         ),
         conversations=conversations,
         metrics=data.metrics,
-        num_samples=asked.eval_n,
-        ks=parse_ks(asked.eval_k, asked.eval_n),
+        num_samples=width or asked.eval_n,
+        ks=parse_ks(asked.eval_k, asked.eval_beams or asked.eval_n),
         answer_of=answer_reader(*function_names(settings)),
         pick=asked.eval_pick,
+        ranked=asked.eval_beams > 0,
+        first_answers=asked.eval_beams > 0,
     )
 
 

@@ -80,6 +80,8 @@ class Command:
     name: str
     summary: str
     """One line of `rft-train --help`."""
+    two_words: bool = False
+    """Whether people type the name as two words: `genrec-data` is `rft-train genrec data`."""
     run: str = ""
     """`(argv) -> exit code`; empty for a command that trains, which is run by its `training`, or that acts."""
     act: str = ""
@@ -95,6 +97,8 @@ class Command:
     """`(SourcedValues, defaults) -> lines`: settings of its own that have no effect beside the others."""
     derive: str = ""
     """`(SourcedValues) -> rft.config.spellings.Derived`: settings that follow from others; empty = none do."""
+    makes: str = ""
+    """Names of the settings that `prepare` fills, divided by spaces: what needs one of them is not idle without it."""
     spellings: str = ""
     """`() -> rft.config.spellings.Spellings`: names of another program that it takes beside its own; empty = none."""
     nodes: str = ""

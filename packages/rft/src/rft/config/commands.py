@@ -181,3 +181,10 @@ def configured(name: str) -> ConfiguredCommand:
     """The command of this name, which is known to have settings."""
     # the library's own first: they need no look at what is installed
     return next((row for row in OWN if row.name == name), None) or known()[name]
+
+
+def typed(name: str) -> str:
+    """Return a command as people type it: `genrec-data` is `genrec data`, as its record says."""
+    if "-" not in name:
+        return name
+    return name.replace("-", " ", 1) if getattr(known().get(name), "two_words", False) else name

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from rft.config import option_problems
+from rft.config.commands import typed
 from rft.config.names import CONFIG
 from rft.config.origins import GivenSetting
 from rft.config.other_names import named_elsewhere
@@ -68,15 +69,17 @@ def unknown_option(command: str, option: GivenSetting, names: Mapping[str, Setti
     options = [meant] if meant else _nearest(option.name, table)
     listed = ", ".join(_like(option, name) for name in options)
     if elsewhere:
-        why = f"it is a setting of {' and '.join(f'rft-train {name}' for name in elsewhere)}"
+        why = f"it is a setting of {' and '.join(f'rft-train {typed(name)}' for name in elsewhere)}"
         why += f"; nearest here: {listed}" if options else ""
     elif meant:
         why = f"it is called {listed} here"
     else:
         near = listed or ", ".join(_refused_neighbours(option))
-        why = f"nearest: {near}" if near else f"no setting of rft-train {command} has a name like it"
+        why = f"nearest: {near}" if near else f"no setting of rft-train {typed(command)} has a name like it"
     do = following(option, table, meant or mistyped(option.name, table))
-    return option_problems.unknown_option(option.written, why, do or f"rft-train {command} --help", str(option.origin))
+    return option_problems.unknown_option(
+        option.written, why, do or f"rft-train {typed(command)} --help", str(option.origin)
+    )
 
 
 def _nearest(name: str, table: Mapping[str, Setting]) -> list[str]:
@@ -196,7 +199,7 @@ def missing_setting(command: str, setting: Setting) -> Problem:
         what=f"--{setting.name} is missing: it takes {allowed(setting)}",
         where="neither the command line nor a file gives it",
         why="it has no default",
-        do=f"rft-train {command} --{setting.name} PATH",
+        do=f"rft-train {typed(command)} --{setting.name} PATH",
     )
 
 

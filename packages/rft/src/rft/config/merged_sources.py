@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rft.config import errors, yaml_file
-from rft.config.commands import configured, load
+from rft.config.commands import configured, load, typed
 from rft.config.errors import SettingsError
 from rft.config.origins import DEFAULT, GivenSetting
 from rft.config.refused_flags import refusal_of
@@ -206,8 +206,8 @@ def _other_command(command: str, source: SettingsFile, made_for: str) -> Problem
     reference = source.name if source.is_recipe else str(source.path)
     return errors.unreadable(
         "file.other_command",
-        f"{reference} is made for rft-train {made_for}, not for rft-train {command}",
+        f"{reference} is made for rft-train {typed(made_for)}, not for rft-train {typed(command)}",
         Origin("file", str(source.path)),
         "the commands have different settings",
-        f"rft-train {made_for} --config {reference}",
+        f"rft-train {typed(made_for)} --config {reference}",
     )

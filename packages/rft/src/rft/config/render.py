@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import yaml
 
+from rft.config.commands import typed
 from rft.config.schema import REQUIRED, schema
 from rft.resolved import Origin
 
@@ -15,7 +16,7 @@ from rft.resolved import Origin
 def config_yaml(command: str, values: Mapping[str, Any], origins: Mapping[str, Origin], recipe_name: str = "") -> str:
     """Text that `--config` reads back to the same values and the same recipe's name."""
     lines = [
-        f"# rft-train {command}: every setting, with where its value came from",
+        f"# rft-train {typed(command)}: every setting, with where its value came from",
         "recipe:",
         f"  command: {command}",
         f"  name: {scalar(recipe_name)}",  # empty where no recipe was given: the file does not become one

@@ -18,7 +18,7 @@ DECIDES = _names("""
     chosen_key ckpt_partial ckpt_weights_only code_memory code_seconds completion_key completions_key constraint
     constraint_logprobs cpo_alpha critic_learning_rate desirable_weight discopop_tau dropout dual_clip
     dynamic_sampling dynamic_sampling_rounds ema_decay enable_ema engine_fp8 engine_type entropy_coef entropy_target
-    eps_clip eps_clip_high eval_input_key eval_label_key eval_n eval_output_key eval_split eval_steps
+    eps_clip eps_clip_high eval_beams eval_input_key eval_label_key eval_n eval_output_key eval_split eval_steps
     eval_temperature f_alpha f_divergence family ffn_hidden_size filter_groups first_token_temperature format_tags
     fp16 freeze_prefix freezing_actor_steps fuzzy_measure gamma generate_max_len group_source heads_types
     heads_weights held_out_rows held_out_share hidden_size high_entropy_token_ratio images_key init_kl_coef init_std

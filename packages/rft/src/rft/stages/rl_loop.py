@@ -20,7 +20,7 @@ from rft.build.algorithm_parts import (
     credit_assigner,
     old_policy,
 )
-from rft.build.constraint import constraint_of, group_advantages, policy_within
+from rft.build.constraint import constraint_of, evaluation_engine, group_advantages, policy_within
 from rft.build.engines import choose_engine, make_engine
 from rft.build.environment import ChosenEnvironment
 from rft.build.lora import adapt, weights_directory
@@ -182,8 +182,9 @@ def build_rl(
     source = rollouts.source
     if progress.step:  # a resumed run's engine serves the restored weights
         source.load_weights(progress.step)
+    answering = evaluation_engine(source, engine, trie, settings)
     evaluator = make_evaluator(
-        source, tokenizer, reward, machine, data, longest_response, settings, rollouts.conversations
+        answering, tokenizer, reward, machine, data, longest_response, settings, rollouts.conversations
     )
     objective = PolicyObjective(record, credit.coefficients)
     trained = [parallel, critic.parallel] if critic else [parallel]

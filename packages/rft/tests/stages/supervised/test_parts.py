@@ -87,7 +87,7 @@ def test_a_fresh_run_loads_adapts_and_distributes_before_it_saves(calls: Any) ->
         "early_stop": "EarlyStop()",
         "train_batch_size": "training.train_batch_size",
         "max_steps": "training.max_steps",
-        "eval_every": 0,
+        "eval_every": -1,
         "max_refused_in_a_row": "settings.run.max_refused_steps",
         "resume_command": "started.resume_command",
         "best": None,

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from rft_core.durable_files import kind_of
 from rft_core.errors import DataError, OptionsError
 from rft_core.fault_points import declare, fault_point
+from rft_core.file_access import closed_place
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _OPEN = declare("data.open", "before a data file is opened")
@@ -22,11 +23,12 @@ _READ_END = declare("data.read_end", "after the last byte of a data file was rea
 def unreadable(file: Path, error: OSError) -> DataError:
     """Build the error for a file that the operating system cannot read."""
     name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    closed = closed_place(file) if isinstance(error, PermissionError) else ""
     return DataError(
         code="data.unreadable",
         what=f"cannot read {file}: {name} ({error.strerror or error})",
         where=str(file),
-        why="a data file must be a regular file that this user can read",
+        why=closed or "a data file must be a regular file that this user can read",
         do=f"ls -l {file}",
     )
 

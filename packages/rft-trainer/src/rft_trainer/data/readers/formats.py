@@ -15,7 +15,7 @@ from rft_core.errors import DataError
 from rft_core.nearest_names import nearest_names
 from rft_trainer.data.readers.arrow import is_saved_dataset, read_arrow, read_parquet, read_saved_dataset
 from rft_trainer.data.readers.csv import read_csv
-from rft_trainer.data.readers.files import BYTE_ORDER_MARK, no_such_split, open_data_file
+from rft_trainer.data.readers.files import BYTE_ORDER_MARK, no_such_split, open_data_file, unreadable
 from rft_trainer.data.readers.json import MAX_LINE_BYTES, read_json, read_jsonl
 from rft_trainer.data.readers.rows import Row, SkipLog
 
@@ -73,9 +73,16 @@ def read_published_file(file: Path, skips: SkipLog | None = None) -> list[Row]:
 def resolve_files(path: str | Path, *, split: str | None = None) -> list[Path]:
     """Resolve `path` to its files, in reading order; a saved data set stays one directory.
 
-    Raises `DataError` when nothing is there or a file has a suffix that is not read.
+    Raises `DataError` when nothing is there, what is there may not be read, or a file has a suffix that is not read.
     """
     target = Path(path).expanduser()
+    try:
+        return _resolved(path, target, split)
+    except PermissionError as error:
+        raise unreadable(Path(error.filename or target), error) from error
+
+
+def _resolved(path: str | Path, target: Path, split: str | None) -> list[Path]:
     if target.is_dir():
         # a saved data set has files of suffixes that are read elsewhere; which of them count is in its state.json
         return [target] if is_saved_dataset(target) else _files_of_directory(target, split)

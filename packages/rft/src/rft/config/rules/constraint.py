@@ -16,12 +16,16 @@ def constraint_problems(values: Values, make_problem: MakeProblem) -> Iterator[P
     if "constraint" not in values:
         return
     searching = [name for name in ("num_beams", "group_source") if values.get(name, 0) not in (0, "samples")]
+    evaluated = ["eval_beams"] if values.get("eval_beams") else []
     if not values["constraint"]:
-        for name in searching:
+        for name in (*searching, *evaluated):
             why = "a beam search ranks the sequences of a constraint"
-            remedy = "--num_beams 0" if name == "num_beams" else "--group_source samples"
+            remedy = "--group_source samples" if name == "group_source" else f"--{name} 0"
             yield make_problem("constraint.beams_alone", [name, "constraint"], why, remedy)
         return
+    if evaluated and values["eval_n"] != 1:
+        why = "the responses to a held-out prompt are its beams"
+        yield make_problem("constraint.beams_or_samples", ["eval_n", "eval_beams"], why, "--eval_n 1")
     if searching:
         yield from _searched(searching[0], values, make_problem)
     elif values.get("constraint_logprobs") == "allowed":

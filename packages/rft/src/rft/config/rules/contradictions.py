@@ -80,10 +80,11 @@ def _system_prompt(values: Values, make_problem: MakeProblem) -> Iterator[Proble
 def _samples(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     if "eval_n" not in values:
         return
+    several = next((name for name in ("num_beams", "eval_beams") if values.get(name)), "eval_n")
     flag = "eval_temperature" if "eval_temperature" in values else "temperature"
     for refusal in (
         equal_samples_refusal(values["eval_n"], values[flag], flag=flag),
-        draws_refusal(values.get("num_beams") or values["eval_n"], values["eval_k"]),
+        draws_refusal(values[several], values["eval_k"], several),
         pick_refusal(values["eval_n"], values["eval_pick"]),
     ):
         if refusal is not None:
@@ -97,7 +98,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **{
         name: ("eval_data", bool)
         for name in (
-            *("eval_metrics", "eval_n", "eval_k", "eval_pick", "eval_temperature", "keep_best"),
+            *("eval_metrics", "eval_n", "eval_k", "eval_pick", "eval_temperature", "eval_beams", "keep_best"),
             *("eval_input_key", "eval_label_key", "eval_output_key"),
         )
     },
@@ -149,7 +150,10 @@ def notes(command: str, values: Values, origins: Origins, defaults: Values) -> l
     ways = ("load_checkpoint", "ckpt_weights_only", "ckpt_partial")
     if values.get("ckpt_path") and not any(values[name] for name in ways):
         lines.append(f"ckpt_path = {values['ckpt_path']} ({origins['ckpt_path']}) has no effect: {ways[0]} is false")
+    made = str(getattr(configured(command), "makes", "")).split()
     for name, (condition, holds) in _NEEDS.items():
+        if condition in made:
+            continue
         # a loss can be that of a share of the training text
         known = name in values and condition in values and not (name == "keep_best" and values.get("held_out_share"))
         asked = known and origins[name].kind != "default" and values[name] != defaults[name]

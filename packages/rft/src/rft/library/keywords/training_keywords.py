@@ -150,6 +150,7 @@ class RlKeywords(PolicyKeywords, RewardKeywords, AnswerKeywords, total=False):
     eval_k: str
     eval_pick: str
     eval_temperature: float
+    eval_beams: int
     keep_best: bool
     save_trajectories: bool
     num_trajectories_to_save: int

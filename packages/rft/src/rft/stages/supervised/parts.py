@@ -108,7 +108,7 @@ class RunState(Generic[ModelT]):
             timer=machine.phase_timer(self.progress, self.parallel.meter),
             early_stop=self.early_stop,
             max_steps=settings.training.max_steps,
-            eval_every=max(settings.evaluation.eval_steps, 0),
+            eval_every=settings.evaluation.eval_steps,
             max_refused_in_a_row=settings.run.max_refused_steps,
             weight_check=make_weight_check(settings.run, started, [self.parallel]),
             train_batch_size=settings.training.train_batch_size,

@@ -1,0 +1,46 @@
+"""The first place on the way to a file that the user of a process may not enter or read."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from pathlib import Path
+
+
+def closed_place(path: Path) -> str:
+    """Return the first place on the way to a file that this user may not enter or read, with its owner and mode.
+
+    Directories have to be entered (x), and the file, or the directory that is named itself, to be read (r). Empty where
+    nothing is closed, or the way ends before: what is not there is closed to nobody.
+
+    Example: `user nobody (uid 65534) may not enter /data/raw, which belongs to root (uid 0) and has the mode
+    drwx------`.
+    """
+    target = path.expanduser().absolute()
+    for place in [*reversed(target.parents), target]:
+        try:
+            found = place.stat()
+        except OSError:
+            return ""
+        is_directory = stat.S_ISDIR(found.st_mode)
+        # the effective user: the one that opens files
+        if (place != target or is_directory) and not os.access(place, os.X_OK, effective_ids=True):
+            return _refusal("enter", place, found)
+        if place == target and not os.access(place, os.R_OK, effective_ids=True):
+            return _refusal("read", place, found)
+    return ""
+
+
+def _refusal(deed: str, place: Path, found: os.stat_result) -> str:
+    user, owner = _user(os.geteuid()), _user(found.st_uid)
+    mode = stat.filemode(found.st_mode)
+    return f"user {user} may not {deed} {place}, which belongs to {owner} and has the mode {mode}"
+
+
+def _user(number: int) -> str:
+    """Return a user by name, where the machine has one for the number."""
+    try:
+        return f"{pwd.getpwuid(number).pw_name} (uid {number})"
+    except KeyError:
+        return f"uid {number}"
