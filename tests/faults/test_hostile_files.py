@@ -194,7 +194,7 @@ FORMATS: dict[str, tuple[int, Callable[[Path], HostileFile]]] = {
     "rows.json": (200, lambda folder: data_file(folder, ".json")),
     "rows.csv": (200, lambda folder: data_file(folder, ".csv")),
     "rows.tsv": (100, lambda folder: data_file(folder, ".tsv")),
-    "rows.parquet": (60, lambda folder: data_file(folder, ".parquet")),
+    "rows.parquet": (20, lambda folder: data_file(folder, ".parquet")),
     "rows.arrow": (200, lambda folder: data_file(folder, ".arrow")),
     "settings.yaml": (100, settings_file),
     "model.safetensors": (60, lambda folder: model_file(folder, "model.safetensors")),

@@ -40,13 +40,7 @@ BLOCKS = (Block(SECOND.path, "w@0", (0,), (2,)), Block(SECOND.path, "w@2", (2,),
 SHARDED = replace(
     PLAIN,
     parent_step=4,
-    sharded={
-        "opt": {
-            "w": StoredTensor(
-                "F32", (4,), (Block(SECOND.path, "w@0", (0,), (2,)), Block(SECOND.path, "w@2", (2,), (2,)))
-            )
-        }
-    },
+    sharded={"opt": {"w": StoredTensor("F32", (4,), BLOCKS)}},
 )
 
 
@@ -84,7 +78,7 @@ def test_json_has_one_encoding_and_what_it_cannot_hold_is_refused() -> None:
 
 def test_the_entry_of_a_file_comes_back_from_json_as_it_went_in() -> None:
     encoded = entry_to_json(FIRST)
-    assert encoded == {"path": "model/a", "size": 3, "sha256": "0" * 64, "crc32_blocks": [1, 2]}
+    assert encoded == {"path": "model/a", "size": 16, "sha256": "0" * 64, "crc32_blocks": [1, 2]}
     assert entry_from_json(encoded) == FIRST
     assert entry_from_json({**encoded, "size": 0}).digest.size == 0
     changes = {"path": [1, "../a"], "size": [-1, True, "3"], "sha256": [1], "crc32_blocks": [{}, ["1"], [True], [1.0]]}
@@ -104,7 +98,7 @@ def test_a_file_name_inside_of_the_directory_is_allowed(path: str) -> None:
 
 def forged(body_changes: dict) -> bytes:
     """A manifest whose own hash is right."""
-    entry = {"path": "model/a", "size": 1, "sha256": "0" * 64, "crc32_blocks": [1]}
+    entry = {"path": "model/a", "size": 16, "sha256": "0" * 64, "crc32_blocks": [1]}
     body = {
         "components": [],
         "created": "2026-01-01T00:00:00+00:00",
