@@ -278,7 +278,11 @@ ENDLESS = 3 * LOOP + 3 * "{% endfor %}"
 
 
 @pytest.mark.parametrize(
-    "template", [ENDLESS, "{% for i in range(10**12) %}{% endfor %}", "{{ messages[0].content + 1 }}", "{{ 1 / 0 }}"]
+    "template",
+    [
+        *(ENDLESS, "{% for i in range(10**12) %}{% endfor %}", "{{ messages[0].content + 1 }}", "{{ 1 / 0 }}"),
+        *("{{ 'a' * 10000000000 }}", "{{ messages[0].content.ljust(10000000000) }}", "{{ ''.__class__.x.y }}"),
+    ],
 )
 @pytest.mark.timeout(60)
 def test_a_template_that_never_ends_or_fails_is_named(monkeypatch: pytest.MonkeyPatch, template: str) -> None:
