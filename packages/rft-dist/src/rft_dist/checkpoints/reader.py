@@ -83,7 +83,7 @@ class Checkpoint:
     def tensors(self, component: str, device: str = "cpu") -> dict[str, Tensor]:
         """The tensors of a component in full, whoever saved it; CheckpointError where it has none."""
         if component in self.manifest.sharded:
-            return self._reading(lambda: self._whole_tensors(component, device))
+            return self._reading(lambda: self._full_tensors(component, device))
         path = self._file(component, ".safetensors")
         try:
             return load_file(path, device=device)
@@ -125,7 +125,7 @@ class Checkpoint:
         """Raise CheckpointError naming what is missing or unexpected, unless the saved set is `registered`."""
         require_equal_components(registered, self.manifest.components, where=str(self.path))
 
-    def _whole_tensors(self, component: str, device: str) -> dict[str, Tensor]:
+    def _full_tensors(self, component: str, device: str) -> dict[str, Tensor]:
         reader = self.blocks(component)
         return {name: reader.full_tensor(name).to(device) for name in reader.table}
 

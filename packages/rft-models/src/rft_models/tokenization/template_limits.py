@@ -1,4 +1,4 @@
-"""What in a chat template could make a text of gigabytes in one operation, found before the template is run.
+"""Expressions of a chat template that could make a text of gigabytes in one operation, found before it is run.
 
 A template comes with a model's directory. Jinja's sandbox keeps it from the interpreter, and `time_limit` from running
 or growing without end; neither can stop one multiplication that is under way.

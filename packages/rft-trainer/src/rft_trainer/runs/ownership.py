@@ -1,4 +1,4 @@
-"""Whether others than the owner of a run can write its files.
+"""Users who can write the files of a run, and who owns them.
 
 A resume runs the code that config.yaml names, and takes the weights of the checkpoints: whoever can write there chooses
 both. A group may write, as in the folder of a project; every user of a machine may not.
