@@ -281,7 +281,7 @@ ENDLESS = 3 * LOOP + 3 * "{% endfor %}"
     "template",
     [
         *(ENDLESS, "{% for i in range(10**12) %}{% endfor %}", "{{ messages[0].content + 1 }}", "{{ 1 / 0 }}"),
-        *("{{ 'a' * 10000000000 }}"),
+        *("{{ 'a' * 10000000000 }}", "{{ messages[0].content.ljust(10000000000) }}"),
     ],
 )
 @pytest.mark.timeout(60)
