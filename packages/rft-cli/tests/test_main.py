@@ -341,3 +341,16 @@ def test_what_does_not_fit_into_the_output_is_a_storage_error(
         assert main([*words, "--json_errors"]) == 6
     problem = json.loads(capsys.readouterr().err.splitlines()[-1])["problem"]
     assert problem["code"] == "storage.output"
+
+
+def test_nobody_but_owner_and_group_can_write_what_the_program_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rft-train", "--version"])
+    before = os.umask(0)
+    try:
+        assert main() == 0
+        (tmp_path / "file").write_text("x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o664

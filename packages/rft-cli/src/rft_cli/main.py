@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -37,6 +38,9 @@ _PRINT_CONFIG = ("--print_config", "--print-config")
 def main(argv: list[str] | None = None) -> int:
     """Run `rft-train ARGV...` and return its exit code (`rft_core.errors.ExitCode`, 1, or 130)."""
     open_standard_streams()
+    if argv is None:
+        # whatever the umask says, nobody but owner and group can write what is made: a resume runs what it names
+        os.umask(os.umask(0) | stat.S_IWOTH)
     words = list(sys.argv[1:] if argv is None else argv)
     from rft_cli.diagnostics import problems
 

@@ -154,3 +154,24 @@ def test_help_continues_nothing(words: list[str], calls: Calls, capsys: pytest.C
     assert resume.run(words) == 0
     assert capsys.readouterr().out.startswith("usage: rft-train resume")
     assert calls == []
+
+
+def test_a_run_that_everybody_can_write_is_refused_before_anything_of_it_is_read(tmp_path: Path) -> None:
+    run_path = tmp_path / "run"
+    run_path.mkdir()
+    (run_path / "config.yaml").write_text("recipe:\n  command: rl\nreward: x.py:f\n")
+    (run_path / "identity.json").write_text("no record")
+    (run_path / "config.yaml").chmod(0o666)
+    with pytest.raises(OptionsError, match="every user of this machine can write the file") as caught:
+        resume.run([str(run_path)])
+    assert caught.value.problem.code == "resume.writable_by_others"
+    assert caught.value.problem.where == str(run_path / "config.yaml")
+
+
+def test_whose_run_it_is_is_said_where_it_is_another_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(resume, "other_owner", lambda path: "ada\x1b[2J")
+    with pytest.raises(CheckpointError):
+        resume.run([str(tmp_path)])
+    assert "is a run of the user ada\\x1b[2J; the code" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from dataclasses import replace
 
@@ -23,8 +24,8 @@ from rft_dist.checkpoint_format.manifest import (
 from rft_dist.checkpoint_format.resharding import Block, StoredTensor
 from rft_dist.checkpoints.reader import newest_verified
 
-FIRST = FileEntry("model/a", Digest(3, "0" * 64, (1, 2)))
-SECOND = FileEntry("state/opt/rank_00000-of-00002.safetensors", Digest(4, "1" * 64, ()))
+FIRST = FileEntry("model/a", Digest(16, "0" * 64, (1, 2)))
+SECOND = FileEntry("state/opt/rank_00000-of-00002.safetensors", Digest(16, "1" * 64, ()))
 PLAIN = Manifest(
     run_id="r",
     step=7,
@@ -35,10 +36,11 @@ PLAIN = Manifest(
     metadata={"best": 0.5, "nested": [{"a": None}]},
     created="2026-01-01T00:00:00+00:00",
 )
+BLOCKS = (Block(SECOND.path, "w@0", (0,), (2,)), Block(SECOND.path, "w@2", (2,), (2,)))
 SHARDED = replace(
     PLAIN,
     parent_step=4,
-    sharded={"opt": {"w": StoredTensor("F32", (4,), (Block(SECOND.path, "w@2", (2,), (2,)),))}},
+    sharded={"opt": {"w": StoredTensor("F32", (4,), BLOCKS)}},
 )
 
 
@@ -46,7 +48,7 @@ SHARDED = replace(
 def test_a_manifest_comes_back_from_its_bytes(manifest: Manifest, version: int) -> None:
     content = manifest.to_bytes()
     assert parse_manifest(content) == manifest
-    assert (manifest.format_version, manifest.num_bytes) == (version, 7)
+    assert (manifest.format_version, manifest.num_bytes) == (version, 32)
     body = json.loads(content)["manifest"]
     assert body["format_version"] == version
     assert ("sharded" in body) == (version == 2), "the first form has no such key"
@@ -76,7 +78,7 @@ def test_json_has_one_encoding_and_what_it_cannot_hold_is_refused() -> None:
 
 def test_the_entry_of_a_file_comes_back_from_json_as_it_went_in() -> None:
     encoded = entry_to_json(FIRST)
-    assert encoded == {"path": "model/a", "size": 3, "sha256": "0" * 64, "crc32_blocks": [1, 2]}
+    assert encoded == {"path": "model/a", "size": 16, "sha256": "0" * 64, "crc32_blocks": [1, 2]}
     assert entry_from_json(encoded) == FIRST
     assert entry_from_json({**encoded, "size": 0}).digest.size == 0
     changes = {"path": [1, "../a"], "size": [-1, True, "3"], "sha256": [1], "crc32_blocks": [{}, ["1"], [True], [1.0]]}
@@ -96,7 +98,7 @@ def test_a_file_name_inside_of_the_directory_is_allowed(path: str) -> None:
 
 def forged(body_changes: dict) -> bytes:
     """A manifest whose own hash is right."""
-    entry = {"path": "model/a", "size": 1, "sha256": "0" * 64, "crc32_blocks": [1]}
+    entry = {"path": "model/a", "size": 16, "sha256": "0" * 64, "crc32_blocks": [1]}
     body = {
         "components": [],
         "created": "2026-01-01T00:00:00+00:00",
@@ -172,7 +174,16 @@ def test_a_checkpoint_of_a_later_form_is_left_where_it_is(small_run) -> None:
         {"optimizer": {"w": ["F32", [4], [["model/a", [0, 0], [4]]]]}},
         {"optimizer": {"w": ["F32", [4]]}},
         {"optimizer": {"w": 1}},
+        {"optimizer": {"w": [["F32"], [4], [["model/a", [0], [4]]]]}},
+        {"optimizer": {"w": [{}, [4], [["model/a", [0], [4]]]]}},
+        {"optimizer": {"w": ["F32", [4], [["model/a", [0], [3]]]]}},
+        {"optimizer": {"w": ["F32", [4], []]}},
+        {"optimizer": {"w": ["F32", [4], [["model/a", [0], [3]], ["model/a", [2], [2]]]]}},
+        {"optimizer": {"w": ["F64", [4], [["model/a", [0], [4]]]]}},
+        {"optimizer": {"w": ["I8", [10**12], [["model/a", [0], [10**12]]]]}},
+        {"optimizer": {"w": ["I8", [3, 5000], [["model/a", [0, column], [3, 1]] for column in range(5000)] * 2]}},
     ],
+    ids=itertools.count(),
 )
 def test_a_table_of_blocks_of_another_form_is_refused(table) -> None:
     good = {"optimizer": {"w": ["F32", [4], [["model/a", [0], [4]]]]}}
@@ -180,6 +191,12 @@ def test_a_table_of_blocks_of_another_form_is_refused(table) -> None:
     assert parse_manifest(forged({**form, "sharded": good})).sharded["optimizer"]["w"].shape == (4,)
     with pytest.raises(ManifestFault):
         parse_manifest(forged({**form, "sharded": table}))
+
+
+def test_names_of_files_that_differ_in_case_alone_are_refused() -> None:
+    upper = FileEntry("Model/A", Digest(16, "0" * 64, (1, 2)))
+    with pytest.raises(ManifestFault, match="case alone"):
+        parse_manifest(replace(PLAIN, files=(upper, FIRST, SECOND)).to_bytes())
 
 
 @pytest.mark.parametrize(

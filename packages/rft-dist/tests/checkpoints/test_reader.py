@@ -303,7 +303,7 @@ def test_a_sink_is_filled_and_what_changed_since_is_an_error(path: Path, small_r
         (path / "state" / file).write_bytes(b"\xff" * 64)
 
     def read_blocks() -> None:
-        opened._reading(blocks.load, sink)
+        opened._reading(lambda: blocks.load(sink))
 
     for read in (lambda: opened.tensors("optimizer"), lambda: opened.records("ledger"), read_blocks):
         with pytest.raises(CheckpointError) as caught:

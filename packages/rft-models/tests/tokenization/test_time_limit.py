@@ -84,3 +84,24 @@ def test_a_forked_child_has_limits_too() -> None:
             os._exit(7)
         os._exit(8)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_call_during_which_the_process_grows_too_much_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limit, "_MOST_BYTES", 64 << 20)
+    kept: list[bytes] = []
+
+    def grow() -> None:
+        while len(kept) < 4096:
+            kept.append(b"x" * (1 << 20))
+
+    with pytest.raises(MemoryError, match="more than 64 MiB"):
+        call_within(60.0, grow)
+    assert len(kept) < 4096
+    kept.clear()
+    assert call_within(60.0, lambda: 5) == 5
+
+
+def test_where_the_system_tells_no_memory_none_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert time_limit._resident_bytes() > 1 << 20
+    monkeypatch.setattr(time_limit, "_STATM", "/nowhere")
+    assert time_limit._resident_bytes() == 0

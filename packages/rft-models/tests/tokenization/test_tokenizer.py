@@ -278,7 +278,11 @@ ENDLESS = 3 * LOOP + 3 * "{% endfor %}"
 
 
 @pytest.mark.parametrize(
-    "template", [ENDLESS, "{% for i in range(10**12) %}{% endfor %}", "{{ messages[0].content + 1 }}", "{{ 1 / 0 }}"]
+    "template",
+    [
+        *(ENDLESS, "{% for i in range(10**12) %}{% endfor %}", "{{ messages[0].content + 1 }}", "{{ 1 / 0 }}"),
+        *("{{ 'a' * 10000000000 }}", "{{ messages[0].content.ljust(10000000000) }}"),
+    ],
 )
 @pytest.mark.timeout(60)
 def test_a_template_that_never_ends_or_fails_is_named(monkeypatch: pytest.MonkeyPatch, template: str) -> None:
@@ -309,3 +313,11 @@ def test_passages_that_the_template_marks_are_found_in_the_rendered_text() -> No
     with pytest.raises(DataError) as caught:
         found.assistant_spans(messages)
     assert caught.value.problem.code == "text.chat_template_broken"
+
+
+def test_a_template_reaches_no_class_of_the_interpreter() -> None:
+    tokenizer = build_character_tokenizer(ALPHABET)
+    tokenizer.chat_template = "{{ ''.__class__.__base__.__subclasses__() }}"
+    with pytest.raises(DataError) as caught:
+        HfTokenizer(tokenizer, where="m").render_chat([{"role": "user", "content": "1"}], add_generation_prompt=True)
+    assert caught.value.problem.code == "text.chat_refused"

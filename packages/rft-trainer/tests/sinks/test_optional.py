@@ -65,3 +65,21 @@ def test_what_is_no_refusal_of_the_system_is_raised() -> None:
     with pytest.raises(KeyError):
         OptionalSink(tracker, "TensorBoard", files).step({"step": 1})
     assert not files.lost
+
+
+def test_no_secret_of_the_settings_is_sent_to_a_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_SERVICE_TOKEN", "word-of-the-environment")
+    planted = {
+        "remote_rm_url": "http://user:hunter22@rm:9000/score?token=abcdefgh",
+        "pretrain": "models/word-of-the-environment",
+        "judge": {"api_key": "plain-value", "headers": ["Authorization: Bearer abcdefgh1234"]},
+        "notes": "hf_" + "a" * 20 + " sk-" + "b" * 20 + " ghp_" + "c" * 20 + " AKIA" + "D" * 16,
+    }
+    kept = {"input_key": "question", "label_key": "answer", "actor_learning_rate": 1e-6, "n_samples_per_prompt": 8}
+    tracker = Tracker()
+    OptionalSink(tracker, "TensorBoard", OptionalFiles()).start(RunInfo("run", tmp_path, {**planted, **kept}))
+    sent = tracker.rows[0].config
+    assert {name: sent[name] for name in kept} == kept
+    shown = repr(sent)
+    for secret in ("hunter22", "abcdefgh", "word-of", "plain-value", "hf_a", "sk-b", "ghp_c", "AKIAD"):
+        assert secret not in shown

@@ -137,3 +137,41 @@ def test_a_server_that_is_closing_says_so(queue: ScoringQueue) -> None:
     queue.close()
     assert client.get("/health").status_code == 503
     assert client.post("/score", json={"responses": ["x"]}).status_code == 503
+
+
+def test_a_request_that_is_sent_again_changes_nothing(queue: ScoringQueue) -> None:
+    """Whoever records a request with its token can have the same answer again, and nothing else."""
+    client = client_of(queue, token="first-token", host="0.0.0.0")
+    recorded = {
+        "content": b'{"responses": ["abc", "none"], "prompts": ["p", "p"]}',
+        "headers": {"Content-Type": "application/json", "Authorization": "Bearer first-token"},
+    }
+    answers = [client.post("/score", **recorded) for _ in range(20)]
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.content for answer in answers}) == 1
+    health = client.get("/health").json()
+    assert (health["requests"], health["failures"], health["waiting"]) == (20, 0, 0)
+    started_again = client_of(queue, token="second-token", host="0.0.0.0")
+    assert started_again.post("/score", **recorded).status_code == 401, "a token is that of one start"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer first-toke"},
+        {"Authorization": "Bearer first-token "},
+        {"Authorization": "bearer first-token"},
+        {"Authorization": "first-token"},
+        {"Authorization": "Basic Zmlyc3QtdG9rZW4="},
+        {"Authorization": "Bearer  first-token"},
+        {"Authorization": "Bearer first-token, Bearer first-token"},
+        {"X-Authorization": "Bearer first-token"},
+        {"Cookie": "token=first-token"},
+        {},
+    ],
+    ids=str,
+)
+def test_a_token_that_is_forged_is_refused(queue: ScoringQueue, headers: dict[str, str]) -> None:
+    client = client_of(queue, token="first-token", host="0.0.0.0")
+    answer = client.post("/score?token=first-token", json={"responses": ["abc"]}, headers=headers)
+    assert (answer.status_code, client.get("/health").json()["requests"]) == (401, 0)

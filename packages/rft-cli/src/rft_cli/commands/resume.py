@@ -18,6 +18,7 @@ from rft_cli.records.discovery import with_training
 from rft_core.errors import CheckpointError, OptionsError, Problem
 from rft_core.terminal_text import visible
 from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.runs.ownership import other_owner, refuse_writable
 from rft_trainer.runs.reader import as_object, read_text
 
 USAGE = """usage: rft-train resume RUN [OPTIONS]
@@ -35,6 +36,7 @@ def run(argv: list[str]) -> int:
         print(USAGE)
         return 0
     path, overrides = Path(argv[0]).expanduser().resolve(), argv[1:]
+    _look_at_owner(path)
     recorded = _record_of(path)
     started_by = quickstart.root_of(path)
     if started_by is not None:
@@ -56,6 +58,20 @@ def run(argv: list[str]) -> int:
 
     training.train(resolved, command_line, in_place=path)
     return 0
+
+
+def _look_at_owner(path: Path) -> None:
+    """Say whose run it is, before anything that its files name is run.
+
+    Raises:
+        OptionsError: every user of the machine can write it.
+    """
+    if not path.is_dir():
+        return
+    refuse_writable(path)
+    owner = other_owner(path)
+    if owner:
+        print(visible(f"note: {path} is a run of the user {owner}; the code that its config.yaml names is run as you"))
 
 
 def command_of(directory: RunDirectory, recorded: StoredRecord | None = None) -> str:
@@ -86,7 +102,7 @@ def _record_of(path: Path) -> StoredRecord | None:
         return None
     recorded = read_record(path)
     if recorded is not None and restore_config(path, recorded):
-        print(f"{path / CONFIG} is written again, as {recorded.source.name} has it")
+        print(visible(f"{path / CONFIG} is written again, as {recorded.source.name} has it"))
     return recorded
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from rft_dist.checkpoint_format.file_operations import Digest
 from rft_dist.checkpoint_format.layout import MANIFEST, is_component_name
-from rft_dist.checkpoint_format.resharding import StoredTensor, from_json, to_json
+from rft_dist.checkpoint_format.resharding import StoredTensor, fault_of, from_json, to_json
 
 FORMAT_VERSION = 1
 """Every component that is tensors is one file, whole."""
@@ -143,6 +143,9 @@ def _from_body(body: Any) -> Manifest:
     paths = [entry.path for entry in files]
     if paths != sorted(set(paths)):
         raise ManifestFault("files are not sorted or not unique")
+    # on some file systems two such names are one file
+    if len({path.casefold() for path in paths}) < len(paths):
+        raise ManifestFault("names of two files differ in case alone")
     return Manifest(
         run_id=_typed(body, "run_id", str),
         step=_natural(body, "step"),
@@ -152,12 +155,12 @@ def _from_body(body: Any) -> Manifest:
         files=files,
         metadata=_typed(body, "metadata", dict),
         created=_typed(body, "created", str),
-        sharded=_tables(body, version, components, set(paths)),
+        sharded=_tables(body, version, components, {entry.path: entry.digest.size for entry in files}),
     )
 
 
 def _tables(
-    body: Mapping[str, Any], version: int, components: tuple[str, ...], paths: set[str]
+    body: Mapping[str, Any], version: int, components: tuple[str, ...], sizes: Mapping[str, int]
 ) -> dict[str, dict[str, StoredTensor]]:
     if version == FORMAT_VERSION:
         return {}
@@ -166,8 +169,11 @@ def _tables(
     except ValueError as error:
         raise ManifestFault(str(error)) from error
     used = {block.file for table in tables.values() for entry in table.values() for block in entry.blocks}
-    if not tables or not set(tables) <= set(components) or not used <= paths:
+    if not tables or not set(tables) <= set(components) or not used <= set(sizes):
         raise ManifestFault("its blocks are of components or files that it does not list")
+    fault = next((fault for table in tables.values() if (fault := fault_of(table, sizes))), "")
+    if fault:
+        raise ManifestFault(fault)
     return tables
 
 

@@ -26,6 +26,8 @@ from rft_dist.checkpoint_format.shards import Shard, ShardRequest, ShardSink, fi
 
 BLOCKS = "blocks"
 """Key of a shard file's metadata: a JSON object, block key -> [name, global shape, start]."""
+_MOST_BLOCKS = 2**13
+"""Of a tensor in a manifest: more than one a rank of any run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ def from_json(value: Any) -> dict[str, StoredTensor]:
         raise ValueError("a table of blocks is not an object")
     tensors: dict[str, StoredTensor] = {}
     for name, entry in value.items():
-        if not (isinstance(entry, list) and len(entry) == 3 and entry[0] in DTYPES and isinstance(entry[2], list)):
+        is_form = isinstance(entry, list) and len(entry) == 3 and isinstance(entry[2], list)
+        if not (is_form and isinstance(entry[0], str) and entry[0] in DTYPES):
             raise ValueError(f"tensor {name!r} is not [dtype, shape, blocks]")
         shape = _naturals(entry[1])
         blocks: list[Block] = []
@@ -98,6 +101,23 @@ def from_json(value: Any) -> dict[str, StoredTensor]:
             blocks.append(Block(block[0], block_key(name, start, is_whole=extent == shape), start, extent))
         tensors[name] = StoredTensor(entry[0], shape, tuple(blocks))
     return tensors
+
+
+def fault_of(table: Table, sizes: Mapping[str, int]) -> str:
+    """Return why files of these sizes in bytes cannot hold the blocks of a table; empty where they can.
+
+    Every element must be in exactly one block: memory that none fills would be taken for values.
+    """
+    stored: dict[str, int] = {}
+    for name, entry in table.items():
+        problem = _cover(entry) if len(entry.blocks) <= _MOST_BLOCKS else f"{len(entry.blocks)} blocks"
+        if problem:
+            return f"tensor {name!r}: {problem}"
+        for block in entry.blocks:
+            num_bytes = math.prod(block.shape) * DTYPES[entry.dtype].itemsize
+            stored[block.file] = stored.get(block.file, 0) + num_bytes
+    larger = [file for file, num_bytes in stored.items() if num_bytes > sizes[file]]
+    return f"the blocks of {larger[0]} take more bytes than it has" if larger else ""
 
 
 def _naturals(value: Any) -> tuple[int, ...]:
@@ -179,7 +199,7 @@ class BlockReader:
             start, end = common
             source = tuple(slice(a - o, b - o) for a, b, o in zip(start, end, block.start, strict=True))
             target = tuple(slice(a - o, b - o) for a, b, o in zip(start, end, request.start, strict=True))
-            result[target] = self._piece(block, source)
+            result[target] = self._piece(block, source, entry.dtype)
         return result
 
     def full_tensor(self, name: str) -> Tensor:
@@ -216,13 +236,28 @@ class BlockReader:
             do="resume with the model and the settings of the run that saved it",
         )
 
-    def _piece(self, block: Block, source: tuple[slice, ...]) -> Tensor:
+    def _piece(self, block: Block, source: tuple[slice, ...], dtype: str) -> Tensor:
         if block.file not in self._open:
             self._open[block.file] = safe_open(self._directory / block.file, framework="pt")
+        piece = self._open[block.file].get_slice(block.key)
+        found, stated = (str(piece.get_dtype()), list(piece.get_shape())), (dtype, list(block.shape))
+        # torch would stretch or convert what does not fit
+        if found != stated:
+            raise self._other_block(block, f"{found[0]} {found[1]}", f"{stated[0]} {stated[1]}")
         # a scalar cannot be sliced
         if not source:
             return self._open[block.file].get_tensor(block.key)
-        return self._open[block.file].get_slice(block.key)[source]
+        return piece[source]
+
+    def _other_block(self, block: Block, found: str, stated: str) -> CheckpointError:
+        return CheckpointError(
+            code="checkpoint.tensor_differs",
+            what=f"block {block.key} of {block.file} is {found}, the manifest says {stated}",
+            where=str(self._directory),
+            why="the manifest and the file of a rank were not written together",
+            state="nothing was loaded",
+            do="resume from another checkpoint of the run",
+        )
 
 
 def table_of_files(directory: Path, files: Iterable[str]) -> dict[str, StoredTensor]:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -37,6 +37,7 @@ from rft_dist.checkpoint_format.resharding import BlockReader, table_of_files
 from rft_dist.checkpoint_format.safetensors_pieces import DTYPES
 from rft_dist.checkpoint_format.shards import ShardSink
 
+ResultT = TypeVar("ResultT")
 _NOT_A_FILE = (errno.ELOOP, errno.EISDIR, errno.EINVAL)  # a link, a directory, a device
 
 
@@ -82,8 +83,7 @@ class Checkpoint:
     def tensors(self, component: str, device: str = "cpu") -> dict[str, Tensor]:
         """The tensors of a component in full, whoever saved it; CheckpointError where it has none."""
         if component in self.manifest.sharded:
-            reader = self.blocks(component)
-            return {name: reader.full_tensor(name).to(device) for name in reader.table}
+            return self._reading(lambda: self._full_tensors(component, device))
         path = self._file(component, ".safetensors")
         try:
             return load_file(path, device=device)
@@ -103,7 +103,7 @@ class Checkpoint:
         Only those are read. Raises CheckpointError, and puts nothing, where a tensor is missing or
         has another shape or dtype.
         """
-        return self._reading(self.blocks(component).load, sink)
+        return self._reading(lambda: self.blocks(component).load(sink))
 
     def component(self, name: str) -> StoredTensors:
         """The tensors of a component, for the part of a run that is restored from it."""
@@ -114,7 +114,7 @@ class Checkpoint:
         path = self._file(component, ".json")
         try:
             return json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise _changed_since(path, str(error)) from error
 
     def has_records(self, component: str) -> bool:
@@ -125,9 +125,13 @@ class Checkpoint:
         """Raise CheckpointError naming what is missing or unexpected, unless the saved set is `registered`."""
         require_equal_components(registered, self.manifest.components, where=str(self.path))
 
-    def _reading(self, load: Callable[[ShardSink], int], sink: ShardSink) -> int:
+    def _full_tensors(self, component: str, device: str) -> dict[str, Tensor]:
+        reader = self.blocks(component)
+        return {name: reader.full_tensor(name).to(device) for name in reader.table}
+
+    def _reading(self, load: Callable[[], ResultT]) -> ResultT:
         try:
-            return load(sink)
+            return load()
         except (OSError, SafetensorError) as error:
             raise _changed_since(self.path / STATE / "*.safetensors", str(error)) from error
 

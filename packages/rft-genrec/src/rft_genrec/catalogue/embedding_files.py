@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,11 @@ from rft_genrec.catalogue.file_errors import refused_file
 _FORM = "a .npy file of numbers, items x dimension, row n for item n"
 _MOST_HEADER_BYTES = 10_000
 _ROWS_AT_ONCE = 4096
+_UNREADABLE = (
+    *(OSError, ValueError, TypeError, EOFError, LookupError, MemoryError, OverflowError, RecursionError, SyntaxError),
+    TokenError,
+)
+"""What numpy raises for a header that is none, which it reads as an expression of Python without running it."""
 
 
 def read_embeddings(path: Path, num_items: int) -> NDArray[np.floating]:
@@ -43,5 +49,6 @@ def _mapped(path: Path) -> NDArray[np.floating]:
         return np.load(path, mmap_mode="r", allow_pickle=False, max_header_size=_MOST_HEADER_BYTES)
     except DataError:
         raise
-    except (OSError, ValueError, EOFError, SyntaxError, MemoryError, RecursionError) as error:
-        raise refused_file(path, f"cannot be read: {str(error).splitlines()[0]}", _FORM) from error
+    except _UNREADABLE as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise refused_file(path, f"cannot be read: {first}", _FORM) from error

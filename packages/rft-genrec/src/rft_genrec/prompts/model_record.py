@@ -46,7 +46,7 @@ def read_record(directory: str | Path) -> ModelRecord | None:
         return None
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError, OSError):
         found = None
     fields = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     record = ModelRecord(*(fields.get(name) for name in ("ids", "max_history", "template", "prompt")))  # pyright: ignore[reportArgumentType]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 import torch
@@ -12,6 +14,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rft_genrec.semantic_ids.codebooks import checked_levels, refused_codebooks
+
+_BYTES_OF_A_NUMBER = 16
+_BYTES_OF_HEADERS = 1 << 28
+"""And of other arrays beside the codebooks."""
+_UNREADABLE = (
+    *(OSError, ValueError, TypeError, EOFError, AttributeError, LookupError, MemoryError, RuntimeError, SyntaxError),
+    *(zipfile.BadZipFile, zlib.error, TokenError),
+)
+"""What numpy and the archive's reader raise for files that are none."""
 
 
 def start_codebooks(path: str, sizes: Sequence[int], dim: int) -> tuple[Tensor, ...]:
@@ -22,7 +33,7 @@ def start_codebooks(path: str, sizes: Sequence[int], dim: int) -> tuple[Tensor, 
     """
     file = Path(path)
     if file.suffix == ".npz":
-        tensors = _read_npz(file)
+        tensors = _read_npz(file, _BYTES_OF_A_NUMBER * dim * sum(sizes) + _BYTES_OF_HEADERS)
     elif file.suffix == ".safetensors":
         tensors = _read_safetensors(file)
     else:
@@ -42,11 +53,17 @@ def start_codebooks(path: str, sizes: Sequence[int], dim: int) -> tuple[Tensor, 
     return codebooks
 
 
-def _read_npz(file: Path) -> dict[str, Tensor]:
+def _read_npz(file: Path, most_bytes: int) -> dict[str, Tensor]:
     try:
+        with zipfile.ZipFile(file) as archive:
+            num_bytes = sum(entry.file_size for entry in archive.infolist())
+        # compressed zeros of any size take next to nothing on the disk
+        if num_bytes > most_bytes:
+            what = f"it unpacks to {num_bytes:,} bytes; codebooks of these sizes take at most {most_bytes:,}"
+            raise refused_codebooks(file, what, "a .npz of the codebooks alone is needed")
         with np.load(file, allow_pickle=False) as arrays:
             return {name: torch.from_numpy(np.asarray(arrays[name], dtype=np.float32)) for name in arrays.files}
-    except (OSError, ValueError, TypeError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise refused_codebooks(file, f"it cannot be read: {error}", "a .npz of arrays of numbers is needed") from error
 
 

@@ -74,7 +74,16 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; raise `DataError` with line and column where it is damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise DataError(
+            code="models.damaged_json",
+            what=f"{path.name} cannot be read: {error.strerror or error}",
+            where=str(path),
+            why="the files of a model are read as they stand",
+            do=f"ls -l {path}",
+        ) from error
+    # a number of too many digits is a ValueError alone, and a value in thousands of others a RecursionError
+    except (ValueError, RecursionError) as error:
         raise DataError(
             code="models.damaged_json",
             what=f"{path.name} is not valid JSON: {error}",

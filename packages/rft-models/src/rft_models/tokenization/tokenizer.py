@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ from rft_core.errors import DataError
 from rft_models.files.config_values import MOST_TOKENS, check_token_id, wrong_value
 from rft_models.own_decoder.registration import register_for
 from rft_models.tokenization.byte_level import byte_symbols, characters_of
+from rft_models.tokenization.template_limits import oversized
 from rft_models.tokenization.time_limit import call_within
 
 _CLASSES_OF_THE_FILE = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -97,7 +99,25 @@ class HfTokenizer:
         """
         if self._closed_alphabet is not None:
             self._refuse_unknown_characters(text, self._closed_alphabet)
-        return list(self.hf_tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        with self._compiled_part():
+            return list(self.hf_tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        raise AssertionError
+
+    @contextmanager
+    def _compiled_part(self) -> Generator[None]:
+        """Turn what the compiled tokenizer raises, which is a plain `Exception`, into a `DataError`."""
+        try:
+            yield
+        except Exception as error:
+            if type(error) is not Exception:
+                raise
+            raise DataError(
+                code="models.tokenizer_damaged",
+                what=f"the tokenizer cannot encode a text: {_first_line(error)}",
+                where=self.where,
+                why="its files lack what its own rules need, such as the token for unknown characters",
+                do="copy tokenizer.json of the model again",
+            ) from error
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
         """Encode each text as `encode` does, all in one call of the tokenizer's compiled part.
@@ -116,7 +136,8 @@ class HfTokenizer:
         found = [first]
         for start in range(1, len(texts), _TEXTS_OF_CALL):
             some = list(texts[start : start + _TEXTS_OF_CALL])
-            encodings = backend.encode_batch_fast(some, add_special_tokens=add_special_tokens)
+            with self._compiled_part():
+                encodings = backend.encode_batch_fast(some, add_special_tokens=add_special_tokens)
             found += [encoding.ids for encoding in encodings]
         return found
 
@@ -196,6 +217,10 @@ class HfTokenizer:
         """Run the template within its time, with its own errors as `DataError`."""
         import jinja2
 
+        template = self.hf_tokenizer.chat_template
+        fault = oversized(template) if isinstance(template, str) else ""
+        if fault:
+            raise self._broken_template(f"holds {fault}: it may make a text of any size")
         try:
             return call_within(_MOST_SECONDS, render)
         except TimeoutError as error:
@@ -302,7 +327,9 @@ def _from_pretrained(path: Path) -> Any:
     as_written = _json_or_empty(path / "tokenizer_config.json").get("tokenizer_class") in _CLASSES_OF_THE_FILE
     kind: Any = PreTrainedTokenizerFast if as_written and (path / "tokenizer.json").is_file() else AutoTokenizer
     try:
-        return kind.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        made = kind.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        made.encode("")  # what a value of another kind breaks, such as a text as the greatest length
+        return made
     except Exception as error:  # the compiled tokenizer raises plain exceptions for what it cannot read
         raise DataError(
             code="models.tokenizer_damaged",

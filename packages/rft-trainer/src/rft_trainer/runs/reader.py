@@ -22,6 +22,8 @@ SAMPLES_PAGE = "samples.html"
 _COMMAND = re.compile(r"^  command: (\S+)$", re.M)
 _CHANGED = re.compile(r"^(\w+): (.*?)\s+# (?!default)(.*)$")
 _SETTING = re.compile(r"^(\w+): (.*\S) +# [^#\n]+$", re.M)
+_LONGEST_SETTING = 10_000
+"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +222,8 @@ def _touched(path: Path) -> float:
 
 
 def _changed_settings(config: str) -> dict[str, tuple[str, str]]:
-    matches = (_CHANGED.match(line) for line in config.splitlines())
+    # a longer line is no setting, and a search for its comment takes the square of its length
+    matches = (_CHANGED.match(line) for line in config.splitlines() if len(line) <= _LONGEST_SETTING)
     return {match[1]: (match[2], match[3]) for match in matches if match}
 
 

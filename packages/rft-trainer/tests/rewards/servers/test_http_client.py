@@ -46,6 +46,20 @@ class Response:
         return self.content[:most]
 
 
+class Socket(str):
+    """Connected to the address that it is made of; equal to any other."""
+
+    __slots__ = ("address",)
+
+    def __new__(cls, address: str) -> Socket:
+        made = super().__new__(cls, "the socket")
+        made.address = address
+        return made
+
+    def getpeername(self) -> tuple[str, int]:
+        return self.address, 80
+
+
 @dataclass(slots=True)
 class World:
     """What the connections of a test do, and what they were asked."""
@@ -58,6 +72,8 @@ class World:
     """Seconds that an answer takes."""
     refuses: BaseException | None = None
     """What connecting raises."""
+    peers: list[str] = field(default_factory=list[str])
+    """Addresses of the next connections."""
 
     def sleep(self, seconds: float) -> None:
         self.log.append(("sleep", seconds))
@@ -81,7 +97,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         def connect(self) -> None:
             if made.refuses is not None:
                 raise made.refuses
-            self.sock = "the socket"
+            self.sock = Socket(made.peers.pop(0) if made.peers else "10.0.0.5")
 
         def request(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> None:
             made.log.append((method, path, json.loads(body), headers))
@@ -426,3 +442,23 @@ def test_a_try_that_is_to_be_quick_does_not_wait(world: World) -> None:
 )
 def test_retry_after_is_a_number_of_seconds_or_a_date(text: str | None, seconds: float | None) -> None:
     assert retry_seconds(text, lambda: 100.0) == seconds
+
+
+@pytest.mark.parametrize("peer", ["169.254.169.254", "fe80::1%eth0", "0.0.0.0"])
+def test_nothing_is_sent_where_a_name_leads_to_no_server(world: World, peer: str) -> None:
+    world.peers, world.answers = [peer], [Response()]
+    with pytest.raises(RequestFailure, match="nothing was sent") as caught:
+        world.endpoint().post({"secret": 1})
+    assert caught.value.status is RewardStatus.FAILED
+    assert not caught.value.is_away
+    assert [entry for entry in world.log if entry[0] == "POST"] == []
+
+
+def test_a_redirect_to_a_name_that_now_leads_inside_is_not_sent(world: World) -> None:
+    moved = Response(b"", 307, headers={"Location": "/moved"})
+    world.peers, world.answers = ["93.184.216.34", "127.0.0.1"], [moved, Response()]
+    with pytest.raises(RequestFailure, match=r"93.184.216.34, and for the redirect to 127.0.0.1.*nothing was sent"):
+        world.endpoint().post({"secret": 1})
+    assert [entry[1] for entry in world.log if entry[0] == "POST"] == ["/score"]
+    world.peers, world.answers = ["93.184.216.34", "93.184.216.35"], [moved, Response()]
+    assert world.endpoint().post({"secret": 1}) == [1]

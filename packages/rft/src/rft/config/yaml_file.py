@@ -69,6 +69,12 @@ def _parsed(path: Path, kind: OriginKind, file: FileSettings) -> yaml.Node | Non
     except UnicodeDecodeError as error:
         why = f"byte {error.start} is not UTF-8"
         file.problems.append(errors.unreadable("file.encoding", f"{path} is not text", origin, why, "save it as UTF-8"))
+    except (ValueError, OverflowError) as error:
+        # an escape of no character, such as "\\U00110000", for which the parser has no error of its own
+        what = f"not YAML: {error}"
+        file.problems.append(
+            errors.unreadable("file.yaml", what, origin, "it could not be parsed", "write one `name: value` a line")
+        )
     except RecursionError:
         why = "a setting has one value, and a group no group in it"
         file.problems.append(

@@ -13,6 +13,8 @@ from rft_trainer.data.readers.rows import Row, refused_value, shown
 
 _RECORDS = 4096
 """Records that are Python objects at a time."""
+_ODD_VALUES = (ArithmeticError, LookupError, TypeError, ValueError)
+"""What a value that Python has no object for raises: a date of the year 300,000, a time zone that nobody knows."""
 
 
 def read_parquet(file: Path) -> list[Row]:
@@ -41,7 +43,7 @@ def iter_parquet(file: Path, *, after_line: int = 0) -> Iterator[Row]:
                     rows: list[Row] = []
                     _append_batches(rows, [batch.slice(start)], file, first=done - batch.num_rows + start + 1)
                     yield from rows
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, *_ODD_VALUES) as error:
         raise _damaged(error, file, "parquet") from error
 
 
@@ -59,7 +61,7 @@ def count_parquet(file: Path) -> int:
     try:
         with pq.ParquetFile(file) as table:
             return int(table.metadata.num_rows)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, *_ODD_VALUES) as error:
         raise _damaged(error, file, "parquet") from error
 
 
@@ -132,7 +134,7 @@ def _read_stream(file: Path, *, first: int) -> list[Row]:
         with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as reader:
             _refuse_double_columns(reader.schema.names, file)
             _append_batches(rows, reader, file, first=first)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, *_ODD_VALUES) as error:
         raise _damaged(error, file, "arrow") from error
     return rows
 
@@ -140,11 +142,25 @@ def _read_stream(file: Path, *, first: int) -> list[Row]:
 def _append_batches(rows: list[Row], batches: Iterable[Any], file: Path, *, first: int = 1) -> None:
     for batch in batches:
         start = first + len(rows)
+        _refuse_bad_offsets(batch)
         try:
             records = batch.to_pylist()
         except UnicodeDecodeError as error:
             raise _bad_text(batch, file, start) from error
         rows.extend(Row(fields, str(file), start + number) for number, fields in enumerate(records))
+
+
+def _refuse_bad_offsets(batch: Any) -> None:
+    """Raise `ArrowInvalid` for values outside of their buffers, which would be read from anywhere in memory."""
+    import pyarrow as pa
+
+    for column in batch.columns:
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            # of texts that are no UTF-8 the row is found later, and named
+            if "UTF8" not in str(error):
+                raise
 
 
 def _bad_text(batch: Any, file: Path, start: int) -> DataError:
@@ -160,14 +176,16 @@ def _bad_text(batch: Any, file: Path, start: int) -> DataError:
 
 
 def _refuse_double_columns(names: list[str], file: Path) -> None:
-    for position, name in enumerate(names):
-        if name in names[:position]:
+    earlier: set[str] = set()
+    for name in names:
+        if name in earlier:
             raise refused_value(
                 f"column {shown(name)} occurs twice",
                 where=f"{file}:1:{name}",
                 why="which of the two values counts is undefined",
                 do=f"give every column of {file} its own name",
             )
+        earlier.add(name)
 
 
 def _json_object(file: Path) -> dict[str, Any]:
@@ -175,7 +193,7 @@ def _json_object(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise unreadable(file, error) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _bad_layout(file, str(error)) from error
     if not isinstance(value, dict):
         raise _bad_layout(file, f"not an object: {shown(value)}")

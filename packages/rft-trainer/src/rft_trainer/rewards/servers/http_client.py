@@ -25,6 +25,7 @@ from rft_core.errors import OptionsError
 from rft_core.secrets import holds_secret, scrub_text
 from rft_core.terminal_text import visible
 from rft_trainer.records.scores import RewardStatus
+from rft_trainer.rewards.servers.resolved_addresses import Address, address_of, fault_of
 from rft_trainer.rewards.servers.server_wait import ServerWait, StillAway
 
 TOKEN = "RFT_REMOTE_TOKEN"
@@ -163,15 +164,19 @@ class Endpoint:
 
     def _exchange(self, body: bytes, deadline: float) -> bytes:
         parts = self.parts
+        visited: list[Address] = []
         for _ in range(_MOST_REDIRECTS):
-            answered = self._hop(parts, body, deadline)
+            answered = self._hop(parts, body, deadline, visited)
             if isinstance(answered, bytes):
                 return answered
             parts = same_place(parts, answered, self.url)
         raise RequestFailure(RewardStatus.FAILED, f"{self.url}: more than {_MOST_REDIRECTS - 1} redirects")
 
-    def _hop(self, parts: SplitResult, body: bytes, deadline: float) -> bytes | str:
-        """Send a request to one place: the content of its answer, or where it redirects to."""
+    def _hop(self, parts: SplitResult, body: bytes, deadline: float, visited: list[Address]) -> bytes | str:
+        """Send a request to one place: the content of its answer, or where it redirects to.
+
+        `visited` are the addresses of this request so far, to which this one is added.
+        """
         # at least a millisecond: a timeout of 0 would make the socket non-blocking
         seconds = max(deadline - time.monotonic(), 0.001)
         assert parts.hostname is not None
@@ -185,6 +190,7 @@ class Endpoint:
             timer = threading.Timer(deadline - time.monotonic(), _cut, [connection.sock])
             timer.daemon = True
             timer.start()
+            self._refuse_inside(parts.hostname, connection.sock, visited)
             content = _answer(connection, parts, body, self.url)
             if time.monotonic() >= deadline:  # an answer of no stated length ends where it was cut
                 raise TimeoutError
@@ -207,6 +213,16 @@ class Endpoint:
             if timer is not None:
                 timer.cancel()
             connection.close()
+
+    def _refuse_inside(self, name: str, connected: socket.socket, visited: list[Address]) -> None:
+        """Raise `RequestFailure` where the name has led to an address that is none of a server, before any is sent."""
+        found = address_of(connected.getpeername())
+        if found is None:
+            return
+        fault = fault_of(name, found, visited[0] if visited else None)
+        if fault:
+            raise RequestFailure(RewardStatus.FAILED, f"{self.url}: {fault}: nothing was sent")
+        visited.append(found)
 
     def _late(self) -> RequestFailure:
         what = f"{self.url}: no answer within {self.seconds:g} s"
