@@ -28,10 +28,11 @@ _SECRET_TEXT = re.compile(
 )
 _NAMED_SECRET = re.compile(
     r"""(?P<name>
-          \b[A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|_KEY)\b        # a variable of an environment
-        | \b(?i:api[_-]?key|(?:access|secret|private|signing|account)[_-]?key|[a-z_]*secret|password|passwd|passphrase
-            |(?:access|auth|refresh|bearer|hf|api|session|bot|id)[_-]token
-            |(?:set-)?cookie)\b                                                # a field of a request or a file
+          (?:\b|(?<=\\[nrt])) # a word, also behind an escaped end of a line
+          (?:[A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|_KEY)  # a variable of an environment
+            |(?i:api[_-]?key|(?:access|secret|private|signing|account)[_-]?key  # a field of a request or a file
+              |[a-z_]*secret|password|passwd|passphrase|(?:set-)?cookie
+              |(?:access|auth|refresh|bearer|hf|api|session|bot|id)[_-]token))\b
         | (?<=[?&])(?i:[a-z_-]*(?:token|key|secret|password|signature|sig|auth))(?==)) # of a URL's query
         (?P<between>\\*["']?\s*[:=]\s*\\*["']?)(?!\(hidden)(?P<value>[^\s"',;&{}()\\]{4,})""",
     re.X,
