@@ -172,14 +172,8 @@ def start(
         run: RunSettings = resolved.settings.run
         sinks = [JsonlSink(directory), *front.make_sinks(run, num_steps), FindingSink(directory, resolved.command)]
         sinks += requested_trackers(run, directory.optional)
-        sinks += requested_profile(
-            run,
-            directory.optional,
-            command=resolved.command,
-            device=machine.device,
-            world_size=machine.ranks.world_size,
-            compiled=resolved.values.get("compile", "off") != "off",
-        )
+        place = (machine.device, machine.ranks.world_size)
+        sinks += requested_profile(run, directory.optional, resolved.values, resolved.command, *place)
     return RunStart(
         resolved=resolved,
         # a run that begins again by a resume keeps the command that made it

@@ -116,9 +116,9 @@ def test_settings_ask_for_it_and_a_full_disk_ends_no_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = OptionalFiles()
-    machine: Any = {"command": "sft", "device": "cpu", "world_size": 1}
-    assert requested_profile(RunSettings(), files, **machine, compiled=False) == []
-    (sink,) = requested_profile(RunSettings(profile="1"), files, **machine, compiled=True)
+    place = ("sft", "cpu", 1)
+    assert requested_profile(RunSettings(), files, {}, *place) == []
+    (sink,) = requested_profile(RunSettings(profile="1"), files, {}, *place)
     sink.start(RunInfo("run", tmp_path))
 
     def refused(*_: Any, **__: Any) -> None:
@@ -133,8 +133,8 @@ def test_settings_ask_for_it_and_a_full_disk_ends_no_run(
 
 
 def test_reads_are_not_counted_beside_compiled_layers_on_a_cpu(tmp_path: Path) -> None:
-    machine: Any = {"command": "sft", "device": "cpu", "world_size": 1}
-    (sink,) = requested_profile(RunSettings(profile="1"), OptionalFiles(), **machine, compiled=True)
+    place = ("sft", "cpu", 1)
+    (sink,) = requested_profile(RunSettings(profile="1"), OptionalFiles(), {"compile": "on"}, *place)
     sink.start(RunInfo("run", tmp_path))
     assert "item" not in vars(torch.Tensor)
     steps(sink, range(1, 2))

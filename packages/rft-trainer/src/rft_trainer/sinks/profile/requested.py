@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rft_trainer.metrics.sink import Sink
 from rft_trainer.runs.optional_files import OptionalFiles
 from rft_trainer.settings.run import RunSettings
@@ -13,21 +16,22 @@ _COMPILED = "compiled layers on a CPU would be compiled anew to be counted"
 
 
 def requested_profile(
-    run: RunSettings, files: OptionalFiles, *, command: str, device: str, world_size: int, compiled: bool
+    run: RunSettings, files: OptionalFiles, values: Mapping[str, Any], command: str, device: str, world_size: int
 ) -> list[Sink]:
     """Return the sink that records the steps of `profile`; none where it is empty.
 
     Args:
         run: settings with the steps.
         files: counts what cannot be written.
+        values: all settings by name, of which `compile` says whether layers may be compiled.
         command: that made the run.
         device: of this rank.
         world_size: number of ranks.
-        compiled: whether layers may be compiled.
     """
     if not run.profile:
         return []
-    why_unread = _COMPILED if compiled and not device.startswith("cuda") else ""
+    compiled = values.get("compile", "off") != "off" and not device.startswith("cuda")
+    why_unread = _COMPILED if compiled else ""
     sink = ProfileSink(
         parse_steps(run.profile), command=command, device=device, world_size=world_size, why_unread=why_unread
     )
