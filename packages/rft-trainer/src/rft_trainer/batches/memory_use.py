@@ -1,4 +1,4 @@
-"""What holds the memory at the moment at which it runs out: owners, the largest tensors, and torch's own account of it.
+"""Holders of the memory at the moment at which it runs out: owners, largest tensors, and torch's own account of it.
 
     weights          parameters and buffers of every module of the process
     gradients        of these parameters

@@ -80,7 +80,7 @@ class ReadCalls:
             self._replace(torch, name)
 
     def close(self) -> None:
-        """Stop counting."""
+        """Stop counting, and put the functions back."""
         while self._replaced:
             owner, name, own = self._replaced.pop()
             if own is None:

@@ -20,7 +20,7 @@ _OPERATIONS, _PLACES = 15, 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiled:
-    """What was recorded of a run, on its first rank."""
+    """Records of some steps of a run, on its first rank."""
 
     run: str
     command: str

@@ -1,4 +1,4 @@
-"""What a trace of torch's profiler says: seconds of operations by phase, the share in which the GPU was busy, waits.
+"""Sums of a trace of torch's profiler: seconds of operations by phase, the share in which the GPU was busy, waits.
 
 A trace is the list of events that `torch.profiler` exports (Chrome's format): name, category, thread, start and
 duration in microseconds. A phase of a step is an annotation in it (`rft_trainer.metrics.phase_timer`).
@@ -38,7 +38,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """What the GPU did in the window of the trace."""
+    """Work of the GPU in the window of the trace."""
 
     busy_seconds: float
     """In which at least one kernel or copy was under way."""
