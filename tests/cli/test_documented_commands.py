@@ -80,7 +80,7 @@ def understood(verb: str, words: list[str]) -> None:
         words = [word for word in words if word != "..."]
     if verb == "plan":
         asked = plan.sort_words(words)
-        verb, words = asked.command, asked.words
+        verb, words = asked.command, [*asked.words, *(("--pretrain", "MODEL") if asked.family else ())]
     if verb == "resume":
         verb, words = "rl", ["--pretrain", *words]
     for flag, other in commands()[verb].switches:

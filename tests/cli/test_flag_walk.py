@@ -185,6 +185,7 @@ SHARED = IMAGES | {
     "max_rollbacks": Row("--max_rollbacks 1", "calls:rollbacks"),
     "max_norm_spike": Row("--max_norm_spike 9", "calls:norm spike"),
     "weight_check_steps": Row("--weight_check_steps 1", "calls:weight checks"),
+    "profile": Row("--profile 1", "calls:profiled"),
     "use_wandb": Row("--use_wandb ours", "calls:wandb"),
     "wandb_org": Row("--wandb_org us", "calls:wandb", "--use_wandb ours"),
     "wandb_group": Row("--wandb_group some", "calls:wandb", "--use_wandb ours"),
@@ -691,6 +692,7 @@ class Spies:
             "norm spike",
             "weight checks",
             "compiled",
+            "profiled",
         )
         return found | {key: self.values.get(key) for key in keys}
 
@@ -729,6 +731,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     from rft_trainer.data import prefetch
     from rft_trainer.rewards.unit_tests import code
     from rft_trainer.scoring import logprobs
+    from rft_trainer.sinks.profile import requested
     from rft_trainer.update import optimizer_step
     from rft_trainer.workers import pool
 
@@ -775,6 +778,8 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     watch(run_lifecycle, "going_back", lambda training, started, limit: spies.keep("rollbacks", limit))
     # what it does is seen in packages/rft-models/tests/layers/test_compiled_blocks.py
     patch.setattr(compiled, "CompiledBlocks", lambda blocks: spies.keep("compiled", len(blocks)))
+    # what it records is seen in tests/invariants/test_profiled_runs.py
+    watch(requested, "ProfileSink", lambda steps, **_: spies.keep("profiled", str(steps)))
     watch(step_guards, "WeightCheck", lambda **made: spies.keep("weight checks", made["every"]))
     watch(optimizer_step, "pack", lambda samples, *_, **options: spies.micro_batch(samples, options))
     watch(NativeEngine, "_take_cache", lambda self, rows, length: spies.keep("decoded rows", rows))

@@ -88,6 +88,42 @@ def test_a_plan_that_does_not_fit_names_the_flags_with_which_it_does(
     assert f"write {ladder['flags']}" in page
 
 
+def test_a_family_is_gone_through_up_to_the_first_model_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sft", "--max_len", "2048", "--bf16", "--train_batch_size", "8", "--largest", "qwen2.5"]
+    fitting: list[int] = []
+    for memory in ("24", "40"):
+        told = planned(*words, "--gpu_memory", memory, capsys=capsys)
+        assert [model["fits"] for model in told["models"]] == [True] * (len(told["models"]) - 1) + [False]
+        assert all(model["peak_bytes"] <= 0.9 * int(memory) * 2**30 for model in told["models"][:-1])
+        fitting.append(len(told["models"]))
+    assert 1 < fitting[0] <= fitting[1]
+    assert plan.run([*words, "--gpu_memory", "24"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("predicted    qwen2.5 on 24 GiB a GPU, by formula")
+    assert "does not fit" in page
+    for more, code in ((["--gpu_memory", "24", "--pretrain", "x"], "plan.two_models"), ([], "plan.no_memory")):
+        with pytest.raises(OptionsError) as caught:
+            plan.run([*words, *more])
+        assert caught.value.problem.code == code
+
+
+def test_samples_a_minute_need_a_measured_rate_and_a_stage_that_only_trains(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--pretrain", str(model), "--by_formula"]
+    assert planned("sft", *words, capsys=capsys)["speed"] is None
+    speed = planned("sft", *words, "--model_tflops", "2.5", capsys=capsys)["speed"]
+    assert speed["samples_a_minute"] == pytest.approx(60 * 2.5e12 / speed["flops_a_sample"])
+    assert speed["num_tokens"] == 64
+    assert plan.run(["sft", *words, "--model_tflops", "2.5"]) == 0
+    assert "speed        predicted: " in capsys.readouterr().out
+    told = planned("rl", *words, "--model_tflops", "2.5", capsys=capsys)
+    assert told["speed"] is None
+    assert any("no samples a minute" in note for note in told["notes"])
+    with pytest.raises(OptionsError, match="model_tflops"):
+        plan.run(["sft", *words, "--model_tflops", "fast"])
+
+
 def planned(*words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     assert plan.run([*words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)

@@ -13,17 +13,28 @@ HIDDEN = "(hidden: looks like a secret)"
 _SECRET_NAME = re.compile(r"(?:^|[_-])(?:api[_-]?key|access[_-]?key|token|secret|password|passwd|credentials?)$", re.I)
 _SECRET_TEXT = re.compile(
     r"""\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|wandb_v\d_[A-Za-z0-9_]{16,}
-        |AKIA[0-9A-Z]{12,}|local-[0-9a-f]{32,}|(?<![0-9a-f@])(?<!snapshots/)[0-9a-f]{40}(?![0-9a-f]))\b
+        |AKIA[0-9A-Z]{12,}|ASIA[0-9A-Z]{12,}|local-[0-9a-f]{32,}
+        |github_pat_[A-Za-z0-9_]{16,}|gl(?:pat|dt|rt)-[A-Za-z0-9_-]{16,}|xox[abeoprs]-[A-Za-z0-9-]{10,}
+        |AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{16,}|npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_-]{16,}
+        |nvapi-[A-Za-z0-9_-]{16,}|gsk_[A-Za-z0-9]{16,}|xai-[A-Za-z0-9]{16,}|r8_[A-Za-z0-9]{16,}
+        |dckr_pat_[A-Za-z0-9_-]{16,}|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}
+        |eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*
+        |(?<![0-9a-f@])(?<!snapshots/)[0-9a-f]{40}(?![0-9a-f]))\b
+        |-----BEGIN\ [A-Z ]*PRIVATE\ KEY-----[\s\S]*?-----END\ [A-Z ]*PRIVATE\ KEY-----
         |(?<=[Bb]earer\ )(?!\(hidden)\S{8,}
-        |(?<=://)[^/\s:@'"]+(?::[^/\s@'"]*)?(?=@)""",
+        |(?<=[Bb]asic\ )(?=[A-Za-z+/]*[0-9+/=])[A-Za-z0-9+/=]{8,}
+        |(?<=://)(?!\(hidden)[^/\s'"]+(?=@)""",
     re.X,
 )
 _NAMED_SECRET = re.compile(
     r"""(?P<name>
-          \b[A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|_KEY)\b        # a variable of an environment
-        | \b(?i:api[_-]?key|access[_-]?key|[a-z_]*secret|password|passwd)\b      # a field of a request or a file
+          (?:\b|(?<=\\[nrt])) # a word, also behind an escaped end of a line
+          (?:[A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|_KEY)  # a variable of an environment
+            |(?i:api[_-]?key|(?:access|secret|private|signing|account)[_-]?key  # a field of a request or a file
+              |[a-z_]*secret|password|passwd|passphrase|(?:set-)?cookie
+              |(?:access|auth|refresh|bearer|hf|api|session|bot|id)[_-]token))\b
         | (?<=[?&])(?i:[a-z_-]*(?:token|key|secret|password|signature|sig|auth))(?==)) # of a URL's query
-        (?P<between>["']?\s*[:=]\s*["']?)(?!\(hidden)(?P<value>[^\s"',;&{}()]{4,})""",
+        (?P<between>\\*["']?\s*[:=]\s*\\*["']?)(?!\(hidden)(?P<value>[^\s"',;&{}()\\]{4,})""",
     re.X,
 )
 _SECRET_WORDS = {
@@ -37,7 +48,7 @@ _SECRET_WORDS = {
     "CREDENTIAL",
     "CREDENTIALS",
 }
-_LAST_WORDS = {"KEY", "KEYS", "APIKEY", "AUTH", "PAT"}
+_LAST_WORDS = {"KEY", "KEYS", "APIKEY", "AUTH", "PAT", "PASS", "JWT", "COOKIE"}
 _PLACES = {"FILE", "PATH", "DIR", "URL", "URI", "LIFETIME"}
 """Last words of variables that say where a secret is."""
 _SHORTEST = 6

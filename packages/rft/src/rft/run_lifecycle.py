@@ -45,6 +45,7 @@ from rft_trainer.runs.verdict import evidence_of, unwritten, verdict
 from rft_trainer.settings.run import RunSettings
 from rft_trainer.sinks.findings import FindingSink
 from rft_trainer.sinks.jsonl import JsonlSink
+from rft_trainer.sinks.profile.requested import requested_profile
 from rft_trainer.sinks.trackers import requested_trackers
 
 _LOG = logging.getLogger(__name__)
@@ -171,6 +172,8 @@ def start(
         run: RunSettings = resolved.settings.run
         sinks = [JsonlSink(directory), *front.make_sinks(run, num_steps), FindingSink(directory, resolved.command)]
         sinks += requested_trackers(run, directory.optional)
+        place = (machine.device, machine.ranks.world_size)
+        sinks += requested_profile(run, directory.optional, resolved.values, resolved.command, *place)
     return RunStart(
         resolved=resolved,
         # a run that begins again by a resume keeps the command that made it

@@ -40,7 +40,7 @@ class Log:
 def test_phases_and_steps_are_recorded_for_the_monitor_and_in_the_log(calls: Any) -> None:
     log: Any = Log(calls)
     activity = calls.double("activity", last=None, step=5)
-    process = MonitoredProcess(calls.double("watch", activity=activity), log)
+    process = MonitoredProcess(calls.double("watch", activity=activity), log, calls.double("stacks"))
     process.attach(Path("run"), "resume")
     process.enter_phase("rollout")
     process.enter_phase(None)
@@ -49,10 +49,13 @@ def test_phases_and_steps_are_recorded_for_the_monitor_and_in_the_log(calls: Any
     process.end_step()
     assert calls.taken() == [
         "log.attach(run)",
+        f"stacks.attach({Path('run')!r})",
         f"watch.folder.attach({Path('run')!r}, 'resume')",
         "log.flush()",
+        "stacks.open()",
         "activity.enter_phase('rollout')",
         "log.flush()",
+        "stacks.open()",
         "activity.enter_phase(None)",
         "activity.end_step()",
         "activity.end_step()",

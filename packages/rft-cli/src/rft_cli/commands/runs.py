@@ -1,11 +1,13 @@
-"""`rft-train runs [DIR]`, `rft-train runs show RUN`: the runs and their outcomes."""
+"""`rft-train runs [DIR]`, `runs show RUN`, `runs stacks RUN`: the runs, their outcomes, where they are just now."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from rich.console import Console
 
+from rft.process.stack_dumps import main_thread_lines, request_stacks
 from rft_cli.commands import arguments
 from rft_cli.diagnostics.console import SafeConsole
 from rft_cli.pages.runs import page_of_run, table_of_runs
@@ -16,10 +18,14 @@ from rft_trainer.runs.reader import is_run, read_run, read_runs
 
 USAGE = """usage: rft-train runs [DIR]        a table of the runs in DIR (default: runs), the newest first
        rft-train runs show RUN     one run: outcome, changed settings, curves, evaluations, files
+       rft-train runs stacks RUN   where each rank of a run that goes on is: stacks of all its threads
 
-RUN is a directory, or the name of one in runs/. Only files are read; a run may be going on."""
+RUN is a directory, or the name of one in runs/. A run may be going on: its files are read, and `stacks` lets each rank
+on this machine write its stacks into logs/stacks_rank_N.txt (signal SIGUSR2), which neither ends nor changes it."""
 
 HOME = Path("runs")
+_LINES = 12
+"""Of the main thread of a rank on the page; its file has all lines of all threads."""
 
 
 def run(argv: list[str]) -> int:
@@ -30,6 +36,10 @@ def run(argv: list[str]) -> int:
     if argv and argv[0] == "show":
         parsed = arguments.parse("runs show", argv[1:], most=1)
         wide_console().print(page_of_run(read_run(find_run(parsed.word(0)))))
+        return 0
+    if argv and argv[0] == "stacks":
+        parsed = arguments.parse("runs stacks", argv[1:], most=1)
+        _print_stacks(find_run(parsed.word(0)))
         return 0
     parsed = arguments.parse("runs", argv, most=1)
     directory = Path(parsed.word(0, str(HOME)))
@@ -50,6 +60,26 @@ def wide_console() -> Console:
     """Return a console that does not cut piped output at 80 columns, as programs and files read it."""
     console = SafeConsole(highlight=False)
     return console if console.is_terminal else SafeConsole(highlight=False, width=200)
+
+
+def _print_stacks(run: Path) -> None:
+    """Print where the main thread of each rank is, and the file with the stacks of all threads."""
+    found = list(request_stacks(run))
+    if not any(rank.text for rank in found):
+        why = "; ".join(f"rank {rank.rank}: {rank.missing}" for rank in found)
+        raise DataError(
+            code="run.no_stacks",
+            what=f"no rank of {run} wrote its stacks",
+            where=str(run / "logs"),
+            why=why or "it has no logs/stacks_rank_N.txt: it has ended, or its first phase has not begun",
+            state="nothing was changed",
+            do=f"rft-train runs show {shlex.quote(str(run))}",
+        )
+    for rank in found:
+        said = rank.missing or f"{rank.num_threads} threads in {rank.file}; the main one, innermost first:"
+        print(visible(f"rank {rank.rank}: {said}"))
+        for line in main_thread_lines(rank, _LINES):
+            print(visible(f"    {line}"))
 
 
 def find_run(reference: str) -> Path:

@@ -1,4 +1,4 @@
-"""The diagnostics file of a failed command: command, settings, versions and traceback. No secrets.
+"""The diagnostics file of a failed command: command, settings, machine, versions, traceback, stacks, logs. No secrets.
 
 A command registers its run directory (`remember_run_directory`), so that the file can be
 written there wherever the failure happens; the resolved settings and the last metrics are read from it.
@@ -12,12 +12,14 @@ import platform
 import shlex
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from rft.doctor.hardware import hardware
 from rft_core.errors import Problem
 from rft_core.secrets import scrub, scrub_command, scrub_text
 from rft_trainer.runs.reader import last_rows, read_text
@@ -35,6 +37,14 @@ PACKAGES = (
     "transformers",
     "safetensors",
     "pydantic",
+    "tokenizers",
+    "pyarrow",
+    "vllm",
+    "sglang",
+    "deepspeed",
+    "peft",
+    "flash-attn",
+    "triton",
 )
 _ENVIRONMENT = (
     "RFT_",
@@ -50,6 +60,8 @@ _ENVIRONMENT = (
     "NODE_RANK",
 )
 NUM_ROWS = 20
+NUM_LINES, NUM_LOGS = 40, 8
+"""Last lines of a log, and logs, that of this rank first: a run of a thousand ranks has as many."""
 
 
 class _Context:
@@ -98,13 +110,39 @@ def contents(error: BaseException, argv: list[str], problem: Problem | None = No
         "command": ["rft-train", *scrub_command(argv)],
         "working_directory": str(Path.cwd()),
         "versions": {"python": sys.version, "platform": platform.platform()} | _versions(),
+        "hardware": scrub(hardware()),
         "environment": scrub({k: v for k, v in sorted(os.environ.items()) if k.startswith(_ENVIRONMENT)}),
         "settings": scrub_text(read_text(run / "config.yaml")).splitlines() if run else [],
         # a traceback quotes messages, which may hold a key
         "traceback": scrub_text("".join(traceback.format_exception(error))).splitlines(),
+        "stacks": scrub(_stacks()),
+        "logs": _logs(run) if run else {},
         "run_directory": str(run) if run else None,
         "last_metrics": scrub(last_rows(run / "metrics.jsonl", NUM_ROWS)) if run else [],
     }
+
+
+def _stacks() -> dict[str, list[str]]:
+    """Return the stacks of all threads, innermost line first; no lines of code, which may hold a key."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return {
+        f"{names.get(ident, 'unknown')} ({ident})": [
+            f"{each.f_code.co_filename}:{number} ({each.f_code.co_name})"
+            for each, number in traceback.walk_stack(frame)
+        ]
+        for ident, frame in sys._current_frames().items()
+    }
+
+
+def _logs(run: Path) -> dict[str, list[str]]:
+    """Return the last lines of the logs of ranks, by name."""
+    own = f"rank_{os.environ.get('RANK', '0')}.log"
+    files = sorted((run / "logs").glob("*rank_*.log"), key=lambda file: (file.name != own, file.name))
+    return {file.name: scrub_text("\n".join(_tail(file))).splitlines() for file in files[:NUM_LOGS]}
+
+
+def _tail(file: Path) -> list[str]:
+    return read_text(file).splitlines()[-NUM_LINES:]
 
 
 def _versions() -> dict[str, str]:

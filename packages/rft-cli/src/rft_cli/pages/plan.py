@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rft.planning.fit_ladder import HEADROOM, Ladder
-from rft.planning.run_plan import RunPlan
+from rft.planning.largest_model import ModelFit
+from rft.planning.predicted_speed import PredictedSpeed
+from rft.planning.run_plan import PlanRequest, RunPlan
 from rft_cli.pages.run_plan_ranks import grid_lines, share_line
 
 if TYPE_CHECKING:  # its module imports torch, and a plan without images needs none
@@ -39,6 +42,7 @@ def lines(plan: RunPlan) -> list[str]:
         left = plan.gpu_memory - max(training, rollout) / _GIB
         word = "are left" if left >= 0 else "are missing"
         rows.append(f"{'':<12} {abs(left):.1f} GiB of {plan.gpu_memory} {word}, before what the libraries take")
+    rows += [f"{'speed':<12} {line}" for line in (speed_lines(plan.speed) if plan.speed else ())]
     return rows + [f"{'note':<12} {note}" for note in plan.notes]
 
 
@@ -63,8 +67,41 @@ def as_object(plan: RunPlan) -> dict[str, Any]:
         "gpu_memory": plan.gpu_memory,
         "images": asdict(plan.images) if plan.images else None,
         "ladder": {**asdict(plan.ladder), "fits": plan.ladder.fits} if plan.ladder else None,
+        "speed": asdict(plan.speed) if plan.speed else None,
         "notes": plan.notes,
     }
+
+
+def speed_lines(speed: PredictedSpeed) -> list[str]:
+    """Return the predicted samples a minute with what they assume."""
+    devices = "1 device" if speed.num_devices == 1 else f"{speed.num_devices:,} devices"
+    return [
+        f"predicted: {speed.samples_a_minute:,.1f} samples a minute of {speed.num_tokens:,} tokens, the longest "
+        f"allowed ({speed.flops_a_sample / 1e12:,.2f} x 10^12 operations each)",
+        f"with {speed.model_tflops:g} x 10^12 operations a second of each of {devices} (--model_tflops), and nothing "
+        "beside forward and backward",
+    ]
+
+
+def fit_lines(family: str, request: PlanRequest, fits: Sequence[ModelFit]) -> list[str]:
+    """Return what a card can train of a family, model by model."""
+    memory = request.numbers["gpu_memory"]
+    best = next((fit for fit in reversed(fits) if fit.fits), None)
+    largest = f"the largest that fits is {best.name}" if best else "none fits"
+    rows = [
+        f"{'predicted':<12} {family} on {memory} GiB a GPU, by formula, {HEADROOM:.0%} of it left free: {largest}",
+        *(f"{'':<12} {_fit_line(fit)}" for fit in fits),
+    ]
+    if fits[-1].fits:
+        rows.append(f"{'':<12} no larger one of the family is known here")
+    return rows
+
+
+def _fit_line(fit: ModelFit) -> str:
+    size = f"{fit.name:<6} {fit.parameters:>14,} parameters {fit.peak_bytes / _GIB:9.1f} GiB"
+    if not fit.fits:
+        return f"{size}  does not fit" + (f", not with {fit.flags}" if fit.flags else "")
+    return f"{size}  " + (f"with {fit.flags}" if fit.flags else "as it is")
 
 
 def ladder_lines(ladder: Ladder) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from rft_core.errors import ServiceError
+from rft_trainer.batches.memory_use import MemoryUse
 from rft_trainer.batches.units import MicroBatching
 from rft_trainer.protocols import Collectives
-from rft_trainer.records.rollouts import TrainingSample
 
 _WORDS = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")
 """What torch's CPU allocator, cuBLAS and older CUDA errors say; the CUDA allocator has a class of its own."""
@@ -21,11 +21,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in text for words in _WORDS)
 
 
-def no_split_left(limits: MicroBatching, longest: TrainingSample, collectives: Collectives) -> ServiceError:
-    """Return the error for micro-batches of one unit that do not fit, of which `longest` is the longest sample."""
+def no_split_left(limits: MicroBatching, longest: str, collectives: Collectives, use: MemoryUse | None) -> ServiceError:
+    """Return the error for micro-batches of one unit that do not fit, of which `longest` is the longest.
+
+    `use` is what holds the memory of this rank; None where it ran out on another one.
+    """
     return ServiceError(
         code="memory.micro_batch",
-        what=_what(limits, longest),
+        what=_what(limits, longest, use),
         where=f"rank {collectives.rank}, or another of {collectives.world_size}",
         why="a micro-batch of one sample is not divided further",
         state="no weight was changed by this step",
@@ -34,12 +37,12 @@ def no_split_left(limits: MicroBatching, longest: TrainingSample, collectives: C
 
 
 def no_room_in_collective(
-    limits: MicroBatching, longest: TrainingSample, collectives: Collectives, remedy: str
+    limits: MicroBatching, longest: str, collectives: Collectives, use: MemoryUse, remedy: str
 ) -> ServiceError:
     """Return the error for memory that runs out on one rank while the others wait in the same forward or backward."""
     return ServiceError(
         code="memory.collective_forward",
-        what=_what(limits, longest),
+        what=_what(limits, longest, use),
         where=f"rank {collectives.rank} of {collectives.world_size}",
         why="with this way to divide the model every forward and backward exchanges tensors with other ranks, which "
         "wait in it: the ranks cannot agree to go on with smaller micro-batches",
@@ -48,12 +51,7 @@ def no_room_in_collective(
     )
 
 
-def _what(limits: MicroBatching, longest: TrainingSample) -> str:
-    free = ""
-    if torch.cuda.is_available():
-        left, total = torch.cuda.mem_get_info()
-        free = f"; {left / 2**20:,.0f} of {total / 2**20:,.0f} MiB are free"
-    return (
-        f"out of memory in the forward or backward pass, micro-batches of {limits}; the longest sample, "
-        f"{longest.sample_id}, has {longest.num_tokens:,} tokens{free}"
-    )
+def _what(limits: MicroBatching, longest: str, use: MemoryUse | None) -> str:
+    held = f"; {use}" if use is not None else ""
+    where = f"in the forward or backward pass, micro-batches of {limits}"
+    return f"out of memory {where}; the longest sample is {longest}{held}"

@@ -57,6 +57,19 @@ def speed_verdict(rows: Sequence[Row], command: str = "") -> RunFinding | None:
     timed = [row for row in rows[WARM_UP:] if _number(row, "time/step") > 0]
     if len(timed) < STEPS - WARM_UP:
         return None
+    return verdict_of_rows(timed, command)
+
+
+def verdict_of_rows(rows: Sequence[Row], command: str = "") -> RunFinding | None:
+    """Return what bounds the speed in these rows alone, however few they are; None where they took no time.
+
+    Args:
+        rows: rows of metrics of steps after the first ones.
+        command: as of `speed_verdict`.
+    """
+    timed = [row for row in rows if _number(row, "time/step") > 0]
+    if not timed:
+        return None
     seconds = sum(_number(row, "time/step") for row in timed)
     shares = {name: sum(_number(row, f"time/{name}") for row in timed) / seconds for name in (*Phase, _OTHER)}
     if shares[Phase.DATA] > WAITS:

@@ -9,6 +9,8 @@ TokenRecords = Literal["shown", "all", "off"]
 
 TENSORBOARD_IN_RUN = "run"
 """The value of `use_tensorboard` that stands for a folder of the run's own directory."""
+PROFILED_STEPS = "3-5"
+"""The steps of a bare `profile`: the first two make what later ones take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,10 @@ class RunSettings(SeedSettings):
     weight_check_steps: int = field(default=0, metadata={"minimum": 0})
     """Steps between comparisons of the checksums of weights and optimizer state, over ranks and with the end of the
     step before; 0 = none."""
+
+    profile: str = field(default="", metadata={"bare": PROFILED_STEPS})
+    """Steps of which rank 0 records every operation, such as 5 or 10-12: profile/ in the run's directory then holds a
+    trace and a page on what takes the time; these steps are slower, and no result changes. Bare = 3-5; empty = none."""
 
     use_wandb: str = field(default="", metadata={"bare": "rft"})
     """Project of Weights & Biases to report to; bare = rft; empty = none. The key is read from WANDB_API_KEY."""

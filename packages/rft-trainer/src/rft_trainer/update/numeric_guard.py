@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 from rft_core.errors import NumericsError
+from rft_trainer.batches.memory_use import MemoryUse
 from rft_trainer.batches.packing import count
 from rft_trainer.batches.units import units_of
 from rft_trainer.records.rollouts import Counts, TrainingSample
@@ -81,6 +82,8 @@ class NumericGuard:
     """Whether a row stays set aside for the whole run; otherwise for the training step, as samples are drawn anew."""
     record: Callable[[Mapping[str, object]], None] | None = None
     """Takes a row of what happened, as JSON; called on every rank."""
+    keep_memory: Callable[[MemoryUse], None] | None = None
+    """Writes what held the memory where it ran out; called by the rank that it happened to."""
     resume_command: str = ""
     """Continues the run; flags that are to change are added to it."""
     set_aside: dict[str, str] = field(default_factory=dict[str, str])
@@ -120,6 +123,12 @@ class NumericGuard:
         if not self.spike_factor or len(self._norms) < _FEWEST:
             return math.inf
         return self.spike_factor * median(self._norms)
+
+    def memory_ran_out(self, use: MemoryUse) -> MemoryUse:
+        """Write what held the memory, and return it."""
+        if self.keep_memory is not None:
+            self.keep_memory(use)
+        return use
 
     def applied(self, norm: float) -> None:
         """Remember the norm of a step that was applied."""

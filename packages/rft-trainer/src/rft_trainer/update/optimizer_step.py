@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError, ServiceError
+from rft_trainer.batches.memory_use import MemoryUse, memory_use
 from rft_trainer.batches.out_of_memory import is_out_of_memory, no_room_in_collective, no_split_left
 from rft_trainer.batches.packing import count, filler_batches, pack, rank_micro_batches
 from rft_trainer.batches.units import MicroBatching, units_of
@@ -192,6 +193,8 @@ class Updater:
         self._update_index, self._rate = 0, math.nan
         self._under_way: Sequence[TrainingSample] = ()
         self._interrupted = False
+        self._memory: MemoryUse | None = None
+        """What held the memory of this rank where it last ran out; None where it was another rank's."""
 
     @property
     def model(self) -> Any:
@@ -370,22 +373,24 @@ class Updater:
         """Make micro-batches smaller for the rest of the run; every rank comes to the same limits."""
         smaller = self._micro_batching.halved(batch.samples)
         if smaller is None:
-            raise no_split_left(self._micro_batching, _longest(self._under_way or batch.samples), self._collectives)
+            longest = _longest(self._under_way or batch.samples)
+            raise no_split_left(self._micro_batching, longest, self._collectives, self._memory)
         _LOG.warning(
-            "out of memory: micro-batches of %s are cut to %s; the step is taken again, its batch and its gradient "
+            "out of memory%s: micro-batches of %s are cut to %s; the step is taken again, its batch and its gradient "
             "stay the same",
+            f" ({self._memory})" if self._memory else " on another rank",
             self._micro_batching,
             smaller,
         )
         self._micro_batching = smaller
         self._guard.halved += 1
 
-    def _no_room(self, batch: _Batch) -> ServiceError:
+    def _no_room(self, batch: _Batch, use: MemoryUse) -> ServiceError:
         limits, longest = self._micro_batching, _longest(self._under_way or batch.samples)
         flags = limits.half_as_flags(batch.samples)
         if not flags:
-            return no_split_left(limits, longest, self._collectives)
-        return no_room_in_collective(limits, longest, self._collectives, self._guard.resumed_with(flags))
+            return no_split_left(limits, longest, self._collectives, use)
+        return no_room_in_collective(limits, longest, self._collectives, use, self._guard.resumed_with(flags))
 
     def _backward_all(self, batch: _Batch) -> _Passed:
         """Accumulate the gradient of this rank's share; what came of it is the same on every rank."""
@@ -393,15 +398,17 @@ class Updater:
         micro_batches = rank_micro_batches(batch.samples, ranks.rank, ranks.world_size, cut)
         # behind the micro-batches, whose number differs between ranks: the sum of both is the same on all
         idle = filler_batches(batch.samples, ranks, cut, self._device) if self._collective_forward else []
-        state = _OUT_OF_MEMORY
+        state, self._memory = _OUT_OF_MEMORY, None
         try:
             state = _FINE if self._run(micro_batches, idle, batch) else _NOT_FINITE
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
+            # now: the error still holds what the forward made
+            self._memory = self._guard.memory_ran_out(memory_use(error, self._optimizer, self._device))
             if self._collective_forward:
                 # the other ranks wait in this forward or backward, so that no agreement can be reached
-                raise self._no_room(batch) from error
+                raise self._no_room(batch, self._memory) from error
         # outside the handler: the error holds every tensor of the forward until it is left
         if state == _OUT_OF_MEMORY and torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -447,8 +454,9 @@ def _nothing(_: MetricTotals) -> None:
     """Do nothing behind a step."""
 
 
-def _longest(samples: Sequence[TrainingSample]) -> TrainingSample:
-    return max(samples, key=lambda sample: sample.num_tokens)
+def _longest(samples: Sequence[TrainingSample]) -> str:
+    longest = max(samples, key=lambda sample: sample.num_tokens)
+    return f"{longest.sample_id}, of {longest.num_tokens:,} tokens"
 
 
 def _nothing_to_step() -> OptionsError:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from rft.parallel.parallelize import ParallelModel
 from rft.process.machine import Machine
+from rft_core.durable_files import replace_record
+from rft_trainer.batches.memory_use import MemoryUse
 from rft_trainer.runs.checkpointing import Progress
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.settings.run import RunSettings
@@ -40,6 +42,12 @@ def make_guards(
     def record(row: Mapping[str, object]) -> None:
         started.directory.append_numerics({"step": progress.step + 1, **row})
 
+    def keep_memory(use: MemoryUse) -> None:
+        # the last one alone: a run that is short of memory may be so at many steps
+        with started.directory.optional.tried("logs/memory"):
+            file = started.directory.logs_directory / f"memory_rank_{started.machine.ranks.rank}.json"
+            replace_record(file, {"step": progress.step + 1, **use.as_record()})
+
     progress.guards = {
         part: NumericGuard(
             part=part,
@@ -47,6 +55,7 @@ def make_guards(
             spike_factor=settings.max_norm_spike,
             keeps_out=keeps_out,
             record=record if started.machine.is_first else None,
+            keep_memory=keep_memory,
             resume_command=started.resume_command,
         )
         for part in parts

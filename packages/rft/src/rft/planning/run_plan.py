@@ -15,6 +15,7 @@ from rft.hub.run_settings import with_local_models
 from rft.planning.engine_memory import engine_parts, sleeps
 from rft.planning.fit_ladder import Ladder, fit_ladder
 from rft.planning.lora_memory import adapter_weights
+from rft.planning.predicted_speed import PredictedSpeed, predicted_speed
 from rft.planning.workload import RolloutShare, Workload
 from rft.process.launching import group_sizes, share_of
 from rft.resolved import Resolved
@@ -65,6 +66,8 @@ class PlanRequest:
     """Settings that stay as they are where the step does not fit."""
     traced: bool = False
     """Whether a step is traced, for what it holds at its peak, which imports torch; else it is bounded by formula."""
+    model_tflops: float = 0.0
+    """10^12 operations a second of one device in training, as a run measured them; 0 = not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,8 @@ class RunPlan:
     """Of the training rows; None without images, or where the data are not on this machine."""
     ladder: Ladder | None = None
     """Settings with which training fits the memory of a GPU; None where it fits, or its memory was not given."""
+    speed: PredictedSpeed | None = None
+    """Samples a minute; None where no rate was given, or where the run does more than train."""
 
     @property
     def training_bytes(self) -> int:
@@ -145,16 +150,44 @@ def _plan(request: PlanRequest, resolved: Resolved[Any], workload: Workload) -> 
     terms = estimate(sizes, training) if step is None else estimate(sizes, training, step)
     if values.get("async_save"):
         terms.append(checkpoint_copy(terms, with_optimizer=not values["save_model_only"]))
+    rollout = workload.rollout(resolved, grid)
+    speed, unknown = _speed(request, workload, grid, sizes, training, samples_only=rollout is None)
     plan = RunPlan(
         grid=grid,
         share=share_of(values),
-        rollout=workload.rollout(resolved, grid),
+        rollout=rollout,
         terms=[*terms, *engine.terms],
         parameters=sizes.parameters,
-        notes=[*resolved.notes, *size_notes, *more, *engine.notes, *about],
+        notes=[*resolved.notes, *size_notes, *more, *engine.notes, *about, *unknown],
         gpu_memory=memory,
+        speed=speed,
     )
     return _with_images(plan, workload, resolved, training)
+
+
+def _speed(
+    request: PlanRequest,
+    workload: Workload,
+    grid: ParallelDims,
+    sizes: DecoderSizes,
+    training: TrainingMemoryConfig,
+    *,
+    samples_only: bool,
+) -> tuple[PredictedSpeed | None, list[str]]:
+    """Return the samples a minute where a rate is given and nothing but training takes time; else a note why not."""
+    if not request.model_tflops:
+        return None, []
+    if not samples_only:
+        return None, ["no samples a minute: sampling and scoring take time that no formula gives"]
+    speed = predicted_speed(
+        sizes,
+        num_tokens=training.cache_tokens,
+        model_tflops=request.model_tflops,
+        num_devices=grid.world_size,
+        adapter_weights=training.adapter_weights,
+        has_token_head=workload.has_token_head,
+    )
+    return speed, []
 
 
 def _with_images(plan: RunPlan, workload: Workload, resolved: Resolved[Any], training: TrainingMemoryConfig) -> RunPlan:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rft.process.rank_log import RankLog
+from rft.process.stack_dumps import StackDumps
 from rft_core.errors import OutageError, RftError, SavedAfterSignal
 from rft_core.secrets import scrub_command, scrub_text
 from rft_dist.health.monitor import Watch
@@ -25,15 +26,18 @@ class MonitoredProcess:
 
     watch: Watch
     log: RankLog
+    stacks: StackDumps
 
     def attach(self, run: Path, resume_command: str) -> None:
         """Direct log and monitor into the directory of the run."""
         self.log.attach(run)
+        self.stacks.attach(run)
         self.watch.folder.attach(run, resume_command)
 
     def enter_phase(self, name: str | None) -> None:
         """Enter a phase: flush the log and record the phase for the monitor."""
         self.log.flush()
+        self.stacks.open()
         self.watch.activity.enter_phase(name)
 
     def end_step(self) -> None:
@@ -64,10 +68,11 @@ def watched_process(
     watch = start_watch(ranks, watched, scrub=scrub_text)
     if show_error is not None:
         watch.folder.show = show_error
+    stacks = StackDumps(ranks.rank)
     saved: SavedAfterSignal | OutageError | None = None
     try:
         try:
-            yield MonitoredProcess(watch, log)
+            yield MonitoredProcess(watch, log, stacks)
         except (SavedAfterSignal, OutageError) as error:  # agreed by all ranks, so the others end in the same way
             saved = error
         watch.close()
@@ -79,6 +84,7 @@ def watched_process(
             raise
         raise shown from error
     finally:
+        stacks.close()
         stop_process_group()
     # raised after a proper end: a save on a signal or in an outage is no failure
     if saved is not None:

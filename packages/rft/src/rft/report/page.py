@@ -40,6 +40,8 @@ def report(path: Path) -> str:
     )
     training, held_out = columns(run.metrics), columns(run.evaluations, prefix="eval/")
     drawn = [name for name in curves if name in training.series]
+    # settings, findings and samples quote addresses and what servers said
+    body = scrub_text(body)
     data = {"curves": drawn, "training": asdict(training), "evaluations": asdict(held_out)}
     return _page(run.name, body, data)
 

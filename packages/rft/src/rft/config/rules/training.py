@@ -8,6 +8,8 @@ from rft.config.rules.lora import adapter_problems
 from rft.config.rules.sourced_values import MakeProblem, SourcedValues, Values
 from rft.config.rules.strategy import strategy_problems
 from rft_core.errors import Problem
+from rft_trainer.settings.run import PROFILED_STEPS
+from rft_trainer.sinks.profile.steps import parse_steps
 
 
 def training_problems(given: SourcedValues) -> Iterator[Problem]:
@@ -17,6 +19,7 @@ def training_problems(given: SourcedValues) -> Iterator[Problem]:
         names = ["save_model_only", "enable_ema"]
         why = "the average of the weights is part of the state that save_model_only leaves out"
         yield given.make_problem("checkpoint.no_average", names, why, "--no_save_model_only")
+    yield from _profile(given.values, given.make_problem)
     yield from strategy_problems(given.values, given.make_problem)
     if "lora_rank" in given.values:
         yield from adapter_problems(given.values, given.make_problem)
@@ -30,6 +33,14 @@ def _weights_of_a_checkpoint(values: Values, make_problem: MakeProblem) -> Itera
     elif ways and ways != ["load_checkpoint"] and not values["ckpt_path"]:
         why = "weights are taken from a named checkpoint, and none is named"
         yield make_problem("checkpoint.no_path", [ways[0], "ckpt_path"], why, "--ckpt_path RUN")
+
+
+def _profile(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
+    if values["profile"]:
+        try:
+            parse_steps(values["profile"])
+        except ValueError as error:
+            yield make_problem("profile.steps", ["profile"], str(error), f"--profile {PROFILED_STEPS}")
 
 
 def idle_evaluation(given: SourcedValues) -> list[str]:

@@ -92,6 +92,7 @@ class TrainingKeywords(TypedDict, total=False):
     max_rollbacks: int
     max_norm_spike: float
     weight_check_steps: int
+    profile: str | bool
     use_wandb: str | bool
     wandb_org: str
     wandb_group: str
