@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rft_trainer.runs.stop_signals import StopSignals, agree
+from rft_trainer.runs.stop_signals import AlarmStop, StopSignals, agree, agreed_alarm
 from rft_trainer.testing.bigram import OneRank
 
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -62,3 +62,21 @@ def test_a_vote_counts_where_any_rank_votes_for_it() -> None:
     ranks: Any = SimpleNamespace(world_size=2, max=largest)
     assert agree(ranks, True, False, False) == (True, True, False)
     assert seen == [[1.0, 0.0, 0.0]], "all votes in one exchange"
+
+
+def test_every_rank_gets_the_alarm_of_the_first() -> None:
+    alarm, signals = AlarmStop("never_ends: all cut", "--generate_max_len 8", pauses=False), StopSignals()
+    assert agreed_alarm(signals, OneRank()) is None
+    signals.alarm = alarm
+    assert agreed_alarm(signals, OneRank()) == alarm
+    told: list[bytes] = []
+
+    def broadcast(own: bytes | None) -> bytes:
+        told.extend([] if own is None else [own])
+        return told[0]
+
+    first: Any = SimpleNamespace(world_size=2, rank=0, broadcast_bytes=broadcast)
+    second: Any = SimpleNamespace(world_size=2, rank=1, broadcast_bytes=broadcast)
+    assert agreed_alarm(signals, first) == agreed_alarm(StopSignals(), second) == alarm
+    told.clear()
+    assert agreed_alarm(StopSignals(), first) is agreed_alarm(StopSignals(), second) is None

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rft_trainer.metrics.compute_meter import ComputeMeter
+if TYPE_CHECKING:  # it brings torch, which the pages of a run do without
+    from rft_trainer.metrics.compute_meter import ComputeMeter
 
 
 class Phase(StrEnum):

@@ -61,7 +61,8 @@ FREE = _names("""
     fused_linear_logprob gradient_checkpointing gradient_checkpointing_every gradient_checkpointing_mode
     heartbeat_seconds keep_best log_interval max_ckpt_mem max_ckpt_num max_refused_steps max_rollbacks
     max_tokens_per_micro_batch max_unscored_share memory_limit_gb meta_init micro_rollout_batch_size
-    micro_train_batch_size nproc num_trajectories_to_save num_workers overlap_comm packing_samples prefetch_factor
+    micro_train_batch_size nproc num_trajectories_to_save num_workers on_alarm overlap_comm packing_samples
+    prefetch_factor
     remote_rm_batch_size remote_rm_concurrency remote_rm_retries remote_rm_timeout reward_batch_tokens reward_memory
     reward_offload reward_variables reward_wait reward_workers rollout_log_interval run_name sample_texts
     sample_tokens save_interval save_minutes save_model_only save_steps save_trajectories save_value_network

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rft.process.rank_log import RankLog
-from rft_core.errors import OutageError, RftError, SavedAfterSignal
+from rft_core.errors import AlarmError, OutageError, RftError, SavedAfterSignal
 from rft_core.secrets import scrub_command, scrub_text
 from rft_dist.health.monitor import Watch
 from rft_dist.launch.process_group import HealthConfig, RankInfo, start_watch, stop_process_group
@@ -64,11 +64,12 @@ def watched_process(
     watch = start_watch(ranks, watched, scrub=scrub_text)
     if show_error is not None:
         watch.folder.show = show_error
-    saved: SavedAfterSignal | OutageError | None = None
+    saved: SavedAfterSignal | OutageError | AlarmError | None = None
     try:
         try:
             yield MonitoredProcess(watch, log)
-        except (SavedAfterSignal, OutageError) as error:  # agreed by all ranks, so the others end in the same way
+        # agreed by all ranks, so the others end in the same way
+        except (SavedAfterSignal, OutageError, AlarmError) as error:
             saved = error
         watch.close()
     except BaseException as error:
@@ -80,7 +81,7 @@ def watched_process(
         raise shown from error
     finally:
         stop_process_group()
-    # raised after a proper end: a save on a signal or in an outage is no failure
+    # raised after a proper end: a save on a signal, in an outage or on an alarm is no failure
     if saved is not None:
         log.write(_in_full(saved))
         raise saved
