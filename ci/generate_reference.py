@@ -36,8 +36,8 @@ from rft_cli.pretrainer.fields import FIELDS
 from rft_cli.pretrainer.pages import own_default
 from rft_cli.records.discovery import find_command, with_settings
 from rft_core.errors import ExitCode
-from rft_trainer.health.detectors import DETECTORS
 from rft_dist.launch.environment import REPORTED, environment_report
+from rft_trainer.health.detectors import DETECTORS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -211,7 +211,10 @@ def exit_codes() -> str:
 
 def detectors() -> str:
     """One row a detector."""
-    lines = ["| detector | level | steps | threshold | metrics | true when | setting |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| detector | level | steps | threshold | metrics | true when | setting |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for one in DETECTORS:
         metrics = ", ".join(f"`{name}`" for name in one.metrics.split())
         threshold = f"{one.threshold:g}" if one.threshold else ""

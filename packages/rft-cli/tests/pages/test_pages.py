@@ -310,7 +310,9 @@ def test_one_run_is_shown_in_detail_by_name_or_path(capsys: pytest.CaptureFixtur
         assert "step_000050" not in text
 
 
-def test_the_health_of_a_run_is_shown_from_its_summary_or_else_from_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_health_of_a_run_is_shown_from_its_summary_or_else_from_its_rows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     path = write_run("sums-1")
     rows = [json.dumps({"step": step, "completion/truncated_share": 1.0}) for step in range(1, 7)]
     (path / "metrics.jsonl").write_text("\n".join(rows) + "\n")

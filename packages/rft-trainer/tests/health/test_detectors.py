@@ -7,7 +7,8 @@ from string import Formatter
 
 import pytest
 
-from rft_trainer.health.detectors import DETECTORS, Detector
+from rft_trainer.health.detector import Detector
+from rft_trainer.health.detectors import DETECTORS
 from rft_trainer.health.history import LAST
 
 DOCS = Path(__file__).parents[4] / "docs"

@@ -52,7 +52,7 @@ TRUE: dict[str, tuple[str, int, Rows]] = {
     "rewards of other responses": ("noisy_reward", 5, rows(9, reward__inconsistent=0.5)),
     "all cut": ("never_ends", 5, rows(9, completion__truncated_share=1.0)),
     "many cut": ("truncation", 10, rows(12, completion__truncated_share=0.6)),
-    "longer and longer": ("length_drift", 15, rows(20, completion__length_mean=lambda n: 20.0 if n < 11 else 90.0)),
+    "longer and longer": ("length_drift", 13, rows(20, completion__length_mean=lambda n: 20.0 if n < 11 else 90.0)),
     "shorter": ("length_drift", 15, rows(20, completion__length_mean=lambda n: 90.0 if n < 11 else 20.0)),
     "one batch": ("repeated_batch", 4, rows(8, data__distinct_prompts=8, data__checksum=7, data__epoch=0)),
     "few prompts": (
@@ -63,7 +63,7 @@ TRUE: dict[str, tuple[str, int, Rows]] = {
     "half of the tokens": ("wrong_mask", 3, rows(5, data__trained_share=0.5)),
     "a loss that is no number": ("loss_not_finite", 3, rows(3, policy__loss=lambda n: math.nan if n == 3 else 0.1)),
     "null in a file": ("loss_not_finite", 1, rows(1, dpo__loss=None)),
-    "a loss of demonstrations that is no number": ("loss_not_finite", 20, rows(20, sft__loss=math.nan)),
+    "a loss of demonstrations that is no number": ("loss_not_finite", 1, rows(20, sft__loss=math.nan)),
     "far a step": ("policy_drift", 3, rows(5, policy__kl=0.5)),
     "far in all": ("far_from_reference", 5, rows(5, kl__reference=3.0)),
     "held": ("divergence_holds", 5, rows(5, kl__pull=4.0)),

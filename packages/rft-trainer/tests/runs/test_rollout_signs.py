@@ -63,7 +63,9 @@ def test_equal_responses_have_equal_rewards(rewards: list[float | None], expecte
 
 def test_the_same_words_of_a_conversation_may_have_another_reward() -> None:
     turns = (Turn(True, 2, "text"),)
-    assert "reward/inconsistent" not in batch_signs([group(0, rollout(0, 1.0, turns=turns), rollout(1, 0.0, turns=turns))])
+    assert "reward/inconsistent" not in batch_signs(
+        [group(0, rollout(0, 1.0, turns=turns), rollout(1, 0.0, turns=turns))]
+    )
 
 
 def test_advantages_agree_with_rewards_within_groups() -> None:

@@ -170,7 +170,11 @@ def start(
     sinks: list[Sink] = []
     if machine.is_first:
         run: RunSettings = resolved.settings.run
-        sinks = [JsonlSink(directory), *front.make_sinks(run, num_steps), FindingSink(directory, resolved.command, run.on_alarm)]
+        sinks = [
+            JsonlSink(directory),
+            *front.make_sinks(run, num_steps),
+            FindingSink(directory, resolved.command, run.on_alarm),
+        ]
         sinks += requested_trackers(run, directory.optional)
     return RunStart(
         resolved=resolved,

@@ -1,13 +1,14 @@
 """Rules of the detectors: whether something is true of the last rows of a run, and with which value.
 
-A rule is a pure function of rows, a window in steps and a threshold. A row that lacks its metric, or fewer rows than the
-window, make it silent.
+A rule is a pure function of rows, a window in steps and a threshold. A row that lacks its metric, or fewer rows than
+the window, make it silent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 
 from rft_trainer.health.history import FIRST, History, Row, number, numbers
@@ -153,7 +154,10 @@ def held_out_gap(history: History, window: int, threshold: float) -> Measured | 
 
 def length_drift(history: History, window: int, threshold: float) -> Measured | None:
     """Responses are longer or shorter than those of the first steps, by this factor and by 8 tokens at least."""
-    lengths, first = history.series("completion/length_mean", window), history.beginning("completion/length_mean", window)
+    lengths, first = (
+        history.series("completion/length_mean", window),
+        history.beginning("completion/length_mean", window),
+    )
     if not lengths or len(first) < window or history.row["step"] <= FIRST:
         return None
     begin, now = max(fmean(first), 1e-9), fmean(lengths)
@@ -225,7 +229,7 @@ def gradient_exploding(history: History, window: int, threshold: float) -> Measu
 
 
 def gradient_small(history: History, window: int, threshold: float) -> Measured | None:
-    """Gradient norms above 0, and every one of the window below a share of the first ones; not at the highest reward."""
+    """Gradient norms above 0, every one below a share of the first ones; not at the highest reward."""
     norms, first = history.series("policy/gradient_norm", window), _first_norms(history)
     if not norms or not first or history.row["step"] <= FIRST or min(norms) <= 0:
         return None
@@ -313,7 +317,7 @@ def memory_slope(name: str) -> Rule:
         fifths = [fmean(values[start : start + size]) for start in range(0, 5 * size, size)]
         grown = fifths[-1] - fifths[0]
         # an allocation that is kept is one rise; a leak is one in every part
-        rises = [later - earlier for earlier, later in zip(fifths, fifths[1:], strict=False)]
+        rises = [later - earlier for earlier, later in pairwise(fifths)]
         if grown <= threshold or min(rises) < grown / 8:
             return None
         return Measured(grown / (window - size), f"{fifths[0]:.0f} -> {fifths[-1]:.0f} MiB")
@@ -340,7 +344,7 @@ def generation_tail(history: History, window: int, threshold: float) -> Measured
 
 
 def slower(history: History, window: int, threshold: float) -> Measured | None:
-    """Tokens a second of the last 5 steps are below a share of those of the steps before, evaluations and saves apart."""
+    """Tokens a second of the last 5 steps are below a share of those before, evaluations and saves apart."""
     rows = history.recent(window)
     if not rows or number(history.row, "time/tokens_per_second") is None:
         return None

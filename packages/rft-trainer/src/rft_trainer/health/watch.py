@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rft_trainer.health.detectors import DETECTORS, Detector, Level
+from rft_trainer.health.detector import Detector, Level
+from rft_trainer.health.detectors import DETECTORS
 from rft_trainer.health.history import History, Row
 
 

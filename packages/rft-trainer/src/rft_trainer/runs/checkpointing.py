@@ -299,9 +299,7 @@ def save_and_stop(
     )
 
 
-def end_by_alarm(
-    saver: Saver, alarm: AlarmStop, progress: Progress, *, episode: int, resume_command: str
-) -> NoReturn:
+def end_by_alarm(saver: Saver, alarm: AlarmStop, progress: Progress, *, episode: int, resume_command: str) -> NoReturn:
     """Save the last complete step and raise, on every rank, what `--on_alarm` asks for.
 
     Raises:
@@ -311,9 +309,7 @@ def end_by_alarm(
     saver.save(progress.step, episode=episode)
     # before the claim below that nothing is lost: a save beside training is not on the disk yet
     saver.wait()
-    kind, code, asked = (
-        (SavedAfterSignal, "run.paused", "pause") if alarm.pauses else (AlarmError, "run.alarm", "stop")
-    )
+    kind, code, asked = (SavedAfterSignal, "run.paused", "pause") if alarm.pauses else (AlarmError, "run.alarm", "stop")
     raise kind(
         code=code,
         what=f"alarm after step {progress.step}: {alarm.what}",

@@ -53,9 +53,9 @@ class RunSettings(SeedSettings):
     step before; 0 = none."""
 
     on_alarm: OnAlarm = "log"
-    """Answer to an alarm of the run's health, the first time that it becomes true: log = a line in the log; pause = save
-    and end with exit code 75, which asks to be started again; stop = save and end with exit code 10. A resume goes on
-    past it."""
+    """Answer to an alarm of the run's health, the first time that it becomes true: log = a line in the log; pause =
+    save and end with exit code 75, which asks to be started again; stop = save and end with exit code 10. A resume goes
+    on past it."""
 
     use_wandb: str = field(default="", metadata={"bare": "rft"})
     """Project of Weights & Biases to report to; bare = rft; empty = none. The key is read from WANDB_API_KEY."""
