@@ -109,8 +109,8 @@ REWARDS = (
         when="equal responses to a prompt with different rewards, as a share of the responses that have an equal",
         says="{value:.0%} of the responses that were given more than once to a prompt had different rewards",
         setting="reward",
-        do="rft-train check rl with the same flags shows what the reward is given and returns: rewards in another order "
-        "than the responses, or a judge that draws",
+        do="rft-train check rl with the same flags shows what the reward is given and returns: rewards in another "
+        "order than the responses, or a judge that draws",
     ),
     Detector(
         name="held_out_gap",
