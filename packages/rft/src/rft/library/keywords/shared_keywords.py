@@ -92,6 +92,7 @@ class TrainingKeywords(TypedDict, total=False):
     max_rollbacks: int
     max_norm_spike: float
     weight_check_steps: int
+    on_alarm: Literal["log", "pause", "stop"]
     use_wandb: str | bool
     wandb_org: str
     wandb_group: str
