@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,14 +71,10 @@ def test_every_rank_gets_the_alarm_of_the_first() -> None:
     assert agreed_alarm(signals, OneRank()) is None
     signals.alarm = alarm
     assert agreed_alarm(signals, OneRank()) == alarm
-    told: list[bytes] = []
+    own = json.dumps(asdict(alarm)).encode()
 
-    def broadcast(own: bytes | None) -> bytes:
-        told.extend([] if own is None else [own])
-        return told[0]
+    def gathers(first: bytes) -> Any:
+        return SimpleNamespace(world_size=2, gather_bytes=lambda sent: [first, sent])
 
-    first: Any = SimpleNamespace(world_size=2, rank=0, broadcast_bytes=broadcast)
-    second: Any = SimpleNamespace(world_size=2, rank=1, broadcast_bytes=broadcast)
-    assert agreed_alarm(signals, first) == agreed_alarm(StopSignals(), second) == alarm
-    told.clear()
-    assert agreed_alarm(StopSignals(), first) is agreed_alarm(StopSignals(), second) is None
+    assert agreed_alarm(StopSignals(), gathers(own)) == alarm
+    assert agreed_alarm(signals, gathers(b"null")) is None

@@ -84,8 +84,8 @@ def agreed_alarm(signals: StopSignals, collectives: Collectives) -> AlarmStop | 
     """Return the alarm that the first rank has, on every rank; all of them call it."""
     if collectives.world_size == 1:
         return signals.alarm
-    own = json.dumps(asdict(signals.alarm) if signals.alarm else None).encode() if collectives.rank == 0 else None
-    told = json.loads(collectives.broadcast_bytes(own))
+    own = json.dumps(asdict(signals.alarm) if signals.alarm else None).encode()
+    told = json.loads(collectives.gather_bytes(own)[0])
     return None if told is None else AlarmStop(**told)
 
 
