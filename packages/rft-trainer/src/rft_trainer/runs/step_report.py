@@ -22,7 +22,16 @@ from rft_trainer.runs.image_entries import image_entries, keep_images
 from rft_trainer.runs.reader import UNSCORED_KIND
 from rft_trainer.scoring.samples import FilterResult, flat_rollouts, sample_name
 
-_OWN_NAMES = ("mean", "min", "max", "groups_with_signal", "score_clipped", "overlong_penalty", "length_term")
+_OWN_NAMES = (
+    "mean",
+    "min",
+    "max",
+    "groups_with_signal",
+    "score_clipped",
+    "overlong_penalty",
+    "length_term",
+    "inconsistent",
+)
 _OWN_PREFIXES = ("status_", "unscored")
 
 
