@@ -15,16 +15,17 @@ from rft_trainer.scoring.advantages import AdvantageEstimator
 Prelude = tuple[str, list[Any]]
 STEPS = 30
 REWARDS = """
-def _right(responses, labels):
-    return [float(response.startswith(label)) for response, label in zip(responses, labels)]
+def digits(responses, labels):
+    return [sum(map(str.__eq__, response[:2], label)) / 2 for response, label in zip(responses, labels)]
 
 def constant(responses, labels):
     return [0.0] * len(responses)
 
 def rotated(responses, labels):
-    right = _right(responses, labels)
+    right = digits(responses, labels)
     return right[1:] + right[:1]
 """
+"""Half of the reward for each right digit, so that a model that knows little has rewards that differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,8 @@ CLEAN = {
 def words(task: Any, run: Path, flags: str, folder: Path, *, seed: int = 42) -> list[str]:
     """The command line of a run of the tiny task that is long enough for every detector of a step."""
     (folder / "rewards.py").write_text(REWARDS)
-    sizes = ["--max_steps", str(STEPS), "--num_episodes", "20", "--save_steps", "0", "--seed", str(seed)]
-    return task.words("rl", run, *sizes, *flags.format(folder=folder).split())
+    given = f"--max_steps {STEPS} --num_episodes 20 --save_steps 0 --token_records off --no-save_trajectories --seed {seed}"
+    return task.words("rl", run, *f"{given} --reward {{folder}}/rewards.py:digits {flags}".format(folder=folder).split())
 
 
 def _built(change: Callable[[Any], None]) -> None:

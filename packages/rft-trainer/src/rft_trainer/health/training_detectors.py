@@ -192,13 +192,13 @@ UPDATES = (
         name="step_too_large",
         metrics="policy/weight_change reward/mean",
         window=3,
-        threshold=0.1,
+        threshold=0.03,
         level="alarm",
         rule=rules.step_too_large,
         when="change of the weights in a step over their size, of a policy that rewards train",
-        says="each of the last {window} steps changed the weights by {value:.0%} of their size",
+        says="each of the last {window} steps changed the weights by {value:.1%} of their size",
         setting="actor_learning_rate",
-        do="a hundredth of the present --actor_learning_rate",
+        do="a tenth of the present --actor_learning_rate",
     ),
 )
 
