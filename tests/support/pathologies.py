@@ -63,8 +63,9 @@ CLEAN = {
 def words(task: Any, run: Path, flags: str, folder: Path, *, seed: int = 42) -> list[str]:
     """The command line of a run of the tiny task that is long enough for every detector of a step."""
     (folder / "rewards.py").write_text(REWARDS)
-    given = f"--max_steps {STEPS} --num_episodes 20 --save_steps 0 --token_records off --no-save_trajectories --seed {seed}"
-    return task.words("rl", run, *f"{given} --reward {{folder}}/rewards.py:digits {flags}".format(folder=folder).split())
+    given = f"--max_steps {STEPS} --num_episodes 20 --save_steps 0 --seed {seed} --no-save_trajectories"
+    flags = f"{given} --token_records off --reward {{folder}}/rewards.py:digits {flags}"
+    return task.words("rl", run, *flags.format(folder=folder).split())
 
 
 def _built(change: Callable[[Any], None]) -> None:
