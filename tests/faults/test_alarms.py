@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,13 @@ def test_a_run_with_an_alarm_is_saved_and_goes_on_when_it_is_resumed(
     words = task.words("rl", run, "--on_alarm", on_alarm, "--max_steps", "7", "--eval_steps", "0")
     ended = server.run(*words, preludes=NEVER_ENDS, num_ranks=num_ranks)
     assert (ended.code, *ended.other_codes) == (code,) * num_ranks, ended.output[-3000:]
-    assert "alarm after step 5: never_ends: 100% of the responses were cut" in ended.output
+    assert re.search(r"alarm after step 5: never_ends: \d+% of the responses were cut", ended.output)
     assert "nothing is lost: checkpoint of step 5" in ended.output
     summary = json.loads((run / "summary.json").read_text())
     assert summary["outcome"] == "interrupted"
     assert [(alarm["name"], alarm["step"]) for alarm in summary["health"]] == [("never_ends", 5)]
     page = " ".join(server.must_finish("runs", "show", str(run)).output.split())
-    assert "step 5, never_ends: 100% of the responses were cut" in page
+    assert re.search(r"step 5, never_ends: \d+% of the responses were cut", page)
     server.must_finish("report", str(run))
     assert "never_ends" in (run / "report.html").read_text()
     # the rows still show it, and it ends the run no second time
@@ -42,7 +43,7 @@ def test_a_run_with_an_alarm_is_saved_and_goes_on_when_it_is_resumed(
 def test_without_the_setting_an_alarm_is_a_line(server: ForkServer, task: TinyTask, runs: Path) -> None:
     words = task.words("rl", runs / "run", "--max_steps", "6", "--eval_steps", "0")
     ended = server.must_finish(*words, preludes=NEVER_ENDS)
-    assert "step 5: never_ends: 100% of the responses were cut" in ended.output
+    assert re.search(r"step 5: never_ends: \d+% of the responses were cut", ended.output)
     assert "alarm   step 5, never_ends" in ended.output
 
 

@@ -73,7 +73,7 @@ def test_an_alarm_is_plain_json_with_the_value_and_the_setting() -> None:
         "level": "alarm",
         "step": 5,
         "value": 1.0,
-        "what": "100% of the responses were cut at the limit in the last 5 steps: none ends by itself",
+        "what": "100% of the responses were cut at the limit in the last 5 steps: hardly one ends by itself",
         "do": alarm.do,
         "setting": "generate_max_len",
     }

@@ -132,11 +132,11 @@ RESPONSES = (
         name="never_ends",
         metrics="completion/truncated_share",
         window=5,
-        threshold=0.98,
+        threshold=0.9,
         level="alarm",
         rule=rules.above("completion/truncated_share"),
         when="responses that reached the limit, as a share",
-        says="{value:.0%} of the responses were cut at the limit in the last {window} steps: none ends by itself",
+        says="{value:.0%} of the responses were cut at the limit in the last {window} steps: hardly one ends by itself",
         setting="generate_max_len",
         do="compare eos_token_id of the model's generation_config.json with its template; else a larger "
         "--generate_max_len",
