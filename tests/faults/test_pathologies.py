@@ -52,7 +52,8 @@ def copying(server: ForkServer, task: TinyTask, memory_root: Path) -> Path:
     both = [*rows, *train[:8]]
     (folder / "both.jsonl").write_text("".join(json.dumps(row) + "\n" for row in both))
     (folder / "sft.yaml").write_text(SFT.strip() + "\n")
-    sizes = ["--max_epochs", "60", "--max_steps", "150", "--eval_steps", "0", "--save_steps", "0"]
+    sizes = ["--max_epochs", "300", "--max_steps", "300", "--train_batch_size", "24", "--micro_train_batch_size", "24"]
+    sizes += ["--l2", "0", "--eval_steps", "0", "--save_steps", "0"]
     data = ["--prompt_data", str(folder / "both.jsonl"), "--eval_data", str(task.folder / "heldout.jsonl")]
     given = ["--config", str(folder / "sft.yaml"), "--pretrain", str(task.folder / "untrained")]
     server.must_finish("sft", *given, "--save_path", str(folder / "run"), *data, *sizes)

@@ -24,7 +24,6 @@ NAMED = {
     "wrong_EOS": "never_ends",
     "frozen_weights": "frozen_weights",
     "duplicated_batch": "repeated_batch",
-    "label_leak": "held_out_gap",
 }
 
 

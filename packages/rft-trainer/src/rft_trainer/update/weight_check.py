@@ -116,7 +116,7 @@ class WeightSample:
         for tensor in self._tensors:
             flat = tensor.detach().reshape(-1)
             # a last row may be a token that no text has: numbers from all over the tensor
-            chosen.append(flat[:: max(1, flat.numel() // SAMPLED_NUMBERS)][:SAMPLED_NUMBERS].float())
+            chosen.append(flat[:: -(-flat.numel() // SAMPLED_NUMBERS)].float())
         return torch.cat(chosen)
 
 
