@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.pathologies import CLEAN, PATHOLOGIES, STEPS, Pathology, words
 from support.runs import ForkServer
-from support.setup import SFT, TinyTask
+from support.setup import TinyTask
 
 from rft_trainer.health.detectors import DETECTORS
 
@@ -41,35 +41,10 @@ def _kept(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def copying(server: ForkServer, task: TinyTask, memory_root: Path) -> Path:
-    """A model that copies the label out of its prompt, and rows that have it there: `leaky.jsonl` beside it."""
-    folder = memory_root / "copying"
-    folder.mkdir()
-    train = [json.loads(line) for line in (task.folder / "train.jsonl").read_text().splitlines()]
-    rows = [row | {"input": f"{row['label']}="} for row in train]
-    (folder / "leaky.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    both = [*rows, *train[:8]]
-    (folder / "both.jsonl").write_text("".join(json.dumps(row) + "\n" for row in both))
-    (folder / "sft.yaml").write_text(SFT.strip() + "\n")
-    sizes = ["--max_epochs", "300", "--max_steps", "300", "--train_batch_size", "24", "--micro_train_batch_size", "24"]
-    sizes += ["--l2", "0", "--eval_steps", "0", "--save_steps", "0"]
-    data = ["--prompt_data", str(folder / "both.jsonl"), "--eval_data", str(task.folder / "heldout.jsonl")]
-    given = ["--config", str(folder / "sft.yaml"), "--pretrain", str(task.folder / "untrained")]
-    server.must_finish("sft", *given, "--save_path", str(folder / "run"), *data, *sizes)
-    return folder
-
-
 @pytest.mark.parametrize("name", PATHOLOGIES)
-def test_a_planted_fault_is_named(
-    server: ForkServer, task: TinyTask, runs: Path, request: pytest.FixtureRequest, name: str
-) -> None:
+def test_a_planted_fault_is_named(server: ForkServer, task: TinyTask, runs: Path, name: str) -> None:
     fault: Pathology = PATHOLOGIES[name]
-    flags = fault.words
-    if fault.leaks:
-        folder = request.getfixturevalue("copying")
-        flags = f"{flags.format(folder=folder)} --pretrain {next(folder.glob('run/checkpoints/step_*/model'))}"
-    given = words(task, runs / "run", flags, runs)
+    given = words(task, runs / "run", fault.words, runs)
     server.must_finish(*given, preludes=[(fault.prelude, [])] if fault.prelude else [])
     found = health(runs / "run", name)
     assert set(fault.expected) <= {alarm["name"] for alarm in found}, found

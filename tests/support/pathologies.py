@@ -36,8 +36,6 @@ class Pathology:
     """Flags, with {folder} for the files of the test."""
     expected: tuple[str, ...]
     prelude: str = ""
-    leaks: bool = False
-    """Whether the run begins with a model that copies labels out of its prompts."""
 
 
 PATHOLOGIES = {
@@ -52,7 +50,6 @@ PATHOLOGIES = {
     "wrong EOS": Pathology("", ("never_ends",), "wrong_eos"),
     "frozen weights": Pathology("", ("frozen_weights",), "freeze_weights"),
     "duplicated batch": Pathology("", ("repeated_batch",), "same_batch"),
-    "label leak": Pathology("--prompt_data {folder}/leaky.jsonl", ("held_out_gap",), leaks=True),
 }
 CLEAN = {
     "clean": "",
