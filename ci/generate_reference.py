@@ -40,6 +40,7 @@ from rft_cli.pretrainer.pages import own_default
 from rft_cli.records.discovery import find_command, with_settings
 from rft_core.errors import ExitCode
 from rft_dist.launch.environment import REPORTED, environment_report
+from rft_trainer.health.detectors import DETECTORS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -210,7 +211,8 @@ EXIT_MEANINGS = {
     ExitCode.NUMERICS: "non-finite gradients reached their limit",
     ExitCode.SERVICE: "a reward, an inference engine or the Hugging Face Hub is unavailable or answers wrongly",
     ExitCode.PEER: "another rank failed or did not arrive",
-    ExitCode.SAVED_AFTER_SIGNAL: "saved after a signal: start me again",
+    ExitCode.ALARM: "an alarm of the run's health, with `--on_alarm stop`; saved, and not to be started again unseen",
+    ExitCode.SAVED_AFTER_SIGNAL: "saved after a signal, or after an alarm with `--on_alarm pause`: start me again",
     ExitCode.OUTAGE: "a reward server or a judge was away for longer than `--reward_wait`; saved: start me again",
     ExitCode.NO_PROGRESS: "reserved for a restart that makes no progress; not used in this version",
 }
@@ -220,6 +222,20 @@ def exit_codes() -> str:
     """One row a code."""
     lines = ["| code | name | meaning |", "|---|---|---|"]
     return "\n".join(lines + [f"| {int(code)} | {code.name} | {EXIT_MEANINGS[code]} |" for code in ExitCode])
+
+
+def detectors() -> str:
+    """One row a detector."""
+    lines = [
+        "| detector | level | steps | threshold | metrics | true when | setting |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in DETECTORS:
+        metrics = ", ".join(f"`{name}`" for name in one.metrics.split())
+        threshold = f"{one.threshold:g}" if one.threshold else ""
+        row = (f"`{one.name}`", one.level, str(one.window), threshold, metrics, one.when, f"`--{one.setting}`")
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
 
 
 def environment() -> str:
@@ -248,6 +264,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "pretrainer-fields": pretrainer_fields,
     "names": names_elsewhere,
     "exit-codes": exit_codes,
+    "detectors": detectors,
     "environment": environment,
     "rooms": all_rooms,
 }

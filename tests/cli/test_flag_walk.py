@@ -186,6 +186,7 @@ SHARED = IMAGES | {
     "max_norm_spike": Row("--max_norm_spike 9", "calls:norm spike"),
     "weight_check_steps": Row("--weight_check_steps 1", "calls:weight checks"),
     "profile": Row("--profile 1", "calls:profiled"),
+    "on_alarm": Row("--on_alarm stop", "calls:on alarm"),
     "use_wandb": Row("--use_wandb ours", "calls:wandb"),
     "wandb_org": Row("--wandb_org us", "calls:wandb", "--use_wandb ours"),
     "wandb_group": Row("--wandb_group some", "calls:wandb", "--use_wandb ours"),
@@ -691,6 +692,7 @@ class Spies:
             "code limits",
             "norm spike",
             "weight checks",
+            "on alarm",
             "compiled",
             "profiled",
         )
@@ -780,6 +782,8 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     patch.setattr(compiled, "CompiledBlocks", lambda blocks: spies.keep("compiled", len(blocks)))
     # what it records is seen in tests/invariants/test_profiled_runs.py
     watch(requested, "ProfileSink", lambda steps, **_: spies.keep("profiled", str(steps)))
+    # what it does is seen in tests/faults/test_alarms.py
+    watch(run_lifecycle, "FindingSink", lambda run, command, on_alarm: spies.keep("on alarm", on_alarm))
     watch(step_guards, "WeightCheck", lambda **made: spies.keep("weight checks", made["every"]))
     watch(optimizer_step, "pack", lambda samples, *_, **options: spies.micro_batch(samples, options))
     watch(NativeEngine, "_take_cache", lambda self, rows, length: spies.keep("decoded rows", rows))

@@ -32,6 +32,13 @@ from rft_models.tiny_models.text import build_character_model
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 from rft_trainer.runs.checkpointing import Saver
 from support import terminal_preludes
+from support.pathologies import flip_advantages as flip_advantages
+from support.pathologies import freeze_weights as freeze_weights
+from support.pathologies import no_learning_rate as no_learning_rate
+from support.pathologies import same_batch as same_batch
+from support.pathologies import stale_engine as stale_engine
+from support.pathologies import wrong_eos as wrong_eos
+from support.pathologies import wrong_mask as wrong_mask
 from support.rank_preludes import differ_at as differ_at
 from support.terminal_preludes import close_output as close_output
 

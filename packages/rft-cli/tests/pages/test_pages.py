@@ -310,6 +310,22 @@ def test_one_run_is_shown_in_detail_by_name_or_path(capsys: pytest.CaptureFixtur
         assert "step_000050" not in text
 
 
+def test_the_health_of_a_run_is_shown_from_its_summary_or_else_from_its_rows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write_run("sums-1")
+    rows = [json.dumps({"step": step, "completion/truncated_share": 1.0}) for step in range(1, 7)]
+    (path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    assert main(["runs", "show", "sums-1"]) == 0  # its summary is older than detectors
+    assert "step 5, never_ends: 100% of the responses" in " ".join(capsys.readouterr().out.split())
+    found = {"name": "clipping", "level": "warning", "step": 3, "what": "the clip took much", "do": "less"}
+    (path / "summary.json").write_text(json.dumps(SUMMARY | {"health": [found]}))
+    assert main(["runs", "show", "sums-1"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "warning step 3, clipping: the clip took much do less" in text
+    assert "never_ends" not in text
+
+
 def test_an_unknown_run_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     write_run("sums-1")
     assert main(["runs", "show", "sums"]) == 4

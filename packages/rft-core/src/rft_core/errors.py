@@ -29,6 +29,7 @@ class ExitCode(IntEnum):
     NUMERICS = 7
     SERVICE = 8
     PEER = 9
+    ALARM = 10
     OUTAGE = 69
     SAVED_AFTER_SIGNAL = 75
     NO_PROGRESS = 93
@@ -222,6 +223,15 @@ class OutageError(RftError):
     """
 
     exit_code = ExitCode.OUTAGE
+
+
+class AlarmError(RftError):
+    """The health of a run gave an alarm, on which it was asked to stop; its last whole step is saved.
+
+    All ranks of a run end with it together.
+    """
+
+    exit_code = ExitCode.ALARM
 
 
 class SavedAfterSignal(RftError):

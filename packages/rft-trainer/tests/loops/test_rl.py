@@ -19,7 +19,7 @@ from rft_algos.algorithms.published import Grpo, PolicyAlgorithm, Ppo, Reinforce
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
 from rft_core.durable_files import read_records
-from rft_core.errors import NumericsError, SavedAfterSignal, ServiceError
+from rft_core.errors import AlarmError, NumericsError, RftError, SavedAfterSignal, ServiceError
 from rft_core.keyed_random import derive_key, permutation
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.batches.units import MicroBatching
@@ -34,7 +34,7 @@ from rft_trainer.rollouts.source import SyncRollouts
 from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.step_report import Reporter
-from rft_trainer.runs.stop_signals import StopSignals
+from rft_trainer.runs.stop_signals import AlarmStop, StopSignals
 from rft_trainer.scoring.advantages import AdvantageEstimator, RewardShapingConfig
 from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.scoring.samples import shuffle_rewards
@@ -261,6 +261,29 @@ def test_a_stop_before_any_update_saves_the_last_whole_step(tmp_path: Path) -> N
     ledger = made.writer.saved[-1][1]["ledger"]
     assert isinstance(ledger, dict)
     assert len(ledger["in_flight"]) == 5, "prompts of the unfinished step go back"
+
+
+@pytest.mark.parametrize(("pauses", "error", "code"), [(True, SavedAfterSignal, 75), (False, AlarmError, 10)])
+def test_an_alarm_ends_the_run_behind_its_step_as_it_was_told(
+    tmp_path: Path, pauses: bool, error: type[RftError], code: int
+) -> None:
+    signals = StopSignals()
+    calls = 0
+
+    def alarm_in_the_third(items: Sequence[RewardItem]) -> list[Score]:
+        nonlocal calls
+        calls += len(items) == 20
+        if calls == 3:
+            signals.alarm = AlarmStop("never_ends: all cut", "--generate_max_len 8", pauses=pauses)
+        return repeats_its_prompt(items)
+
+    made = Made(tmp_path / "run", reward=alarm_in_the_third)
+    with pytest.raises(error) as caught:
+        made.loop.run(signals)
+    assert caught.value.exit_code == code
+    assert caught.value.problem.what == "alarm after step 3: never_ends: all cut"
+    assert caught.value.problem.do.startswith("--generate_max_len 8; ")
+    assert made.writer.saved[-1][0] == 3
 
 
 def test_a_stop_while_a_run_was_prepared_saves_its_start_and_owes_the_first_evaluation(tmp_path: Path) -> None:

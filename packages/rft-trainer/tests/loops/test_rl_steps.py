@@ -373,6 +373,7 @@ def test_metrics_of_updates_leave_out_the_norm_of_those_that_were_refused() -> N
         "updates": 2,
         "updates_refused": 1,
         "micro_batches": 6,
+        "advantage_agreement": 1.0,
     }
 
 

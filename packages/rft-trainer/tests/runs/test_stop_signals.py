@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from rft_trainer.runs.stop_signals import StopSignals, agree
+from rft_trainer.runs.stop_signals import AlarmStop, StopSignals, agree, agreed_alarm
 from rft_trainer.testing.bigram import OneRank
 
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -62,3 +64,17 @@ def test_a_vote_counts_where_any_rank_votes_for_it() -> None:
     ranks: Any = SimpleNamespace(world_size=2, max=largest)
     assert agree(ranks, True, False, False) == (True, True, False)
     assert seen == [[1.0, 0.0, 0.0]], "all votes in one exchange"
+
+
+def test_every_rank_gets_the_alarm_of_the_first() -> None:
+    alarm, signals = AlarmStop("never_ends: all cut", "--generate_max_len 8", pauses=False), StopSignals()
+    assert agreed_alarm(signals, OneRank()) is None
+    signals.alarm = alarm
+    assert agreed_alarm(signals, OneRank()) == alarm
+    own = json.dumps(asdict(alarm)).encode()
+
+    def gathers(first: bytes) -> Any:
+        return SimpleNamespace(world_size=2, gather_bytes=lambda sent: [first, sent])
+
+    assert agreed_alarm(StopSignals(), gathers(own)) == alarm
+    assert agreed_alarm(signals, gathers(b"null")) is None

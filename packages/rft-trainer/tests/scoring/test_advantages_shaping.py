@@ -341,3 +341,19 @@ def test_weights_of_parts_are_read_from_a_text() -> None:
     assert parse_component_weights("") is None
     with pytest.raises(ValueError, match="float"):
         parse_component_weights("correctness")
+
+
+@pytest.mark.parametrize(("place", "expected"), [("loss", 2 * 1.0 / 1.5), ("reward", 2.0), ("none", None)])
+def test_the_pull_of_the_divergence_is_measured_beside_the_rewards(place: Any, expected: float | None) -> None:
+    record = replace(CENTRED, kl_place=place, kl_coef=2.0)
+    groups = [group(rollout(0, 2, 1.0), rollout(1, 1, 0.0))]
+    # log-ratios 1, 0 and 0; advantages 1/2, 1/2 and -1/2; rewards 1 and 0
+    told = scores_of(groups, reference=[(-2.0, -1.0), (-1.125,)])
+    estimator = AdvantageEstimator(record, RewardShapingConfig(longest_response=4), seed=0)
+    _, metrics = estimator(groups, told, step=0)
+    assert ("kl/pull" in metrics) == (expected is not None)
+    if expected is not None:
+        total, number = metrics["kl/pull"]
+        assert float(total / number) == pytest.approx(expected)
+    equal = [group(rollout(0, 2, 1.0), rollout(1, 1, 1.0))]
+    assert "kl/pull" not in estimator(equal, scores_of(equal, reference=told.reference), step=0)[1]

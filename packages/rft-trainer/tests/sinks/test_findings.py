@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from rft_trainer.health.history import FINDING_STEPS as STEPS
 from rft_trainer.metrics.sink import RunInfo
 from rft_trainer.runs.directory import RunDirectory
-from rft_trainer.sinks.findings import STEPS, FindingSink
+from rft_trainer.runs.stop_signals import StopSignals
+from rft_trainer.settings.run import OnAlarm
+from rft_trainer.sinks.findings import FindingSink
 
 
 def row(step: int, reward: float = 0.0) -> dict[str, float]:
@@ -108,3 +111,34 @@ def test_what_bounds_the_speed_is_said_once_and_not_again_by_a_run_that_continue
         for record in timed[40:]:
             again.step(record)
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(("on_alarm", "pauses"), [("log", None), ("pause", True), ("stop", False)])
+def test_the_first_alarm_asks_the_loop_to_end_as_it_was_told(
+    run: RunDirectory, caplog: pytest.LogCaptureFixture, on_alarm: OnAlarm, pauses: bool | None
+) -> None:
+    with StopSignals() as signals:
+        sink = FindingSink(run, "rl", on_alarm)
+        sink.start(RunInfo("run", run.path))
+        for step in range(1, 12):
+            sink.step({"step": step, "completion/truncated_share": 1.0, "policy/kl": 0.5})
+            assert (signals.alarm is not None) == (step >= 5 and pauses is not None)
+    # the warnings before and after it end nothing
+    assert [record.getMessage().split(":")[1].strip() for record in caplog.records] == [
+        "policy_drift",
+        "never_ends",
+        "truncation",
+    ]
+    if signals.alarm is not None:
+        assert signals.alarm.pauses == pauses
+        assert signals.alarm.what.startswith("never_ends: 100% of the responses")
+
+
+def test_a_run_that_continues_does_not_stop_for_an_alarm_that_it_has_told(run: RunDirectory) -> None:
+    for step in range(1, 8):
+        run.append_metrics({"step": step, "completion/truncated_share": 1.0})
+    with StopSignals() as signals:
+        sink = FindingSink(run, "rl", "stop")
+        sink.start(RunInfo("run", run.path, resumed_from_step=7))
+        sink.step({"step": 8, "completion/truncated_share": 1.0})
+    assert signals.alarm is None

@@ -33,6 +33,7 @@ from rft_dist.checkpoints.reader import read_manifest
 from rft_dist.launch.environment import environment_report
 from rft_dist.settings import CheckpointSettings
 from rft_trainer.batches.prompt_ledger import Ledger
+from rft_trainer.health.watch import replay
 from rft_trainer.metrics.sink import RunInfo, Sink
 from rft_trainer.runs.bottleneck import speed_verdict
 from rft_trainer.runs.checkpointing import Progress, Saver, save_in_outage
@@ -170,7 +171,11 @@ def start(
     sinks: list[Sink] = []
     if machine.is_first:
         run: RunSettings = resolved.settings.run
-        sinks = [JsonlSink(directory), *front.make_sinks(run, num_steps), FindingSink(directory, resolved.command)]
+        sinks = [
+            JsonlSink(directory),
+            *front.make_sinks(run, num_steps),
+            FindingSink(directory, resolved.command, run.on_alarm),
+        ]
         sinks += requested_trackers(run, directory.optional)
         place = (machine.device, machine.ranks.world_size)
         sinks += requested_profile(run, directory.optional, resolved.values, resolved.command, *place)
@@ -465,7 +470,8 @@ def summary_of(directory: RunDirectory, resolved: Resolved[Any], outcome: str) -
     rows = directory.read_metrics().rows
     evaluations = directory.read_evaluations().rows
     last = rows[-1] if rows else {}
-    found = [*verdict(evidence_of(read_run(directory.path))), *unwritten(directory.optional)]
+    evidence = evidence_of(read_run(directory.path))
+    found = [*verdict(evidence), *unwritten(directory.optional)]
     summary: dict[str, Any] = {
         "outcome": outcome,
         "command": resolved.command,
@@ -476,6 +482,7 @@ def summary_of(directory: RunDirectory, resolved: Resolved[Any], outcome: str) -
         "tokens": last.get("data/tokens", 0),
         "eval": {},
         "verdict": [finding.as_record() for finding in found],
+        "health": [alarm.as_record() for alarm in replay(rows, evaluations, resolved.command, evidence.rollouts)],
         "speed": bound.as_record() if (bound := speed_verdict(rows, resolved.command)) else None,
     }
     for name in ("before", "after"):

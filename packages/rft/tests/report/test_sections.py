@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from rft.report.sections import evaluations, findings, left_out, phases, sentence, settings, table
+from rft.report.sections import evaluations, findings, health, left_out, phases, sentence, settings, table
+from rft_trainer.health.watch import Alarm
 from rft_trainer.runs.reader import RunFiles
 from rft_trainer.runs.verdict import RunFinding
 
@@ -46,6 +47,13 @@ def test_what_is_wrong_is_shown_with_what_to_look_at() -> None:
     shown = findings([RunFinding("constant_reward", "every reward was <0>", "look at the reward")])
     assert "every reward was &lt;0&gt;" in shown
     assert "look at the reward" in shown
+
+
+def test_what_detectors_found_has_its_step_and_its_setting() -> None:
+    assert health([]) == ""
+    alarm = Alarm("never_ends", "alarm", 5, 1.0, "all <cut>", "look", "generate_max_len")
+    shown = health([alarm])
+    assert all(part in shown for part in ("never_ends", "alarm", "5", "all &lt;cut&gt;", "look", "--generate_max_len"))
 
 
 def test_the_time_is_divided_among_phases() -> None:

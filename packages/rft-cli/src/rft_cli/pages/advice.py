@@ -10,6 +10,7 @@ from typing import Any, cast
 from rich.text import Text
 
 from rft_cli.records.discovery import find_command, training_of, with_training
+from rft_trainer.health.watch import replay
 from rft_trainer.runs.reader import RunFiles, as_object, read_run, rows
 from rft_trainer.runs.verdict import evidence_of, verdict
 
@@ -98,8 +99,7 @@ def verdict_of_run(run: RunFiles) -> Text | None:
 
 def verdict_lines(summary: Mapping[str, Any]) -> Text | None:
     """Return the findings of a summary, two lines each; None where there is none."""
-    found = summary.get("verdict")
-    listed = cast("list[Any]", found) if isinstance(found, list) else []
+    listed = _list(summary.get("verdict"))
     lines = [
         Text.assemble(
             ("found   ", "bold yellow"), str(finding.get("what")), ("\n   do   ", "dim"), str(finding.get("do"))
@@ -108,6 +108,38 @@ def verdict_lines(summary: Mapping[str, Any]) -> Text | None:
         if finding
     ]
     return Text("\n").join(lines) if lines else None
+
+
+def health_of_run(run: RunFiles) -> Text | None:
+    """Return what the detectors found in a run in any state; None where they found nothing."""
+    if not run.live and "health" in run.summary:
+        return health_lines(run.summary)
+    found = replay(run.metrics, run.evaluations, run.verb, evidence_of(run).rollouts)
+    return health_lines({"health": [alarm.as_record() for alarm in found]})
+
+
+def health_lines(summary: Mapping[str, Any], *, beyond_verdict: bool = False) -> Text | None:
+    """Return the alarms and warnings of a summary, two lines each; None where there is none.
+
+    With `beyond_verdict` without those that its verdict has already.
+    """
+    listed = [as_object(one) for one in _list(summary.get("health"))]
+    said = {as_object(one).get("code") for one in _list(summary.get("verdict"))} if beyond_verdict else set[object]()
+    lines = [
+        Text.assemble(
+            (f"{alarm.get('level')!s:8}", "bold red" if alarm.get("level") == "alarm" else "bold yellow"),
+            f"step {alarm.get('step')}, {alarm.get('name')}: {alarm.get('what')}",
+            ("\n   do   ", "dim"),
+            str(alarm.get("do")),
+        )
+        for alarm in listed
+        if alarm and alarm.get("name") not in said
+    ]
+    return Text("\n").join(lines) if lines else None
+
+
+def _list(value: object) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 def speed_line(summary: Mapping[str, Any]) -> Text | None:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rft.stages.evaluate import change_interval
 from rft_cli.diagnostics.console import SafeConsole
 from rft_cli.pages import samples_html
-from rft_cli.pages.advice import next_lines, speed_line, verdict_lines
+from rft_cli.pages.advice import health_lines, next_lines, speed_line, verdict_lines
 from rft_cli.pages.pretraining.end_page import curve_lines, is_continued, text_table
 from rft_core.errors import StorageError
 from rft_trainer.runs.reader import UNSCORED_KIND, RunFiles, is_number, read_run, rows
@@ -58,6 +58,8 @@ def show(path: Path, summary: Mapping[str, Any], next_commands: Sequence[tuple[s
     found = verdict_lines(summary)
     if found is not None:
         console.print(found, soft_wrap=True)
+    if (health := health_lines(summary, beyond_verdict=True)) is not None:
+        console.print(health, soft_wrap=True)
     if (bound := speed_line(summary)) is not None:
         console.print(bound, soft_wrap=True)
     if unscored := _unscored(run):

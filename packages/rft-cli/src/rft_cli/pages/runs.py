@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rft.config.command_record import Measure, TrainingRecord
-from rft_cli.pages.advice import verdict_of_run
+from rft_cli.pages.advice import health_of_run, verdict_of_run
 from rft_cli.pages.charts import amount, duration, sparkline
 from rft_cli.records.discovery import commands, training_of, with_training
 from rft_trainer.runs.reader import SAMPLES_PAGE, RunFiles, as_object, is_number
@@ -83,6 +83,7 @@ def page_of_run(run: RunFiles) -> RenderableType:
         parts.append(_section("command", Text(run.command)))
     for title, content in (
         ("verdict", verdict_of_run(run)),
+        ("health", health_of_run(run)),
         ("settings that are not defaults", _settings(run)),
         ("curves", _curves(run)),
         ("held-out", _evaluations(run)),

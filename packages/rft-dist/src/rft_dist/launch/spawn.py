@@ -158,7 +158,7 @@ def _forwarding(processes: Sequence[subprocess.Popen]) -> Generator[None]:
             signal.signal(number, handler)
 
 
-_SAVED = (ExitCode.SAVED_AFTER_SIGNAL, ExitCode.OUTAGE)
+_SAVED = (ExitCode.SAVED_AFTER_SIGNAL, ExitCode.OUTAGE, ExitCode.ALARM)
 """Exit codes of an end on which all ranks have agreed, after a save."""
 
 

@@ -24,6 +24,7 @@ from rft_trainer.records.rollouts import Prompt, RolloutGroup, TrainingSample
 from rft_trainer.records.scores import remedy_of
 from rft_trainer.rollout_files.token_recorder import TokenRecorder
 from rft_trainer.rollouts.source import RolloutSource
+from rft_trainer.runs.rollout_signs import batch_signs, credit_signs
 from rft_trainer.runs.step_report import rollout_metrics
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.scoring.advantages import AdvantageEstimator, PolicyScores
@@ -250,6 +251,9 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
             **checked,
             **sampling,
             **rollout_metrics(groups, kept),
+            **batch_signs(groups),
+            # a teacher's advantages follow no reward
+            **({} if self.teacher else credit_signs(kept.groups, samples)),
             **merged,
             **(self.gaps.metrics if self.gaps and outcomes else {}),
             **self.assign_credit.control(merged, len(samples)),

@@ -20,9 +20,9 @@ from rft_trainer.batches.prompt_ledger import EntryState, Ledger, LedgerEntry
 from rft_trainer.loops.early_stop import EarlyStop
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 from rft_trainer.protocols import BestWeights, Collectives
-from rft_trainer.runs.checkpointing import Progress, Saver, save_and_stop
+from rft_trainer.runs.checkpointing import Progress, Saver, end_by_alarm, save_and_stop
 from rft_trainer.runs.step_report import Reporter
-from rft_trainer.runs.stop_signals import BY_PROGRAM, StopSignals, agree, in_force, stop_requested
+from rft_trainer.runs.stop_signals import BY_PROGRAM, StopSignals, agree, agreed_alarm, in_force, stop_requested
 from rft_trainer.update.nonfinite_checks import refuse_more_steps
 from rft_trainer.update.optimizer_step import UpdateOutcome
 from rft_trainer.update.weight_check import WeightCheck
@@ -160,7 +160,8 @@ class TrainingLoop(ABC, Generic[DataT]):
         ended = self.ledger.epoch if self.ledger.epoch > entries[-1].epoch else None
         self._end_step(record, data, ended)
         # a run that is finished saves by itself, and ends as complete rather than as stopped
-        if not self.finished and agree(self.collectives, signals.received is not None)[0]:
+        asked = signals.received is not None or signals.alarm is not None
+        if not self.finished and agree(self.collectives, asked)[0]:
             self._save_and_stop(signals)
         return StepDone(data, record)
 
@@ -228,6 +229,11 @@ class TrainingLoop(ABC, Generic[DataT]):
         # a program asks on one rank, and every rank goes on with its script
         if agree(self.collectives, signals.received == BY_PROGRAM)[0]:
             signals.received = signals.received or BY_PROGRAM
+        alarm = agreed_alarm(signals, self.collectives)
+        if alarm is not None:
+            end_by_alarm(
+                self.saver, alarm, self.progress, episode=self.ledger.epoch, resume_command=self.resume_command
+            )
         save_and_stop(
             self.saver,
             signals,

@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch.profiler import record_function
-
-from rft_trainer.metrics.compute_meter import ComputeMeter
+if TYPE_CHECKING:  # it brings torch, which the pages of a run do without
+    from rft_trainer.metrics.compute_meter import ComputeMeter
 
 ANNOTATION = "phase "
 """What the name of a phase begins with in a trace of torch's profiler."""
@@ -77,6 +76,9 @@ class PhaseTimer:
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
         """Charge the time of the block to `phase`, also when it raises."""
+        # here, because the pages of a run use the names of the phases and do without torch
+        from torch.profiler import record_function
+
         # work that a device still does belongs to what came before
         self._synchronize()
         self._charge()

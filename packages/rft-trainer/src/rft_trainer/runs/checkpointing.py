@@ -15,9 +15,17 @@ from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from torch import Tensor
 
-from rft_core.errors import CheckpointError, OutageError, PeerError, RftError, SavedAfterSignal, StorageError
+from rft_core.errors import (
+    AlarmError,
+    CheckpointError,
+    OutageError,
+    PeerError,
+    RftError,
+    SavedAfterSignal,
+    StorageError,
+)
 from rft_trainer.protocols import CheckpointWriter, Collectives, Optimizer, SavablePolicy
-from rft_trainer.runs.stop_signals import StopSignals, agree, in_force
+from rft_trainer.runs.stop_signals import AlarmStop, StopSignals, agree, in_force
 from rft_trainer.update.nonfinite_checks import refuse_non_finite_weights
 from rft_trainer.update.numeric_guard import NumericGuard
 
@@ -345,6 +353,27 @@ def save_and_stop(
         why="the run was asked to stop",
         state=saver.words(progress.step),
         do=resume_command,
+    )
+
+
+def end_by_alarm(saver: Saver, alarm: AlarmStop, progress: Progress, *, episode: int, resume_command: str) -> NoReturn:
+    """Save the last complete step and raise, on every rank, what `--on_alarm` asks for.
+
+    Raises:
+        SavedAfterSignal: the run pauses, and asks to be started again.
+        AlarmError: it stops, until somebody has looked at it.
+    """
+    saver.save(progress.step, episode=episode)
+    # before the claim below that nothing is lost: a save beside training is not on the disk yet
+    saver.wait()
+    kind, code, asked = (SavedAfterSignal, "run.paused", "pause") if alarm.pauses else (AlarmError, "run.alarm", "stop")
+    raise kind(
+        code=code,
+        what=f"alarm after step {progress.step}: {alarm.what}",
+        where=f"metrics.jsonl, step {progress.step}",
+        why=f"--on_alarm {asked}: a run that has an alarm of its health is saved and ends",
+        state=saver.words(progress.step),
+        do=f"{alarm.do}; {resume_command} goes on all the same, past this alarm",
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from statistics import fmean
 
-from rft_trainer.metrics.compute_meter import device_memory
+from rft_trainer.metrics.compute_meter import device_memory, resident_memory
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.metrics.sink import Sink
 from rft_trainer.protocols import Collectives
@@ -22,7 +22,16 @@ from rft_trainer.runs.image_entries import image_entries, keep_images
 from rft_trainer.runs.reader import UNSCORED_KIND
 from rft_trainer.scoring.samples import FilterResult, flat_rollouts, sample_name
 
-_OWN_NAMES = ("mean", "min", "max", "groups_with_signal", "score_clipped", "overlong_penalty", "length_term")
+_OWN_NAMES = (
+    "mean",
+    "min",
+    "max",
+    "groups_with_signal",
+    "score_clipped",
+    "overlong_penalty",
+    "length_term",
+    "inconsistent",
+)
 _OWN_PREFIXES = ("status_", "unscored")
 
 
@@ -108,6 +117,7 @@ class Reporter:
         record |= {"data/tokens": progress.tokens, "policy/total_updates": progress.updates, **times}
         record["time/elapsed"] = progress.seconds
         record["time/left"] = progress.seconds / progress.step * (self._num_steps - progress.step)
+        record |= resident_memory()
         # ru_maxrss is in KiB on Linux
         record["memory/peak_rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         record |= device_memory()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from types import FrameType
 
 import torch
@@ -16,6 +18,18 @@ BY_PROGRAM = "a stop of the program"
 """The name in the place of a signal where code of the program asked for the stop."""
 _STDERR = 2
 _WAITING = b"\nstopping: this step is finished and saved first; Ctrl-C again loses it and all since the last save\n"
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmStop:
+    """End of a run that an alarm of its health asks for (`--on_alarm`)."""
+
+    what: str
+    """The alarm in one sentence."""
+    do: str
+    """What to change or to look at."""
+    pauses: bool
+    """Whether the run asks to be started again."""
 
 
 class StopSignals:
@@ -29,6 +43,8 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: str | None = None
+        self.alarm: AlarmStop | None = None
+        """Of the rank that looks at the rows, which is the first."""
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> StopSignals:
@@ -62,6 +78,15 @@ _IN_FORCE: list[StopSignals] = []
 def in_force() -> StopSignals:
     """Return the handlers that are in force in this process, as signals are; without any, none that has received."""
     return _IN_FORCE[-1] if _IN_FORCE else StopSignals()
+
+
+def agreed_alarm(signals: StopSignals, collectives: Collectives) -> AlarmStop | None:
+    """Return the alarm that the first rank has, on every rank; all of them call it."""
+    if collectives.world_size == 1:
+        return signals.alarm
+    own = json.dumps(asdict(signals.alarm) if signals.alarm else None).encode()
+    told = json.loads(collectives.gather_bytes(own)[0])
+    return None if told is None else AlarmStop(**told)
 
 
 def stop_requested() -> bool:

@@ -113,6 +113,17 @@ def constant_reward(rows: Sequence[Row], rollouts: str = "") -> RunFinding | Non
     return _constant_reward(_with_step(rows), Evidence(rows=rows, rollouts=rollouts))
 
 
+def collapse(rows: Sequence[Row]) -> RunFinding | None:
+    """Return the finding that rewards which were good end near the lowest; None where they do not."""
+    return _collapse(_with_step(rows))
+
+
+def rising_loss(rows: Sequence[Row]) -> RunFinding | None:
+    """Return the finding that the loss of demonstrations rose; None where it did not."""
+    found = _loss_that_did_not_fall(_with_step(rows), [])
+    return found if found is not None and found.code == "loss_rose" else None
+
+
 def _with_step(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if isinstance(row.get("step"), int)]
 

@@ -116,6 +116,7 @@ class AdvantageEstimator:
         credit = objectives.compute_advantages(self._record, batch, score=self._compute, key=key, **self._scale())
         self._running = credit.running
         metrics |= _effective_shares(credit.metrics)
+        metrics |= self._pull(batch, credit)
         if annotations.teacher:
             credit = self._distilled(credit, batch, annotations.teacher, metrics)
         return _samples(groups, annotations, batch, self._without_truncated(groups, batch, credit)), {
@@ -136,6 +137,23 @@ class AdvantageEstimator:
         # after the normalisation of the algorithm, which would take away how far the teacher is
         centred_T = torch.where(batch.loss_mask_T, rewards_T - _mean_of_others(rewards_T, batch), 0.0)
         return replace(credit, advantages_T=credit.advantages_T + self._teacher_coef * centred_T)
+
+    def _pull(self, batch: RolloutBatch, credit: AdvantageOutput) -> Metrics:
+        """Return how strong the divergence's term is beside the rewards, where there is one.
+
+        In the loss: coefficient x mean |log pi - log ref| over the mean size of the advantages, both a token. In the
+        reward: standard deviations within groups of coefficient x sum (log pi - log ref), and of the rewards.
+        """
+        coefficient = self.coefficients().kl
+        if batch.reference_logprobs_T is None or self._record.kl_place == "none" or coefficient <= 0:
+            return {}
+        ratios_T = torch.where(batch.loss_mask_T, batch.old_logprobs_T - batch.reference_logprobs_T, 0.0).double()
+        if self._record.kl_place == "loss":
+            pull, size = ratios_T.abs().sum(), credit.advantages_T[batch.loss_mask_T].abs().sum()
+        else:
+            spent_N = torch.zeros_like(batch.rewards_N, dtype=torch.float64).index_add(0, batch.segment_ids_T, ratios_T)
+            pull, size = _spread(spent_N, batch.group_ids_N), _spread(batch.rewards_N.double(), batch.group_ids_N)
+        return {"kl/pull": (coefficient * pull, size.double())} if float(size) > 0 else {}
 
     def own_advantages(self, batch: RolloutBatch) -> Tensor:
         """Return the algorithm's own advantages [T], before the batch is normalised or clipped."""
@@ -254,6 +272,13 @@ class AdvantageEstimator:
         return AdvantageOutput(
             credit.advantages_T, credit.returns_T, weights_T, credit.selected_T, credit.running, credit.metrics
         )
+
+
+def _spread(values_N: Tensor, group_ids_N: Tensor) -> Tensor:
+    """Return the root of the summed squared distances of values from the means of their groups."""
+    counts_G = torch.bincount(group_ids_N).double()
+    means_G = torch.zeros_like(counts_G).index_add(0, group_ids_N, values_N) / counts_G.clamp(min=1)
+    return (values_N - means_G[group_ids_N]).square().sum().sqrt()
 
 
 def _whole_parts(names: set[str]) -> set[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 TokenRecords = Literal["shown", "all", "off"]
+OnAlarm = Literal["log", "pause", "stop"]
 
 TENSORBOARD_IN_RUN = "run"
 """The value of `use_tensorboard` that stands for a folder of the run's own directory."""
@@ -56,6 +57,11 @@ class RunSettings(SeedSettings):
     profile: str = field(default="", metadata={"bare": PROFILED_STEPS})
     """Steps of which rank 0 records every operation, such as 5 or 10-12: profile/ in the run's directory then holds a
     trace and a page on what takes the time; these steps are slower, and no result changes. Bare = 3-5; empty = none."""
+
+    on_alarm: OnAlarm = "log"
+    """Answer to an alarm of the run's health, the first time that it becomes true: log = a line in the log; pause =
+    save and end with exit code 75, which asks to be started again; stop = save and end with exit code 10. A resume goes
+    on past it."""
 
     use_wandb: str = field(default="", metadata={"bare": "rft"})
     """Project of Weights & Biases to report to; bare = rft; empty = none. The key is read from WANDB_API_KEY."""

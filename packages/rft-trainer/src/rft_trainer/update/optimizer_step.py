@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from rft_trainer.metrics.totals import Mark, MetricTotals
 from rft_trainer.protocols import Collectives, Optimizer
 from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
 from rft_trainer.update.numeric_guard import Diagnosis, NumericGuard
+from rft_trainer.update.weight_check import WeightSample, relative_change
 
 _LOG = logging.getLogger(__name__)
 
@@ -92,6 +93,8 @@ class UpdateOutcome:
     num_micro_batches: int
     loss_scale: float | None = None
     """Loss scale of float16 training; a refused step has made it smaller. None = no loss scaling."""
+    weight_change: float | None = field(default=None, compare=False)
+    """How much the update changed a sample of the weights, over their size; None where they are sharded."""
 
     @property
     def sound(self) -> bool:
@@ -280,6 +283,8 @@ class Updater:
             raise _nothing_to_step()
         # where an error ends it the gradients are dropped before the next batch
         self._interrupted = True
+        sample = WeightSample(self.model)
+        before = sample.numbers()
         outcome = self._apply()
         attempt = 0
         # a refusal under a loss scale is how the scale is found, not a fault
@@ -288,6 +293,7 @@ class Updater:
             self._accumulate(self._batches)
             outcome, attempt = self._apply(), attempt + 1
         if outcome.applied:
+            outcome = replace(outcome, weight_change=relative_change(before, sample.numbers()))
             self._guard.applied(outcome.gradient_norm)
             for batch in self._batches:
                 # of losses that have something to do once the weights have changed, such as that of routers
@@ -483,6 +489,7 @@ def update_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> Mapping[str,
     # refused steps have norms that are not finite, which would take the mean with them
     applied = [outcome for outcome in outcomes if outcome.applied]
     norms = [outcome.gradient_norm for outcome in applied]
+    changes = [outcome.weight_change for outcome in applied if outcome.weight_change is not None]
     return {
         **scale_metrics(part, outcomes),
         f"{part}/gradient_norm": sum(norms) / len(norms) if norms else math.nan,
@@ -490,4 +497,5 @@ def update_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> Mapping[str,
         f"{part}/updates": len(applied),
         f"{part}/updates_refused": len(outcomes) - len(applied),
         f"{part}/micro_batches": sum(outcome.num_micro_batches for outcome in outcomes),
+        **({f"{part}/weight_change": sum(changes)} if changes else {}),
     }

@@ -92,3 +92,43 @@ def checksums(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
         own = (tensor if local is None else local()).detach().contiguous()
         sums[name] = int(own.view(_INTEGERS[own.element_size()]).sum(dtype=torch.int64)) if own.numel() else 0
     return sums
+
+
+SAMPLED_TENSORS, SAMPLED_NUMBERS = 8, 1024
+"""Trained tensors, and numbers of each, that stand for all of them in the size of a step."""
+
+
+class WeightSample:
+    """Some numbers of some trained tensors, by which the size of an update is seen at next to no cost."""
+
+    def __init__(self, model: object) -> None:
+        """Choose tensors of a model evenly among those that are trained and whole on this rank; maybe none."""
+        named = getattr(model, "named_parameters", None)
+        trained = [tensor for _, tensor in named() if _is_sampled(tensor)] if named is not None else []
+        step = max(1, -(-len(trained) // SAMPLED_TENSORS))
+        self._tensors = trained[::step]
+
+    def numbers(self) -> Tensor | None:
+        """Return the sampled numbers as they are now; None without any."""
+        if not self._tensors:
+            return None
+        chosen: list[Tensor] = []
+        for tensor in self._tensors:
+            flat = tensor.detach().reshape(-1)
+            # a last row may be a token that no text has: numbers from all over the tensor
+            chosen.append(flat[:: -(-flat.numel() // SAMPLED_NUMBERS)].float())
+        return torch.cat(chosen)
+
+
+def _is_sampled(tensor: Tensor) -> bool:
+    # a shard differs between ranks, and a gathered tensor is empty outside of a forward
+    return tensor.requires_grad and not hasattr(tensor, "to_local") and tensor.numel() > 0 and tensor.is_contiguous()
+
+
+def relative_change(before: Tensor | None, after: Tensor | None) -> float | None:
+    """Return the root mean square of a change over that of the numbers before it; None where there is none."""
+    if before is None or after is None or before.shape != after.shape:
+        return None
+    # read in one: each number waits for the device
+    size, change = torch.stack([before.square().sum(), (after - before).square().sum()]).sqrt().tolist()
+    return change / size if size > 0 else None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rft.process.rank_log import RankLog
 from rft.process.stack_dumps import StackDumps
-from rft_core.errors import OutageError, RftError, SavedAfterSignal
+from rft_core.errors import AlarmError, OutageError, RftError, SavedAfterSignal
 from rft_core.secrets import scrub_command, scrub_text
 from rft_dist.health.monitor import Watch
 from rft_dist.launch.process_group import HealthConfig, RankInfo, start_watch, stop_process_group
@@ -69,11 +69,12 @@ def watched_process(
     if show_error is not None:
         watch.folder.show = show_error
     stacks = StackDumps(ranks.rank)
-    saved: SavedAfterSignal | OutageError | None = None
+    saved: SavedAfterSignal | OutageError | AlarmError | None = None
     try:
         try:
             yield MonitoredProcess(watch, log, stacks)
-        except (SavedAfterSignal, OutageError) as error:  # agreed by all ranks, so the others end in the same way
+        # agreed by all ranks, so the others end in the same way
+        except (SavedAfterSignal, OutageError, AlarmError) as error:
             saved = error
         watch.close()
     except BaseException as error:
@@ -86,7 +87,7 @@ def watched_process(
     finally:
         stacks.close()
         stop_process_group()
-    # raised after a proper end: a save on a signal or in an outage is no failure
+    # raised after a proper end: a save on a signal, in an outage or on an alarm is no failure
     if saved is not None:
         log.write(_in_full(saved))
         raise saved

@@ -14,6 +14,7 @@ from rft.report import sections
 from rft.report.columns import columns
 from rft.report.sampled import samples
 from rft_core.secrets import scrub_text
+from rft_trainer.health.watch import replay
 from rft_trainer.runs.reader import RunFiles, read_run
 from rft_trainer.runs.verdict import evidence_of, verdict
 
@@ -24,11 +25,13 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 def report(path: Path) -> str:
     """Return the report on the run in a directory, in any state: finished, running, or cut off."""
     run = read_run(path)
+    evidence = evidence_of(run)
     main, less_is_better, curves = measures_of(run)
     body = "".join(
         [
             f"<p>{html.escape(sections.sentence(run, main, less_is_better=less_is_better))}</p>",
-            sections.findings(verdict(evidence_of(run))),
+            sections.findings(verdict(evidence)),
+            sections.health(replay(run.metrics, run.evaluations, run.verb, evidence.rollouts)),
             sections.evaluations(run),
             _curves(),
             sections.phases(run),

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 from math import fsum
 
+from rft_trainer.health.watch import Alarm
 from rft_trainer.runs.reader import RunFiles, as_object, is_number
 from rft_trainer.runs.verdict import RunFinding
 
@@ -47,6 +48,15 @@ def findings(found: Sequence[RunFinding]) -> str:
         return section("verdict", "Verdict", "<p>The rows of this run show nothing wrong.</p>")
     rows = [(finding.what, finding.do) for finding in found]
     return section("verdict", "Verdict", table(("what the rows show", "what to look at"), rows))
+
+
+def health(alarms: Sequence[Alarm]) -> str:
+    """Return what the detectors found step by step; empty where they found nothing."""
+    if not alarms:
+        return ""
+    rows = [(str(one.step), one.level, one.name, one.what, one.do, f"--{one.setting}") for one in alarms]
+    heads = ("step", "level", "detector", "what the rows show", "what to look at", "setting")
+    return section("health", "Health", table(heads, rows))
 
 
 def settings(run: RunFiles) -> str:

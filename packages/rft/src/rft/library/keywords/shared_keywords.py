@@ -93,6 +93,7 @@ class TrainingKeywords(TypedDict, total=False):
     max_norm_spike: float
     weight_check_steps: int
     profile: str | bool
+    on_alarm: Literal["log", "pause", "stop"]
     use_wandb: str | bool
     wandb_org: str
     wandb_group: str

@@ -1,0 +1,195 @@
+"""Detectors of rewards, responses and data."""
+
+from __future__ import annotations
+
+from rft_trainer.health import rules
+from rft_trainer.health.detector import Detector
+from rft_trainer.health.history import FINDING_STEPS
+
+_REWARD = "reward/min reward/max data/samples"
+
+REWARDS = (
+    Detector(
+        name="constant_reward",
+        metrics=_REWARD,
+        window=FINDING_STEPS,
+        threshold=0.0,
+        level="alarm",
+        rule=rules.finding("constant_reward"),
+        when="every response had the same reward; after 3 steps already where they have a thousand responses",
+        setting="reward",
+    ),
+    Detector(
+        name="no_signal",
+        metrics="reward/groups_with_signal reward/min reward/max policy/gradient_norm",
+        window=FINDING_STEPS,
+        threshold=0.0,
+        level="alarm",
+        rule=rules.finding("no_signal"),
+        when="in nine tenths of the steps no update could learn from the rewards",
+        setting="reward",
+    ),
+    Detector(
+        name="no_gradient",
+        metrics="reward/groups_with_signal policy/gradient_norm policy/updates",
+        window=FINDING_STEPS,
+        threshold=0.0,
+        level="alarm",
+        rule=rules.finding("no_gradient"),
+        when="rewards differed, and the gradient was exactly 0 all the same",
+        setting="reward",
+    ),
+    Detector(
+        name="flat_groups",
+        metrics="reward/groups_with_signal reward/mean",
+        window=10,
+        threshold=0.1,
+        level="warning",
+        rule=rules.flat_groups,
+        when="groups with rewards that differ are below the threshold as a share, and above 0; not at the highest "
+        "reward",
+        says="in {value:.1%} of the groups of the last {window} steps rewards differed: the others taught nothing",
+        setting="n_samples_per_prompt",
+        do="other prompts, neither too easy nor too hard, or twice as many responses to each (--n_samples_per_prompt)",
+    ),
+    Detector(
+        name="reward_zero",
+        metrics="reward/mean reward/min reward/max",
+        window=10,
+        threshold=0.0,
+        level="warning",
+        rule=rules.reward_zero,
+        when="every mean is within 2 % of the lowest reward of the run's range",
+        says="the mean reward was at its lowest, {value:.3g}, throughout the last {window} steps",
+        setting="prompt_data",
+        do="easier prompts, or demonstrations first: rft-train sft",
+    ),
+    Detector(
+        name="reward_saturated",
+        metrics="reward/mean reward/min reward/max",
+        window=10,
+        threshold=0.0,
+        level="warning",
+        rule=rules.reward_saturated,
+        when="every mean is within 2 % of the highest reward of the run's range, above the threshold",
+        says="the mean reward was at its highest, {value:.3g}, throughout the last {window} steps: nothing is left "
+        "to learn",
+        setting="prompt_data",
+        do="end the run, or harder prompts; read some responses, since a reward can be had without a good answer",
+    ),
+    Detector(
+        name="reward_fell",
+        metrics="reward/mean reward/min reward/max data/prompts",
+        window=10,
+        threshold=0.0,
+        level="alarm",
+        rule=rules.reward_fell,
+        when="rewards that were good end near the lowest, by more than 4 standard errors (`collapsed` of the verdict)",
+        setting="actor_learning_rate",
+    ),
+    Detector(
+        name="reward_errors",
+        metrics="reward/unscored",
+        window=10,
+        threshold=0.02,
+        level="warning",
+        rule=rules.reward_errors,
+        when="responses without a reward, as a share of all",
+        says="{value:.1%} of the responses of the last {window} steps have no reward",
+        setting="max_unscored_share",
+        do="the kinds of failure are under reward/unscored_ in metrics.jsonl, a reason each in rollouts/ (`detail`)",
+    ),
+    Detector(
+        name="noisy_reward",
+        metrics="reward/inconsistent",
+        window=5,
+        threshold=0.2,
+        level="alarm",
+        rule=rules.above("reward/inconsistent"),
+        when="equal responses to a prompt with different rewards, as a share of the responses that have an equal",
+        says="{value:.0%} of the responses that were given more than once to a prompt had different rewards",
+        setting="reward",
+        do="rft-train check rl with the same flags shows what the reward is given and returns: rewards in another "
+        "order than the responses, or a judge that draws",
+    ),
+    Detector(
+        name="held_out_gap",
+        metrics="reward/mean eval/reward",
+        window=5,
+        threshold=0.4,
+        level="alarm",
+        rule=rules.held_out_gap,
+        when="the mean reward in training is above that of an evaluation just before, by this share of the rewards' "
+        "range",
+        says="rewards in training are {value:.3g} above those of held-out rows: {detail}",
+        setting="prompt_data",
+        do="look for the label in the prompts of --prompt_data: rft-train check rl shows some; else end the run here",
+    ),
+)
+
+RESPONSES = (
+    Detector(
+        name="never_ends",
+        metrics="completion/truncated_share",
+        window=5,
+        threshold=0.9,
+        level="alarm",
+        rule=rules.above("completion/truncated_share"),
+        when="responses that reached the limit, as a share",
+        says="{value:.0%} of the responses were cut at the limit in the last {window} steps: hardly one ends by itself",
+        setting="generate_max_len",
+        do="compare eos_token_id of the model's generation_config.json with its template; else a larger "
+        "--generate_max_len",
+    ),
+    Detector(
+        name="truncation",
+        metrics="completion/truncated_share",
+        window=10,
+        threshold=0.5,
+        level="warning",
+        rule=rules.above("completion/truncated_share"),
+        when="responses that reached the limit, as a share",
+        says="{value:.0%} of the responses were cut at the limit in the last {window} steps",
+        setting="generate_max_len",
+        do="a larger --generate_max_len",
+    ),
+    Detector(
+        name="length_drift",
+        metrics="completion/length_mean",
+        window=5,
+        threshold=3.0,
+        level="warning",
+        rule=rules.length_drift,
+        when="the mean length against that of the first steps, as a factor either way, and 8 tokens at least",
+        says="responses are {value:.3g} times as long as in the first {window} steps: {detail}",
+        setting="length_penalty",
+        do="read some in rollouts/: a reward that likes length; --length_penalty or --overlong_buffer",
+    ),
+    Detector(
+        name="repeated_batch",
+        metrics="data/distinct_prompts data/checksum data/epoch",
+        window=4,
+        threshold=0.5,
+        level="alarm",
+        rule=rules.repeated_batch,
+        when="different prompts of a step, as a share at most; or one and the same batch in all steps, within an "
+        "episode",
+        says="{detail}",
+        setting="prompt_data",
+        do="look for rows that occur more than once in --prompt_data, or for a data set of one's own that repeats "
+        "itself",
+    ),
+    Detector(
+        name="wrong_mask",
+        metrics="data/trained_share",
+        window=3,
+        threshold=0.001,
+        level="alarm",
+        rule=rules.wrong_mask,
+        when="trained tokens over those that the policy sampled, of the responses that ended by themselves; off 1 "
+        "by more",
+        says="{value:.1%} of the tokens that the policy sampled are trained, and all of them should be",
+        setting="environment",
+        do="look at the mask in rollouts/tokens_N.arrow (`rft-train samples`), and at what builds it",
+    ),
+)
