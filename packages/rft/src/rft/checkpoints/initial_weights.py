@@ -84,8 +84,8 @@ def load_initial_weights(policy: CausalPolicy, settings: CheckpointSettings, *, 
         both = [name for name in target if name.startswith(prefix) and name in source]
         if not any(target[name].shape == source[name].shape for name in both):
             raise _names_nothing(prefix, source, str(checkpoint.model_directory))
-    configs = [getattr(each.model, "config", None) for each in (policy, donor)]
-    because = causes(*configs, shapes_of(target), shapes_of(source))
+    ours, theirs = (getattr(each.model, "config", None) for each in (policy, donor))
+    because = causes(ours, theirs, shapes_of(target), shapes_of(source))
     taken = copy_weights(target, source, prefixes or [""], because=because, path=checkpoint.path)
     if show:
         _LOG.info("weights of step %d from %s: %s", checkpoint.step, checkpoint.path, taken)
