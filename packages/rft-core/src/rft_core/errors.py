@@ -224,6 +224,12 @@ class OutageError(RftError):
     exit_code = ExitCode.OUTAGE
 
 
+class NoProgressError(RftError):
+    """A job was started again several times and came to no newer checkpoint: it is not to be started again."""
+
+    exit_code = ExitCode.NO_PROGRESS
+
+
 class SavedAfterSignal(RftError):
     """The run was asked to stop, has saved, and wants to be started again."""
 
