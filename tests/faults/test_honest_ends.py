@@ -65,6 +65,7 @@ def test_a_run_that_lost_its_metrics_says_which(server: ForkServer, task: TinyTa
         ("sft", ["--lr_factors", "*=0"], "leave lr_factors out"),
         ("rl", ["--lr_factors", "", "--actor_learning_rate", "1e-30"], "--actor_learning_rate 1e-06"),
     ],
+    ids=["factors of 0", "a learning rate of 1e-30"],
 )
 def test_a_first_update_that_changes_no_weight_is_told_with_the_setting(
     server: ForkServer, task: TinyTask, runs: Path, variant: str, words: list[str], remedy: str
