@@ -49,7 +49,7 @@ class RepeatedReward:
         return scores
 
     def close(self) -> None:
-        """Close the reward."""
+        """Close the reward that is looked at."""
         self._reward.close()
 
 

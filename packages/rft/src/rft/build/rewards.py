@@ -163,8 +163,8 @@ def _trial(settings: RlSettings, name: str, prompt: Prompt, columns: Mapping[str
 
 def _looked_at(trial: RewardTrial, reward: Reward, items: Sequence[RewardItem], settings: RlSettings) -> RewardTrial:
     """Return the trial with what is remarkable in its scores, for which the function is called once or twice more."""
-    told = "" if settings.reward.reward_random else second_look(reward, items, trial.scores)
-    notes = (f"it {told} ({DECLARE})" if told else "", order_and_spread(items, trial.scores))
+    repeats = "" if settings.reward.reward_random else second_look(reward, items, trial.scores)
+    notes = (f"it {repeats} ({DECLARE})" if repeats else "", order_and_spread(items, trial.scores))
     return replace(trial, notes=tuple(filter(None, notes)))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rft.parallel.parallelize import ParallelModel
 from rft.process.machine import Machine
-from rft_dist.settings import AdamSettings, OptimizerSettings
+from rft_dist.settings import AdamSettings
 from rft_trainer.runs.checkpointing import Progress
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.settings.run import RunSettings
@@ -78,7 +78,7 @@ def make_weight_check(
             yield from ((name, tensor) for name, tensor in copies if name.startswith("master/"))
 
     machine = started.machine
-    rate_flag = "--actor_learning_rate" if isinstance(adam, OptimizerSettings) else "--learning_rate"
+    rate_flag = "--actor_learning_rate" if hasattr(adam, "actor_learning_rate") else "--learning_rate"
     return WeightCheck(
         tensors=tensors,
         collectives=machine.collectives,
