@@ -214,7 +214,7 @@ EXIT_MEANINGS = {
     ExitCode.ALARM: "an alarm of the run's health, with `--on_alarm stop`; saved, and not to be started again unseen",
     ExitCode.SAVED_AFTER_SIGNAL: "saved after a signal, or after an alarm with `--on_alarm pause`: start me again",
     ExitCode.OUTAGE: "a reward server or a judge was away for longer than `--reward_wait`; saved: start me again",
-    ExitCode.NO_PROGRESS: "reserved for a restart that makes no progress; not used in this version",
+    ExitCode.NO_PROGRESS: "a job was started again three times and came to no newer checkpoint: do not start it again",
 }
 
 

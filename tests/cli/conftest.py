@@ -66,6 +66,10 @@ def counts_secrets(responses, labels):
     return [float(number * ("A_TOKEN" in os.environ)) for number in range(len(responses))]
 
 
+def by_position(responses, labels):
+    return [float(number) for number in range(len(responses))]
+
+
 def wrong_signature(prompts, labels):
     return 1.0
 '''

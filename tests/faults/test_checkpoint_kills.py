@@ -62,6 +62,16 @@ def test_kills_of_one_rank_of_two_change_no_bit(
     check(kills, "R2, one of two ranks", 20)
 
 
+@pytest.mark.night
+@pytest.mark.timeout(3600)
+def test_kills_of_one_rank_of_four_change_no_bit(
+    server: ForkServer, task: TinyTask, references: References, runs: Path
+) -> None:
+    kills = Kills(server, task, references, runs, OFTEN, STEPS, num_ranks=4, seed=5)
+    kills.at_random(12, 3, 4, whom=[[0], [3], [1], [2]])
+    check(kills, "R2, one of four ranks", 12)
+
+
 def test_a_kill_of_one_rank_of_two_changes_no_bit(
     server: ForkServer, task: TinyTask, references: References, runs: Path
 ) -> None:

@@ -28,7 +28,9 @@ def rewards() -> Iterator[AwayServer]:
 
 
 def words(rewards: AwayServer, wait: float, *more: str) -> tuple[str, ...]:
-    return (*STEPS, "--eval_steps", "0", "--remote_rm_url", rewards.url, "--reward_wait", f"{wait}", *more)
+    # requests are counted, so that none is made to look at the server a second time
+    given = ("--remote_rm_url", rewards.url, "--reward_wait", f"{wait}", "--reward_random")
+    return (*STEPS, "--eval_steps", "0", *given, *more)
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)

@@ -33,7 +33,7 @@ class AwayServer:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 code, headers = outer.decide()
-                content = json.dumps({"rewards": [float(len(text)) for text in body["responses"]]}).encode()
+                content = json.dumps({"rewards": outer.scores(body["responses"])}).encode()
                 content = content if code == 200 else b""
                 self.send_response(code)
                 for name, value in headers.items():
@@ -46,6 +46,10 @@ class AwayServer:
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_port}/score"
+
+    def scores(self, texts: list[str]) -> list[float]:
+        """The lengths."""
+        return [float(len(text)) for text in texts]
 
     def go_away(self, after: int, requests: int = 1_000_000, refusal: str = "503") -> None:
         """Answer `after` requests from now, then refuse so many."""

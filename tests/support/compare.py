@@ -68,7 +68,9 @@ def differences(expected: Path, found: Path) -> list[str]:
     if state_records(expected) != state_records(found):
         told.append(f"state: {state_records(expected)} {state_records(found)}")
     for name in ("metrics.jsonl", "evals.jsonl"):
-        told += [f"{name}: {line}" for line in _differing_rows(read_rows(expected / name), read_rows(found / name))]
+        # a run without an evaluation has no file of them
+        rows = [read_rows(run / name) if (run / name).exists() else [] for run in (expected, found)]
+        told += [f"{name}: {line}" for line in _differing_rows(*rows)]
     told += _differing_files(expected / "rollouts", found / "rollouts")
     told += _differing_summaries(expected, found)
     return told

@@ -15,9 +15,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -182,6 +183,38 @@ def signal_rank_at(rank: int, point: str, nth: int, name: str) -> None:
     """`signal_at` in one of the ranks."""
     if os.environ["RANK"] == str(rank):
         signal_at(point, nth, name)
+
+
+def kill_replica_at(nth: int) -> None:
+    """Kill one of the engine processes at the nth sample that any of them hands out."""
+
+    def kill() -> None:
+        replicas = _replicas()
+        assert replicas, "no engine process is there"
+        os.kill(replicas[nth % len(replicas)], signal.SIGKILL)
+
+    _at("replica.drawn", nth, kill)
+
+
+def kill_replicas_from(nth: int) -> None:
+    """Kill every engine process whenever one hands out a sample, from the nth sample on."""
+    passed = Counter[str]()
+
+    def hook(name: str) -> None:
+        passed[name] += 1
+        if name == "replica.drawn" and passed[name] >= nth:
+            for pid in _replicas():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    _add(hook)
+
+
+def _replicas() -> list[int]:
+    """Processes of engines that this process has started."""
+    parts = Path("/proc/self/task").glob("*/children")
+    children = [int(pid) for part in parts for pid in part.read_text().split()]
+    return [pid for pid in children if b"rft.replica_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def signal_in_phase(name: str, nth: int, signal_name: str) -> None:

@@ -47,6 +47,10 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
+    def is_over(self) -> bool:
+        """Whether all of its processes have ended."""
+        return self._ended is not None or self._server.answers_within(0.0)
+
     def wait(self) -> Ended:
         """Until it has ended."""
         if self._ended is None:

@@ -234,6 +234,12 @@ class AlarmError(RftError):
     exit_code = ExitCode.ALARM
 
 
+class NoProgressError(RftError):
+    """A job was started again several times and came to no newer checkpoint: it is not to be started again."""
+
+    exit_code = ExitCode.NO_PROGRESS
+
+
 class SavedAfterSignal(RftError):
     """The run was asked to stop, has saved, and wants to be started again."""
 

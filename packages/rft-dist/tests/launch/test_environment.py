@@ -134,6 +134,26 @@ def test_variables_of_nccl_are_reported_as_without_effect_under_gloo() -> None:
     assert not row[2].startswith("no effect")
 
 
+OF_THE_TRANSPORT = (
+    *("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_TIMEOUT"),
+    *("NCCL_NET", "NCCL_NET_GDR_LEVEL", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE"),
+    *("NCCL_CROSS_NIC", "TORCH_NCCL_BLOCKING_WAIT", "NCCL_A_SETTING_OF_A_LATER_VERSION"),
+)
+
+
+@pytest.mark.parametrize("name", OF_THE_TRANSPORT)
+def test_whatever_is_set_of_the_transport_is_reported_with_its_value_and_effect(name: str) -> None:
+    [(reported, value, effect)] = environment_report({name: "1", "NCCL_EMPTY": "", "HOME": "/root"})
+    assert (reported, value) == (name, "1")
+    assert effect.endswith("; set by the environment")
+    assert ("a setting that the library itself reads" in effect) == (name == "NCCL_A_SETTING_OF_A_LATER_VERSION")
+    [(_, _, under_gloo)] = environment_report({name: "1"}, backend="gloo")
+    assert (
+        under_gloo
+        == f"no effect: the collectives run over gloo ({effect.partition('; set')[0]}); set by the environment"
+    )
+
+
 def test_every_field_has_the_origin_of_its_own_variable() -> None:
     required = {name.lower(): f"{name} (the environment)" for name in BY_HAND}
     for extra, local_rank, node_rank in (

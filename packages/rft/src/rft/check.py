@@ -56,6 +56,7 @@ class TriedReward:
         pairs = zip(trial.responses, trial.scores, strict=True)
         lines += [f"  {_shown(response)} -> {_score_text(score)}" for response, score in pairs]
         lines += [trial.traceback] if trial.traceback else []
+        lines += [f"look at this: {note}" for note in trial.notes]
         return [*lines, "printed, which in a run is in logs/reward-0.log:", trial.printed] if trial.printed else lines
 
     def require_score(self) -> None:

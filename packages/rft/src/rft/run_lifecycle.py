@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import shlex
 import socket
@@ -23,6 +24,7 @@ from rft.identity.rank_agreement import require_equal_contents
 from rft.identity.record import Content
 from rft.process.detached import run_has_begun
 from rft.process.machine import Machine
+from rft.process.restarts import end_without_progress
 from rft.process.rollbacks import going_back
 from rft.resolved import Resolved
 from rft_core.errors import CheckpointError, OutageError, RftError
@@ -426,6 +428,8 @@ def running(training: Training, started: RunStart) -> Generator[None]:
     # a run killed between its last checkpoint and the summary goes through to write the summary
     if step is not None and training.finished and not started.lacks_its_end:
         raise nothing_left(directory.path, step, started.resolved.values)
+    if started.in_place or started.begins_again:
+        end_without_progress(directory.path, step, os.environ, started.machine.collectives, is_first=is_first)
     with directory.held() if is_first else nullcontext():
         if started.goes_back:
             # before `begin` removes later records: the restored checkpoint must be the newest on disk

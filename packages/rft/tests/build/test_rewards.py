@@ -19,7 +19,7 @@ from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rewards.combined import RewardComponent
 from rft_trainer.rewards.in_process import FunctionReward
 from rft_trainer.rewards.routed import Routes
-from rft_trainer.rewards.user_function import FileReward
+from rft_trainer.rewards.user_function import FileReward, RewardTrial
 from rft_trainer.settings.rewards import RewardModelSettings, RewardSettings
 
 
@@ -163,8 +163,13 @@ def test_a_check_calls_the_users_function_with_the_label_and_a_made_up_response(
         def __init__(self) -> None:
             self.closed = False
 
-        def trial(self, items: Any) -> Any:
-            return items
+        def trial(self, items: Any) -> RewardTrial:
+            self.items = list(items)
+            texts = tuple(item.response_text for item in items)
+            return RewardTrial("score", "own.py:1", {}, texts, (Score(0.0), Score(1.0)), "", "")
+
+        def __call__(self, items: Any) -> list[Score]:
+            return [Score(float(number)) for number in range(len(items))]
 
         def close(self) -> None:
             self.closed = True
@@ -172,8 +177,16 @@ def test_a_check_calls_the_users_function_with_the_label_and_a_made_up_response(
     setup, made = Setup(calls, function="own.py:score"), Trial()
     monkeypatch.setattr(rewards, "reward_by_name", lambda name, **options: made)
     prompt = Prompt("p:0", (1,), "?", {"x": 1}, "rows", columns={"level": 2})
-    items: Any
-    [items] = rewards.check_reward(setup.settings, [prompt])
+    setup.settings.reward.reward_random = False
+    [trial] = rewards.check_reward(setup.settings, [prompt])
+    repeats, order = trial.notes
+    assert "depends on the order of the responses" in repeats
+    assert order == "the label as a response gets 0, less than the 1 of a made-up response"
+    assert made.closed
+    setup.settings.reward.reward_random = True
+    [trial] = rewards.check_reward(setup.settings, [prompt])
+    assert trial.notes == (order,)
+    items = made.items
     assert [(item.response_text, item.label, item.columns["level"]) for item in items] == [
         ('{"x": 1}', {"x": 1}, 2),
         ("a made-up response", {"x": 1}, 2),

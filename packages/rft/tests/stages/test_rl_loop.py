@@ -190,7 +190,7 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "Reporter(directory, started.sinks, machine.collectives, num_steps=data.num_steps, rollout_every=0, "
         "rollouts_kept=run.num_trajectories_to_save, seconds_before=progress.seconds)",
         "step_rules(settings, data, record)",
-        "make_weight_check(run, started, [parallel])",
+        "make_weight_check(run, started, [parallel], settings.optimizer)",
     ]
     assert build.loop.pop("gaps") is None
     assert build.loop.pop("tokens") is None

@@ -18,6 +18,8 @@ SERVERS = ["remote_rm_timeout", "remote_rm_concurrency", "remote_rm_retries", "r
 JUDGE = ["judge_template", "task_instruction", "judge_pattern", "judge_range", "judge_max_new_tokens"]
 BATCH, NAME = "remote_rm_batch_size", "judge_model"
 FUNCTION = ["reward_workers", "reward_timeout", "reward_memory", "reward_variables"]
+RANDOM = "reward_random"
+"""Of functions of one's own and of servers."""
 
 
 def idle(**given: Any) -> list[str]:
@@ -25,6 +27,7 @@ def idle(**given: Any) -> list[str]:
         *reward_flags(),
         "reward",
         "reward_routes",
+        "reward_random",
         "reward_pretrain",
         "remote_rm_url",
         "judge_url",
@@ -37,13 +40,14 @@ def idle(**given: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("given", "names"),
     [
-        ({}, [*MODEL, BATCH, *SERVERS, NAME, *JUDGE]),
-        ({"reward": "exact"}, [*MODEL, BATCH, *SERVERS, NAME, *JUDGE]),
-        ({"reward_pretrain": "a"}, [BATCH, *SERVERS, NAME, *JUDGE, *FUNCTION]),
-        ({"reward_pretrain": "a", "reward": "exact"}, [BATCH, *SERVERS, NAME, *JUDGE]),
+        ({}, [*MODEL, BATCH, *SERVERS, NAME, *JUDGE, RANDOM]),
+        ({"reward": "exact"}, [*MODEL, BATCH, *SERVERS, NAME, *JUDGE, RANDOM]),
+        ({"reward": "own.py:score"}, [*MODEL, BATCH, *SERVERS, NAME, *JUDGE]),
+        ({"reward_pretrain": "a"}, [BATCH, *SERVERS, NAME, *JUDGE, *FUNCTION, RANDOM]),
+        ({"reward_pretrain": "a", "reward": "exact"}, [BATCH, *SERVERS, NAME, *JUDGE, RANDOM]),
         ({"remote_rm_url": "a"}, [*MODEL, NAME, *JUDGE, *FUNCTION]),
-        ({"judge_url": "a"}, [*MODEL, BATCH, *FUNCTION]),
-        ({"judge_pretrain": "a"}, [*MODEL, BATCH, *SERVERS, NAME, *FUNCTION]),
+        ({"judge_url": "a"}, [*MODEL, BATCH, *FUNCTION, RANDOM]),
+        ({"judge_pretrain": "a"}, [*MODEL, BATCH, *SERVERS, NAME, *FUNCTION, RANDOM]),
         ({"judge_url": "a", "remote_rm_url": "b", "reward_pretrain": "c", "reward": "exact"}, []),
     ],
 )

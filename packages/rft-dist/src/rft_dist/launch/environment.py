@@ -189,7 +189,26 @@ REPORTED = (
     *("GLOO_SOCKET_IFNAME", "NCCL_IB_DISABLE"),
     *("TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_DISTRIBUTED_DEBUG", "CUDA_LAUNCH_BLOCKING"),
 )
-"""Every variable that `environment_report` knows, in its order."""
+"""Every variable that is explained in the documentation, in the order of `environment_report`."""
+_OF_LIBRARIES = ("NCCL_", "TORCH_NCCL_", "GLOO_")
+"""Beginnings of the variables of the libraries that carry collectives: whatever is set of them is reported."""
+_OF_NCCL = {
+    "NCCL_P2P_DISABLE": "1 keeps GPUs of one machine from reading one another's memory, which is slower",
+    "NCCL_P2P_LEVEL": "how far apart GPUs may be that read one another's memory",
+    "NCCL_SHM_DISABLE": "1 keeps NCCL off the shared memory of a machine: its sockets carry what that would",
+    "NCCL_IB_HCA": "InfiniBand adapters that NCCL may use",
+    "NCCL_IB_GID_INDEX": "entry of the adapters' address table, for RoCE",
+    "NCCL_IB_TIMEOUT": "how long InfiniBand waits before it sends again, as a power of two",
+    "NCCL_NET": "network plug-in that NCCL uses",
+    "NCCL_NET_GDR_LEVEL": "how far apart a GPU and an adapter may be that use GPUDirect",
+    "NCCL_ALGO": "algorithms of collectives that NCCL may choose among",
+    "NCCL_PROTO": "protocols that NCCL may choose among",
+    "NCCL_NVLS_ENABLE": "0 turns reductions inside NVLink switches off",
+    "NCCL_CUMEM_ENABLE": "1 lets NCCL allocate through CUDA's virtual memory",
+    "NCCL_CROSS_NIC": "whether a ring may change the network card between machines",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "what torch does where a collective of NCCL fails",
+    "TORCH_NCCL_BLOCKING_WAIT": "1 makes the host wait for every collective",
+}
 
 
 def environment_report(
@@ -211,6 +230,12 @@ def environment_report(
             effect = f"no effect: the collectives run over gloo ({effect})"
         by = _setter(values) if name in _REQUIRED else _scheduler(name)
         rows.append((name, values[name], f"{effect}; set by {by}"))
+    others = sorted(name for name in values if name.startswith(_OF_LIBRARIES) and name not in REPORTED and values[name])
+    for name in others:
+        effect = _OF_NCCL.get(name, "a setting that the library itself reads")
+        if not name.startswith("GLOO_") and in_use == "gloo":
+            effect = f"no effect: the collectives run over gloo ({effect})"
+        rows.append((name, values[name], f"{effect}; set by the environment"))
     return rows
 
 

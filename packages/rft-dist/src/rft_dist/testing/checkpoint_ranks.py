@@ -47,6 +47,7 @@ class ThreadExchange:
                     what=f"{self.world_size - len(answers)} ranks did not come",
                     where=f"rank {self.rank}",
                     why="their threads have ended",
+                    do="mend the error of the rank that ended first",
                 )
             return [answers[rank] for rank in range(self.world_size)]
 

@@ -220,4 +220,5 @@ def _broken(number: int, error: Exception) -> ServiceError:
         what=f"replica {number} did not start again: {type(error).__name__}: {error}",
         where=f"restart of engine replica {number}",
         why="a lost replica is started again with the weights that it had",
+        do="wait: the others draw its samples, and it is started again",
     )

@@ -135,4 +135,10 @@ def _change(pairs: Sequence[tuple[float, float]], key: int, *, binary: bool = Tr
 
 
 def _refused(what: str, where: str, why: str) -> DataError:
-    return DataError(code="eval.not_comparable", what=what, where=where, why=why)
+    return DataError(
+        code="eval.not_comparable",
+        what=what,
+        where=where,
+        why=why,
+        do="evaluate both with the same --eval_data, and compare their rows",
+    )

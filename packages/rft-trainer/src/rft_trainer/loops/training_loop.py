@@ -75,7 +75,7 @@ class TrainingLoop(ABC, Generic[DataT]):
     best: BestWeights | None = None
     """With it the run ends with the weights of the lowest loss, and what it evaluates as "after" are these."""
     weight_check: WeightCheck | None = None
-    """Compares the weights between ranks, and with themselves between steps."""
+    """Compares the weights between ranks, with themselves between steps, and before and after the first update."""
 
     @property
     @abstractmethod
@@ -153,7 +153,7 @@ class TrainingLoop(ABC, Generic[DataT]):
         for guard in guards:
             record |= guard.metrics
         if self.weight_check is not None:
-            self.weight_check.after(self.progress.step + 1, self.saver.saved_step)
+            self.weight_check.after(self.progress.step + 1, self.saver.saved_step, record)
         # only now: until here a checkpoint holds these rows as in flight, and a resume hands them out again
         self.ledger.advance(entries, EntryState.TRAINED)
         self.progress.step += 1

@@ -34,6 +34,8 @@ class RewardTrial:
     """Of the first response for which it raised; empty otherwise."""
     printed: str
     """The end of what it printed."""
+    notes: tuple[str, ...] = ()
+    """What is remarkable in the scores, such as other ones for the same responses in another order."""
 
 
 class FileReward:

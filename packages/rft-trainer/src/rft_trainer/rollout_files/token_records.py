@@ -149,10 +149,12 @@ def _require_form(file: Path, metadata: dict[bytes, bytes], names: Sequence[str]
 
 
 def _unreadable(file: Path, what: str, why: str) -> DataError:
+    rows = f"{file.stem.replace('tokens_', 'step_')}.jsonl"
     return DataError(
         code="rollouts.token_records",
         what=f"{file.name}: {what}",
         where=str(file),
         why=why,
         state="nothing was changed; metrics and readable rows of the run do not need this file",
+        do=f"read the responses in {rows} beside it",
     )

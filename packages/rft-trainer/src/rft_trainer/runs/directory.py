@@ -33,7 +33,7 @@ from rft_trainer.runs.optional_files import OptionalFiles
 
 RUN_MARKS = ("config.yaml", "metrics.jsonl", "evals.jsonl", "summary.json", "checkpoints", "rollouts")
 """What a run directory has, and no other."""
-_OF_A_START = {*RUN_MARKS, "recipe.yaml", "command.txt", "env.json", "error.json", "logs"}
+_OF_A_START = {*RUN_MARKS, "recipe.yaml", "command.txt", "env.json", "error.json", "restarts.json", "logs"}
 """What a run that ended before its first step may leave; bundles of diagnostics are beside them."""
 _ROLLOUT_FILE = re.compile(r"step_(\d{6,})\.jsonl")
 _TOKEN_FILE = re.compile(r"tokens_(\d{6,})\.arrow")

@@ -102,6 +102,7 @@ def _require_walls(run: CageRun) -> None:
             what=f"the sandbox does not hold on this machine: {shown}",
             where="--reward code",
             why="programs that a model wrote are run where nothing outside can be reached, or not at all",
+            do="run it on a machine whose kernel separates namespaces, where rft-train doctor finds the sandbox sound",
         )
 
 

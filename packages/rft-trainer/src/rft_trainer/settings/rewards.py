@@ -180,3 +180,7 @@ class RlRewardSettings(RewardSettings):
 
     shuffle_rewards: bool = False
     """Control experiment: shuffle the rewards within each group, so that they carry no information."""
+
+    reward_random: bool = False
+    """The reward is meant to be random: the first responses that a function of your own or a server scores are scored
+    once, and not a second time to see whether they get the same."""

@@ -49,6 +49,14 @@ from rft_trainer.rewards.routes import routes_of
 from rft_trainer.rewards.rules.table import RuleRuns, find_rule
 from rft_trainer.rewards.servers.remote_reward_model import RemoteReward
 from rft_trainer.rewards.user_function import RewardTrial
+from rft_trainer.scoring.repeated_reward import (
+    DECLARE,
+    EXACT,
+    OF_A_SERVER,
+    RepeatedReward,
+    order_and_spread,
+    second_look,
+)
 from rft_trainer.settings.rewards import RewardSettings
 from rft_trainer.workers.limits import user_code_limits
 
@@ -139,7 +147,7 @@ def _trial(settings: RlSettings, name: str, prompt: Prompt, columns: Mapping[str
     try:
         call = getattr(reward, "trial", None)
         if call is not None:
-            return call(items)
+            return _looked_at(call(items), reward, items, settings)
         return RewardTrial(
             written=f"the rule {part_of(name)}, on {prompt.prompt_id}",
             place="",
@@ -151,6 +159,13 @@ def _trial(settings: RlSettings, name: str, prompt: Prompt, columns: Mapping[str
         )
     finally:
         reward.close()
+
+
+def _looked_at(trial: RewardTrial, reward: Reward, items: Sequence[RewardItem], settings: RlSettings) -> RewardTrial:
+    """Return the trial with what is remarkable in its scores, for which the function is called once or twice more."""
+    repeats = "" if settings.reward.reward_random else second_look(reward, items, trial.scores)
+    notes = (f"it {repeats} ({DECLARE})" if repeats else "", order_and_spread(items, trial.scores))
+    return replace(trial, notes=tuple(filter(None, notes)))
 
 
 def trial_items(prompt: Prompt) -> list[RewardItem]:
@@ -301,7 +316,8 @@ def _functions(
         bind_names = getattr(function, "bind_names", None)
         if bind_names is not None:
             bind_names(partial(_function_part, settings, columns=columns, log=log))
-        named = RewardComponent(str(getattr(function, "name", "reward_fn")), function)
+        name = str(getattr(function, "name", "reward_fn"))
+        named = RewardComponent(name, _repeated(settings, name, function))
         yield _under_its_name(named) if are_named(settings) else named
     for name in function_names(settings) if function is None else ():
         yield _function_part(settings, name, columns, log)
@@ -325,8 +341,17 @@ def _function_part(
     settings: RlSettings | EvalSettings, name: str, columns: Mapping[str, str], log: Path | None = None
 ) -> RewardComponent:
     """Make the component of one name, whose parts stand under it beside others."""
-    part = RewardComponent(part_of(name), _made(settings.reward, name, columns, log))
+    reward = _made(settings.reward, name, columns, log)
+    if find_rule(name) is None:
+        reward = _repeated(settings, name, reward)
+    part = RewardComponent(part_of(name), reward)
     return _under_its_name(part) if are_named(settings) else part
+
+
+def _repeated(settings: RlSettings | EvalSettings, name: str, reward: Reward, tolerance: float = EXACT) -> Reward:
+    """Return the reward, whose first scores are looked at twice where a run trains on it."""
+    is_random = getattr(settings.reward, "reward_random", True)
+    return reward if is_random else RepeatedReward(name.removeprefix(IN_PROCESS), reward, tolerance=tolerance)
 
 
 def _made(chosen: RewardSettings, name: str, columns: Mapping[str, str], log: Path | None = None) -> Reward:
@@ -363,7 +388,8 @@ def server_components(commands: RlSettings | EvalSettings, machine: Machine | No
             concurrency=settings.remote_rm_concurrency,
         )
         reward.start(with_image=has_images(commands))
-        parts.append(RewardComponent(server.name, reward, waits=True))
+        looked_at = _repeated(commands, server.name, reward, OF_A_SERVER)
+        parts.append(RewardComponent(server.name, looked_at, waits=True))
     return parts
 
 

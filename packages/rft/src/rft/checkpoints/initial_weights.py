@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rft.checkpoints.weight_causes import causes, shapes_of
 from rft_core.errors import CheckpointError, OptionsError
 from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_dist.checkpoints.reader import Checkpoint
@@ -83,13 +84,24 @@ def load_initial_weights(policy: CausalPolicy, settings: CheckpointSettings, *, 
         both = [name for name in target if name.startswith(prefix) and name in source]
         if not any(target[name].shape == source[name].shape for name in both):
             raise _names_nothing(prefix, source, str(checkpoint.model_directory))
-    taken = copy_weights(target, source, prefixes or [""])
+    ours, theirs = (getattr(each.model, "config", None) for each in (policy, donor))
+    because = causes(ours, theirs, shapes_of(target), shapes_of(source))
+    taken = copy_weights(target, source, prefixes or [""], because=because, path=checkpoint.path)
     if show:
         _LOG.info("weights of step %d from %s: %s", checkpoint.step, checkpoint.path, taken)
 
 
-def copy_weights(target: Mapping[str, Tensor], source: Mapping[str, Tensor], prefixes: list[str]) -> LoadReport:
+def copy_weights(
+    target: Mapping[str, Tensor],
+    source: Mapping[str, Tensor],
+    prefixes: list[str],
+    *,
+    because: str = "",
+    path: Path | None = None,
+) -> LoadReport:
     """Copy the tensors whose names begin with one of `prefixes`; "" stands for all, which then have to fit.
+
+    An error names `because`, the settings that differ, and the checkpoint `path`.
 
     Raises CheckpointError, and copies nothing, where all are asked for and the two sets differ.
     """
@@ -109,8 +121,9 @@ def copy_weights(target: Mapping[str, Tensor], source: Mapping[str, Tensor], pre
     if prefixes == [""] and (taken.missing or taken.unexpected or taken.mismatched):
         raise CheckpointError(
             code="checkpoint.other_weights",
-            what=f"the checkpoint's weights are not those of this model: {taken}",
-            where="--ckpt_weights_only",
+            what=f"the checkpoint's weights are not those of this model: {taken}"
+            + (f"; in the checkpoint: {because}" if because else ""),
+            where="--ckpt_weights_only" + (f", {path}" if path else ""),
             why="all weights were requested: each must be present with its shape",
             do="--ckpt_partial BEGINNING,... with the beginnings of the names to take",
         )

@@ -45,5 +45,6 @@ def compared_with(given: str) -> ComparedWith | None:
             where="--compare",
             why="it is FILE.json or FILE.jsonl that --output wrote, a run, a checkpoint, or a model",
             state="nothing was evaluated",
+            do="--compare runs/latest, or the run that is meant",
         )
     return ComparedWith(given, model=model)

@@ -207,7 +207,7 @@ def build_rl(
         reporter=_reporter(settings, started, data, progress),
         collectives=machine.collectives,
         rules=step_rules(settings, data, record),
-        weight_check=make_weight_check(settings.run, started, trained),
+        weight_check=make_weight_check(settings.run, started, trained, settings.optimizer),
         progress=progress,
         timer=timer,
         resume_command=started.resume_command,

@@ -74,7 +74,7 @@ def test_a_fresh_run_loads_adapts_and_distributes_before_it_saves(calls: Any) ->
         "Reporter(started.directory, started.sinks, machine.collectives, num_steps=7, rollout_every=0, "
         "rollouts_kept=0, seconds_before=progress.seconds)",
         "machine.phase_timer(progress, parallel.meter)",
-        "make_weight_check(settings.run, started, [parallel])",
+        "make_weight_check(settings.run, started, [parallel], settings.optimizer)",
     ]
     assert given == {
         "ledger": "ledger",

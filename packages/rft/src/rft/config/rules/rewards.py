@@ -114,6 +114,9 @@ def idle_reward_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]
         yield from ((name, "there is no judge") for name in _OF_THE_JUDGE)
     if not (values["reward"] or values["reward_routes"]) and any(values[name] for name in reward_flags()):
         yield from ((name, "no function scores responses") for name in _OF_FUNCTIONS)
+    only_rules = chosen_rewards(values) <= {rule.name for rule in RULES}
+    if "reward_random" in values and only_rules and not values["remote_rm_url"]:
+        yield "reward_random", "no function of your own and no server scores responses"
 
 
 def _is_python(url: str) -> bool:

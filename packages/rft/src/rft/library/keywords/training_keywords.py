@@ -29,6 +29,7 @@ class RlKeywords(PolicyKeywords, RewardKeywords, AnswerKeywords, total=False):
     eval_label_key: str
     shuffle_images: bool
     shuffle_rewards: bool
+    reward_random: bool
     environment: str
     environment_workers: int
     environment_memory: float

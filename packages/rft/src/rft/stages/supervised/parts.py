@@ -49,7 +49,7 @@ class LoopParts(TypedDict):
     max_steps: int
     eval_every: int
     max_refused_in_a_row: int
-    weight_check: WeightCheck | None
+    weight_check: WeightCheck
     train_batch_size: int
     resume_command: str
     best: WeightsSnapshot | None
@@ -110,7 +110,7 @@ class RunState(Generic[ModelT]):
             max_steps=settings.training.max_steps,
             eval_every=settings.evaluation.eval_steps,
             max_refused_in_a_row=settings.run.max_refused_steps,
-            weight_check=make_weight_check(settings.run, started, [self.parallel]),
+            weight_check=make_weight_check(settings.run, started, [self.parallel], settings.optimizer),
             train_batch_size=settings.training.train_batch_size,
             resume_command=started.resume_command,
             best=self.best,

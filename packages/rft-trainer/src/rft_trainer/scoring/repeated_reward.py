@@ -1,0 +1,124 @@
+"""Reward whose first responses are scored a second time: the same response has one score, wherever it stands.
+
+A reward that answers otherwise the second time gives advantages that are noise; one that mixes up its responses gives
+every response the score of another. Both train without an error, so both are looked for before the first update.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from rft_trainer.records.scores import Reward, RewardItem, Score
+
+_LOG = logging.getLogger(__name__)
+_PROMPTS = 2
+"""Prompts of the first call whose responses are scored again."""
+_MOST = 16
+"""Responses that are scored again at most."""
+_SHOWN = 60
+EXACT = 1e-9
+"""Of a function, whose arithmetic is the same each time."""
+OF_A_SERVER = 1e-2
+"""Of a model behind a URL, whose batches round otherwise each time."""
+DECLARE = "--reward_random where it is meant to be random"
+
+
+class RepeatedReward:
+    """Reward that scores the first responses of a run twice and warns where the two scores differ."""
+
+    def __init__(self, name: str, reward: Reward, *, tolerance: float = EXACT) -> None:
+        """Store the reward, the name by which a warning calls it, and the largest difference that is none."""
+        self._name = name
+        self._reward = reward
+        self._tolerance = tolerance
+        self._lock = threading.Lock()
+        self._waits = True
+
+    def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
+        """Score the items; those of the first call a second time."""
+        scores = self._reward(items)
+        with self._lock:
+            first, self._waits = self._waits and bool(items), self._waits and not items
+        if first:
+            found = second_look(self._reward, _first_prompts(items), scores, tolerance=self._tolerance)
+            if found:
+                _LOG.warning("the reward %s %s\n        do  %s", self._name, found, DECLARE)
+        return scores
+
+    def close(self) -> None:
+        """Close the reward that is looked at."""
+        self._reward.close()
+
+
+def second_look(
+    score: Callable[[Sequence[RewardItem]], Sequence[Score]],
+    items: Sequence[RewardItem],
+    scores: Sequence[Score],
+    *,
+    tolerance: float = EXACT,
+) -> str:
+    """Score the items again in the reverse order; return what differs, with both values, or "".
+
+    Args:
+        score: the reward.
+        items: responses, those of a prompt side by side.
+        scores: what it gave for these items, and for more behind them.
+        tolerance: largest difference that is none, as a share of a score above 1.
+    """
+    if all(scores[n].value is None for n in range(len(items))):
+        return ""  # another call would only fail again, and may take as long as it is allowed to
+    again = list(reversed(score(list(reversed(items)))))
+    differing = [n for n in range(len(items)) if _differ(scores[n], again[n], tolerance)]
+    if not differing:
+        return ""
+    number = differing[0]
+    shown = items[number].response_text
+    shown = repr(shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}...")
+    values = f"{_value(scores[number])} and then {_value(again[number])} to the response {shown}"
+    once_more = score(items)
+    if any(_differ(scores[n], once_more[n], tolerance) for n in range(len(items))):
+        return (
+            f"does not repeat itself: of {len(items)} responses that it scored twice {len(differing)} got another "
+            f"score; it gave {values} of {items[number].prompt_id}"
+        )
+    return (
+        f"depends on the order of the responses: of {len(items)} that came in the reverse order {len(differing)} got "
+        f"another score; it gave {values} of {items[number].prompt_id}; one score a response is wanted, in their order"
+    )
+
+
+def order_and_spread(items: Sequence[RewardItem], scores: Sequence[Score]) -> str:
+    """Return what is remarkable in the scores of a label as a response and of a made-up one, or "".
+
+    Args:
+        items: the right response first, then the made-up one; fewer where there is no label.
+        scores: of these.
+    """
+    if len(items) < 2 or scores[0].value is None or scores[1].value is None:
+        return ""
+    right, other = scores[0].value, scores[1].value
+    if right == other:
+        return f"the label as a response and a made-up response both get {right:g}"
+    if right < other:
+        return f"the label as a response gets {right:g}, less than the {other:g} of a made-up response"
+    return ""
+
+
+def _first_prompts(items: Sequence[RewardItem]) -> list[RewardItem]:
+    """Return the responses to the first prompts, as they are called together."""
+    groups = [list(group) for _, group in groupby(items, key=lambda item: item.prompt_id)]
+    return [item for group in groups[:_PROMPTS] for item in group][:_MOST]
+
+
+def _differ(one: Score, other: Score, tolerance: float) -> bool:
+    """Return whether two scores are two numbers; a missing one is counted elsewhere."""
+    if one.value is None or other.value is None:
+        return False
+    return abs(one.value - other.value) > tolerance * max(1.0, abs(one.value))
+
+
+def _value(score: Score) -> str:
+    return f"{score.value:.6g}"
