@@ -130,7 +130,7 @@ def _stacks() -> dict[str, list[str]]:
             f"{each.f_code.co_filename}:{number} ({each.f_code.co_name})"
             for each, number in traceback.walk_stack(frame)
         ]
-        for ident, frame in sys._current_frames().items()
+        for ident, frame in sys._current_frames().items()  # pyright: ignore[reportPrivateUsage]
     }
 
 

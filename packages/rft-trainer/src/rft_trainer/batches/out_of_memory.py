@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from rft_core.errors import ServiceError
 from rft_trainer.batches.memory_use import MemoryUse
 from rft_trainer.batches.units import MicroBatching
 from rft_trainer.protocols import Collectives
+from rft_trainer.records.rollouts import TrainingSample
 
 _WORDS = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")
 """What torch's CPU allocator, cuBLAS and older CUDA errors say; the CUDA allocator has a class of its own."""
@@ -19,6 +22,12 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(words in text for words in _WORDS)
+
+
+def longest_sample(samples: Sequence[TrainingSample]) -> str:
+    """Return id and length of the longest of some samples."""
+    longest = max(samples, key=lambda sample: sample.num_tokens)
+    return f"{longest.sample_id}, of {longest.num_tokens:,} tokens"
 
 
 def no_split_left(limits: MicroBatching, longest: str, collectives: Collectives, use: MemoryUse | None) -> ServiceError:

@@ -8,7 +8,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rft_trainer.batches.out_of_memory import is_out_of_memory, no_room_in_collective, no_split_left
+from rft_trainer.batches.memory_use import memory_use
+from rft_trainer.batches.out_of_memory import (
+    is_out_of_memory,
+    longest_sample,
+    no_room_in_collective,
+    no_split_left,
+)
 from rft_trainer.batches.packing import assign_to_ranks, num_filler_batches
 from rft_trainer.batches.units import MicroBatching, split_in_order
 from rft_trainer.protocols import Collectives
@@ -85,13 +91,14 @@ class ShardedTokenForward:
             if not is_out_of_memory(error):
                 raise
             limits = MicroBatching(self._max_sequences, self._max_tokens, by_tokens=False)
-            longest = max(chosen, key=lambda sample: sample.num_tokens)
+            device = "cuda" if isinstance(error, torch.OutOfMemoryError) else "cpu"
+            longest, use = longest_sample(chosen), memory_use(error, None, device)
             if len(chosen) == 1:
-                raise no_split_left(limits, longest, self._collectives) from error
+                raise no_split_left(limits, longest, self._collectives, use) from error
             if self._collective_forward:
                 # the other ranks wait in this forward, and then for as many as they have
                 flag = f"--micro_rollout_batch_size {len(chosen) // 2}"
-                raise no_room_in_collective(limits, longest, self._collectives, flag) from error
+                raise no_room_in_collective(limits, longest, self._collectives, use, flag) from error
         # outside the handler: the error holds the tensors of the forward until it is left
         half = len(chosen) // 2
         _LOG.warning("out of memory: a forward of %d samples is computed in two halves", len(chosen))

@@ -19,7 +19,12 @@ from torch import Tensor
 
 from rft_core.errors import OptionsError, ServiceError
 from rft_trainer.batches.memory_use import MemoryUse, memory_use
-from rft_trainer.batches.out_of_memory import is_out_of_memory, no_room_in_collective, no_split_left
+from rft_trainer.batches.out_of_memory import (
+    is_out_of_memory,
+    longest_sample,
+    no_room_in_collective,
+    no_split_left,
+)
 from rft_trainer.batches.packing import count, filler_batches, pack, rank_micro_batches
 from rft_trainer.batches.units import MicroBatching, units_of
 from rft_trainer.metrics.compute_meter import ComputeMeter
@@ -379,7 +384,7 @@ class Updater:
         """Make micro-batches smaller for the rest of the run; every rank comes to the same limits."""
         smaller = self._micro_batching.halved(batch.samples)
         if smaller is None:
-            longest = _longest(self._under_way or batch.samples)
+            longest = longest_sample(self._under_way or batch.samples)
             raise no_split_left(self._micro_batching, longest, self._collectives, self._memory)
         _LOG.warning(
             "out of memory%s: micro-batches of %s are cut to %s; the step is taken again, its batch and its gradient "
@@ -392,7 +397,7 @@ class Updater:
         self._guard.halved += 1
 
     def _no_room(self, batch: _Batch, use: MemoryUse) -> ServiceError:
-        limits, longest = self._micro_batching, _longest(self._under_way or batch.samples)
+        limits, longest = self._micro_batching, longest_sample(self._under_way or batch.samples)
         flags = limits.half_as_flags(batch.samples)
         if not flags:
             return no_split_left(limits, longest, self._collectives, use)
@@ -458,11 +463,6 @@ class Updater:
 
 def _nothing(_: MetricTotals) -> None:
     """Do nothing behind a step."""
-
-
-def _longest(samples: Sequence[TrainingSample]) -> str:
-    longest = max(samples, key=lambda sample: sample.num_tokens)
-    return f"{longest.sample_id}, of {longest.num_tokens:,} tokens"
 
 
 def _nothing_to_step() -> OptionsError:

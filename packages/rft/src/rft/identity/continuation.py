@@ -14,7 +14,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
-from rft.config.commands import typed
 from rft.hub.hub_names import with_recorded_commits
 from rft.hub.run_settings import pinned
 from rft.identity.contents import SETTING_OF
@@ -247,10 +246,9 @@ def _unasked(at: Continuation, recorded: StoredRecord, names: list[str]) -> Opti
 
 
 def _other_command(recorded: StoredRecord, resolved: Resolved[Any], run: Path) -> OptionsError:
-    began, now = typed(recorded.identity.command), typed(resolved.command)
     return OptionsError(
         code="identity.other_command",
-        what=f"{run} is a run of rft-train {began}, not of rft-train {now}",
+        what=f"{run} is a run of rft-train {recorded.identity.command}, not of rft-train {resolved.command}",
         where=str(recorded.source),
         why="a run goes on by the command that began it",
         state=f"nothing was started; {run} is untouched",

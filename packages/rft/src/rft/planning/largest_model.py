@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,7 +50,7 @@ def fits_of_family(
 
 
 @contextmanager
-def config_directory(config: Any) -> Iterator[Path]:
+def config_directory(config: Any) -> Generator[Path]:
     """Write a config.json into a directory of its own while the block runs."""
     with tempfile.TemporaryDirectory(prefix="rft-plan-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(dict(config)))
