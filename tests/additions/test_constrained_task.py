@@ -52,7 +52,10 @@ def say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Say:
 def training(task: TrainerTask, run: Path, **more: object) -> list[object]:
     chosen = task.settings | {"prompt_data": "sums:6", "eval_data": "sums:6-9", "reward": "sums", "max_steps": 2}
     chosen |= {"constraint": "sums:20", "rollout_log_interval": 1, "save_path": run, **more}
-    return ["rl", *(word for name, value in chosen.items() for word in (f"--{name}", value) if word != "")]
+    return [
+        "rl",
+        *(word for name, value in chosen.items() if value is not None for word in (f"--{name}", value) if word != ""),
+    ]
 
 
 def asked(command: str, task: TrainerTask, output: Path, *more: object) -> list[object]:
@@ -126,7 +129,7 @@ def test_held_out_prompts_are_searched_for_their_best_sequences(
     [
         ({"eval_beams": 4, "engine_type": "hf"}, "has no beam search within a constraint"),
         ({"eval_beams": 4, "eval_n": 2, "eval_temperature": 1}, "the responses to a held-out prompt are its beams"),
-        ({"eval_beams": 4, "constraint": ""}, "a beam search ranks the sequences of a constraint"),
+        ({"eval_beams": 4, "constraint": None}, "a beam search ranks the sequences of a constraint"),
         ({"group_source": "beams", "engine_replicas": 2}, "replicas share samples"),
         ({"group_source": "beams", "n_samples_per_prompt": 11}, "groups of 11 beams, sums:20 has 10 sequences"),
         ({"group_source": "beams", "use_fire": ""}, "beams are searched for and not drawn"),

@@ -84,7 +84,7 @@ def test_one_row_that_does_not_fit_ends_the_run_before_a_weight_changes(world_si
         with pytest.raises(ServiceError) as caught:
             rank.train([rows(0)])
         assert caught.value.problem.code == "memory.micro_batch"
-        assert re.search(r"the longest sample, 0:\d+, has \d tokens", caught.value.problem.what)
+        assert re.search(r"the longest sample is 0:\d+, of \d tokens", caught.value.problem.what)
         return torch.equal(rank.model.table, before)
 
     assert all(on(world_size, work))

@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 
 from rft.config.command_record import Command
+from rft.config.commands import typed
 from rft.config.schema import REQUIRED, schema
 from rft_cli.commands import table
 from rft_cli.config.resolve import resolve
@@ -106,7 +107,7 @@ def test_help_shows_the_values_of_a_recipe(recipes: Path, capsys: pytest.Capture
 def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == main(["--help"]) == main(["help"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"  {name} " in shown for name in commands())
+    assert all(f"  {typed(name)} " in shown for name in commands())
 
 
 def test_settings_are_refused_before_torch_is_imported(python: Program) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from rft.config.command_record import Command
+from rft.config.commands import typed
 from rft.process import launching
 from rft_cli.commands import table
 from rft_cli.config import help as help_page
@@ -93,7 +94,7 @@ def test_debug_mode_is_on_before_anything_else(calls: Calls, ends: Ends) -> None
 
 def test_the_overview_has_a_line_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     lines = overview().splitlines()
-    told = [f"  {command.name:<12} {command.summary}" for command in commands().values()]
+    told = [f"  {typed(command.name):<12} {command.summary}" for command in commands().values()]
     assert lines[5 : 6 + len(told)] == [*told, ""]
     assert lines[-1].endswith("rft-train quickstart")
     for words in ([], ["-h"], ["--help"], ["help", "rl"]):

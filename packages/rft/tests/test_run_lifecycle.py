@@ -30,6 +30,8 @@ class FirstRank:
 
     is_first = True
     collectives = SingleProcess()
+    device = "cpu"
+    ranks = SimpleNamespace(world_size=1)
 
     def attach(self, run: Path, resume_command: str) -> None:
         """Nothing watches it."""

@@ -528,6 +528,7 @@ def test_the_summary_is_computed_from_the_rows_on_disk(tmp_path: Path) -> None:
         "tokens": 0,
         "eval": {},
         "verdict": [],
+        "health": [],
         "speed": None,
     }
     opened = RunDirectory.open(directory.path)

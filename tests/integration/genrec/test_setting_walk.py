@@ -114,6 +114,7 @@ EVAL = {
 }
 SEQUENCES = "--rows sequences"
 SIMILAR = "--tasks history,similar --item_embeddings {place}/second.npy"
+WALKS = "--tasks history,walks"
 OWN_SFT = {
     "catalogue": Row("--catalogue {turned}"),
     "sid_index_path": Row("--sid_index_path {place}/other.index.json"),
@@ -123,6 +124,9 @@ OWN_SFT = {
     "max_history": Row("--max_history 1"),
     "item_embeddings": Row("--item_embeddings {place}/third.npy", given=SIMILAR),
     "similar_steps": Row("--similar_steps 2", given=SIMILAR),
+    "walks_per_item": Row("--walks_per_item 2", given=WALKS),
+    "walk_steps": Row("--walk_steps 2", given=WALKS),
+    "walk_text_weight": Row("--walk_text_weight 5", given=f"{WALKS} --item_embeddings {{place}}/second.npy"),
     "template": Row("--template instruction"),
     "freeze_llm": Row("--freeze_LLM", given="--pretrain {plain}"),
 }

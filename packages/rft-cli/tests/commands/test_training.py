@@ -11,7 +11,7 @@ import pytest
 
 from rft_cli.commands import training
 from rft_cli.config.resolve import resolve
-from rft_cli.pages import run_summary
+from rft_cli.pages import run_summary, terminal
 
 SUMMARY = {"outcome": "finished"}
 COMMANDS = ("rl", "sft")
@@ -32,7 +32,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     for name in COMMANDS:
         monkeypatch.setattr(import_module(f"rft.stages.{name}"), "train", trains(name))
-    monkeypatch.setattr(training, "terminal", lambda training: "front")
+    monkeypatch.setattr(terminal, "terminal", lambda training: "front")
     monkeypatch.setattr(run_summary, "show", lambda *words: told.append(("show", *words)))
     (Path("run") / "checkpoints" / "step_000004" / "model").mkdir(parents=True)
     return told

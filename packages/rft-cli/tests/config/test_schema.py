@@ -35,7 +35,7 @@ def test_flat_names_and_nested_settings_hold_the_same_values(command: str, neede
 @pytest.mark.parametrize("command", with_settings())
 def test_only_what_a_command_works_on_has_no_default(command: str) -> None:
     of_command = {"build": ["texts", "save_path"], "tokenizer": ["save_path"], "report": ["run"], **GENREC}
-    of_command |= {key: [] for key in ("serve-reward", "pretrain", "doctor")}
+    of_command |= {key: [] for key in ("serve-reward", "pretrain", "doctor", "dashboard")}
     wanted = of_command.get(command, ["pretrain"])
     assert [name for name, row in schema(command).items() if row.default is REQUIRED] == wanted
 
@@ -112,5 +112,5 @@ def test_no_name_is_both_a_setting_and_refused() -> None:
 def test_all_groups_of_a_command_are_in_its_module() -> None:
     assert {name for name in with_settings() if not name.startswith("genrec-")} == {
         *("rl", "sft", "dpo", "rm", "rm-test", "eval", "serve-reward", "generate", "conformance", "build", "pretrain"),
-        *("perplexity", "tokenizer", "doctor", "report"),
+        *("perplexity", "tokenizer", "doctor", "report", "dashboard"),
     }

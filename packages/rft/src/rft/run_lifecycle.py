@@ -173,12 +173,8 @@ def start(
     sinks: list[Sink] = []
     if machine.is_first:
         run: RunSettings = resolved.settings.run
-        sinks = [
-            JsonlSink(directory),
-            *front.make_sinks(run, num_steps),
-            FindingSink(directory, resolved.command, run.on_alarm),
-        ]
-        sinks += requested_trackers(run, directory.optional)
+        sinks = [JsonlSink(directory), *front.make_sinks(run, num_steps)]
+        sinks += [FindingSink(directory, resolved.command, run.on_alarm), *requested_trackers(run, directory.optional)]
         place = (machine.device, machine.ranks.world_size)
         sinks += requested_profile(run, directory.optional, resolved.values, resolved.command, *place)
     return RunStart(

@@ -22,7 +22,9 @@ def test_a_disk_is_judged_by_its_space_and_by_being_writable(free: int, writable
 def test_a_directory_that_is_not_there_yet_is_judged_by_the_one_that_will_hold_it(tmp_path: Path) -> None:
     runs, models, _ = volumes_here(str(tmp_path / "a" / "b"), {"HF_HOME": str(tmp_path)})
     assert runs.writable
-    assert runs.free == models.free > 0
+    # other programs write to the disk between the two looks
+    assert abs(runs.free - models.free) < GIB
+    assert runs.free > 0
     assert not (tmp_path / "a").exists()
 
 

@@ -170,7 +170,7 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "checkpoint_parts(parallel, machine.collectives)",
         "make_saver(started, settings.checkpoint, started.metadata(), checkpoint_parts(), parallel.optimizer, "
         "{'progress': progress, 'ledger': ledger, 'credit': credit, 'ahead': 'queue'}, tensor_parts=None)",
-        "make_evaluator(rollout_source, tokenizer, reward, machine, data, 20, settings, rollouts.conversations)",
+        "make_evaluator(make_engine(), tokenizer, reward, machine, data, 20, settings, rollouts.conversations)",
         "PolicyObjective(record, credit.coefficients)",
         "old_policy(settings, record, machine, policy, parallel)",
         "balanced_forward(settings.model, model, machine)",
@@ -273,7 +273,7 @@ def test_replicas_get_the_weights_of_the_policy_as_its_ranks_hold_them(calls: An
     # scored by a thread of its own, beside the evaluations
     assert build.of("ThreadSafeReward") == ["ThreadSafeReward(reward)"]
     assert "tokenizer, ThreadSafeReward(), ledger" in build.of("RolloutParts")[0]
-    assert build.of("make_evaluator")[0].startswith("make_evaluator(rollout_source, tokenizer, ThreadSafeReward()")
+    assert build.of("make_evaluator")[0].startswith("make_evaluator(make_replicas(), tokenizer, ThreadSafeReward()")
 
 
 def test_a_conversation_has_the_room_of_its_environment(calls: Any) -> None:

@@ -6,6 +6,7 @@ written there wherever the failure happens; the resolved settings and the last m
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -22,6 +23,7 @@ from typing import Any
 from rft.doctor.hardware import hardware
 from rft_core.errors import Problem
 from rft_core.secrets import scrub, scrub_command, scrub_text
+from rft_engine.registry import ENGINES
 from rft_trainer.runs.reader import last_rows, read_text
 
 PACKAGES = (
@@ -39,8 +41,6 @@ PACKAGES = (
     "pydantic",
     "tokenizers",
     "pyarrow",
-    "vllm",
-    "sglang",
     "deepspeed",
     "peft",
     "flash-attn",
@@ -152,4 +152,8 @@ def _versions() -> dict[str, str]:
             versions[name] = version(name)
         except PackageNotFoundError:
             versions[name] = "not installed"
+    # of the engines some are packages of their own name
+    for name in ENGINES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
     return versions

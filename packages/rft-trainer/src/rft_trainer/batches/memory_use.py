@@ -66,8 +66,8 @@ class MemoryUse:
         """Say what was asked for and who holds how much, in MiB."""
         parts = [f"asked for {_mib(self.asked)}"] if self.asked is not None else []
         parts += [f"{_mib(self.free)} of {_mib(self.total or 0)} are free"] if self.free is not None else []
-        held = ", ".join(f"{owner} {_mib(size)}" for owner, size in self.owners.items() if size)
-        return "; ".join([*parts, f"held: {held}"] if held else parts)
+        holders = ", ".join(f"{owner} {_mib(size)}" for owner, size in self.owners.items() if size)
+        return "; ".join([*parts, f"held: {holders}"] if holders else parts)
 
     def as_record(self) -> dict[str, Any]:
         """Return it as plain JSON."""
@@ -153,8 +153,8 @@ def _alive() -> tuple[list[nn.Module], list[Tensor]]:
 def _of_module(module: nn.Module) -> list[Tensor]:
     """Return the parameters and buffers of a module itself; one that is being made has none yet."""
     own = module.__dict__
-    held = [*own.get("_parameters", {}).values(), *own.get("_buffers", {}).values()]
-    return [tensor for tensor in held if isinstance(tensor, Tensor)]
+    tensors = [*own.get("_parameters", {}).values(), *own.get("_buffers", {}).values()]
+    return [tensor for tensor in tensors if isinstance(tensor, Tensor)]
 
 
 def _gradient(tensor: Tensor) -> Tensor | None:

@@ -61,6 +61,6 @@ def no_room_in_collective(
 
 
 def _what(limits: MicroBatching, longest: str, use: MemoryUse | None) -> str:
-    held = f"; {use}" if use is not None else ""
+    holders = f"; {use}" if use is not None else ""
     where = f"in the forward or backward pass, micro-batches of {limits}"
-    return f"out of memory {where}; the longest sample is {longest}{held}"
+    return f"out of memory {where}; the longest sample is {longest}{holders}"

@@ -1,4 +1,4 @@
-"""What a detector is: a rule over rows, with everything that its page says of it."""
+"""Detectors: a rule over rows, with everything that its page says of it."""
 
 from __future__ import annotations
 

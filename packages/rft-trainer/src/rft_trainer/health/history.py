@@ -47,7 +47,7 @@ class History:
 
     @property
     def row(self) -> Row:
-        """The last row."""
+        """Return the newest row."""
         return self._last[-1]
 
     def recent(self, window: int) -> list[Row]:

@@ -20,8 +20,8 @@ NEAR = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What a rule found to be true."""
+class RuleResult:
+    """Value that a rule found, with what it says of it."""
 
     value: float
     detail: str = ""
@@ -30,15 +30,15 @@ class Measured:
     """A remedy computed from the rows; empty = the detector's own."""
 
 
-Rule = Callable[[History, int, float], Measured | None]
+Rule = Callable[[History, int, float], RuleResult | None]
 
 
 def above(name: str) -> Rule:
     """Return the rule that a metric is above the threshold in every step of the window; its value is the mean."""
 
-    def rule(history: History, window: int, threshold: float) -> Measured | None:
+    def rule(history: History, window: int, threshold: float) -> RuleResult | None:
         values = history.series(name, window)
-        return Measured(fmean(values)) if values and min(values) > threshold else None
+        return RuleResult(fmean(values)) if values and min(values) > threshold else None
 
     return rule
 
@@ -46,9 +46,9 @@ def above(name: str) -> Rule:
 def below(name: str) -> Rule:
     """Return the rule that a metric is below the threshold in every step of the window; its value is the mean."""
 
-    def rule(history: History, window: int, threshold: float) -> Measured | None:
+    def rule(history: History, window: int, threshold: float) -> RuleResult | None:
         values = history.series(name, window)
-        return Measured(fmean(values)) if values and max(values) < threshold else None
+        return RuleResult(fmean(values)) if values and max(values) < threshold else None
 
     return rule
 
@@ -56,42 +56,42 @@ def below(name: str) -> Rule:
 def finding(*codes: str) -> Rule:
     """Return the rule of the verdict's findings with these codes, on the last rows."""
 
-    def rule(history: History, window: int, threshold: float) -> Measured | None:
+    def rule(history: History, window: int, threshold: float) -> RuleResult | None:
         del window
         return next((_of(found, threshold) for found in history.findings() if found.code in codes), None)
 
     return rule
 
 
-def _of(found: RunFinding | None, value: float = 0.0) -> Measured | None:
-    return None if found is None else Measured(value, found.what, found.do)
+def _of(found: RunFinding | None, value: float = 0.0) -> RuleResult | None:
+    return None if found is None else RuleResult(value, found.what, found.do)
 
 
 # rewards
 
 
-def flat_groups(history: History, window: int, threshold: float) -> Measured | None:
+def flat_groups(history: History, window: int, threshold: float) -> RuleResult | None:
     """Hardly any group has rewards that differ, on average over the window, and some have; not where all are right."""
     signal = history.series("reward/groups_with_signal", window)
     if not signal or not 0 < fmean(signal) < threshold or _rewards_at(history, window) == "highest":
         return None
-    return Measured(fmean(signal))
+    return RuleResult(fmean(signal))
 
 
-def reward_saturated(history: History, window: int, threshold: float) -> Measured | None:
+def reward_saturated(history: History, window: int, threshold: float) -> RuleResult | None:
     """Every mean of the window is at the highest reward of the rows, of those that have worse ones."""
     if _rewards_at(history, window) != "highest":
         return None
     value = fmean(history.series("reward/mean", window))
-    return Measured(value) if value > threshold else None
+    return RuleResult(value) if value > threshold else None
 
 
-def reward_zero(history: History, window: int, threshold: float) -> Measured | None:
+def reward_zero(history: History, window: int, threshold: float) -> RuleResult | None:
     """Every mean of the window is at the lowest reward of the rows, of those that have better ones."""
     del threshold
     if _rewards_at(history, window) != "lowest":
         return None
-    return Measured(fmean(history.series("reward/mean", window)))
+    return RuleResult(fmean(history.series("reward/mean", window)))
 
 
 def _rewards_at(history: History, window: int) -> str:
@@ -109,28 +109,28 @@ def _rewards_at(history: History, window: int) -> str:
     return "lowest" if max(means) <= lowest + width else ""
 
 
-def reward_fell(history: History, window: int, threshold: float) -> Measured | None:
+def reward_fell(history: History, window: int, threshold: float) -> RuleResult | None:
     """The verdict's collapse: rewards that were good end near the lowest, by more than chance."""
     del threshold
     means = history.series("reward/mean", window)
     return _of(collapse(history.known()), means[-1]) if means else None
 
 
-def reward_errors(history: History, window: int, threshold: float) -> Measured | None:
+def reward_errors(history: History, window: int, threshold: float) -> RuleResult | None:
     """Responses without a reward, on average over the window; the metric is absent from a step without any."""
     if number(history.row, "reward/unscored") is None:
         return None
     rows = history.recent(window)
     share = sum(numbers(rows, "reward/unscored")) / window
-    return Measured(share) if rows and share > threshold else None
+    return RuleResult(share) if rows and share > threshold else None
 
 
-def advantage_sign(history: History, window: int, threshold: float) -> Measured | None:
+def advantage_sign(history: History, window: int, threshold: float) -> RuleResult | None:
     """Return the correlation of advantage and reward, where it is below the threshold in every step of the window."""
     return below("policy/advantage_agreement")(history, window, threshold)
 
 
-def held_out_gap(history: History, window: int, threshold: float) -> Measured | None:
+def held_out_gap(history: History, window: int, threshold: float) -> RuleResult | None:
     """Rewards of training rows are above those of held-out rows by a share of the range of rewards.
 
     Only of an evaluation that came just before, since both move.
@@ -146,13 +146,13 @@ def held_out_gap(history: History, window: int, threshold: float) -> Measured | 
     gap = fmean(means) - held_out
     if width <= 0 or gap <= threshold * width:
         return None
-    return Measured(gap, f"{fmean(means):.3g} in training, {held_out:.3g} on held-out rows")
+    return RuleResult(gap, f"{fmean(means):.3g} in training, {held_out:.3g} on held-out rows")
 
 
 # responses and data
 
 
-def length_drift(history: History, window: int, threshold: float) -> Measured | None:
+def length_drift(history: History, window: int, threshold: float) -> RuleResult | None:
     """Responses are longer or shorter than those of the first steps, by this factor and by 8 tokens at least."""
     lengths, first = (
         history.series("completion/length_mean", window),
@@ -163,17 +163,17 @@ def length_drift(history: History, window: int, threshold: float) -> Measured | 
     begin, now = max(fmean(first), 1e-9), fmean(lengths)
     if abs(now - begin) < 8 or 1 / threshold < now / begin < threshold:
         return None
-    return Measured(now / begin, f"{begin:.4g} -> {now:.4g} tokens")
+    return RuleResult(now / begin, f"{begin:.4g} -> {now:.4g} tokens")
 
 
-def repeated_batch(history: History, window: int, threshold: float) -> Measured | None:
+def repeated_batch(history: History, window: int, threshold: float) -> RuleResult | None:
     """The prompts of the steps are one and the same batch within an episode, or at most this share of them differ."""
     rows = history.recent(window)
     if not rows or number(history.row, "data/distinct_prompts") is None:
         return None
     batches = {(row.get("data/checksum"), row.get("data/epoch")) for row in rows}
     if len(batches) == 1 and None not in next(iter(batches)):
-        return Measured(1.0, f"the prompts of {window} steps were the same batch")
+        return RuleResult(1.0, f"the prompts of {window} steps were the same batch")
     shares = [
         distinct / prompts
         for row in rows
@@ -181,21 +181,21 @@ def repeated_batch(history: History, window: int, threshold: float) -> Measured 
     ]
     if len(shares) < window or max(shares) > threshold:
         return None
-    return Measured(fmean(shares), f"{fmean(shares):.0%} of the prompts of a step were different ones")
+    return RuleResult(fmean(shares), f"{fmean(shares):.0%} of the prompts of a step were different ones")
 
 
-def wrong_mask(history: History, window: int, threshold: float) -> Measured | None:
+def wrong_mask(history: History, window: int, threshold: float) -> RuleResult | None:
     """Trained tokens are fewer or more than sampled ones, by more than the threshold as a share."""
     shares = history.series("data/trained_share", window)
     if not shares or min(abs(share - 1.0) for share in shares) <= threshold:
         return None
-    return Measured(fmean(shares))
+    return RuleResult(fmean(shares))
 
 
 # the update
 
 
-def entropy_collapse(history: History, window: int, threshold: float) -> Measured | None:
+def entropy_collapse(history: History, window: int, threshold: float) -> RuleResult | None:
     """The entropy is below a share of its beginning, and the rewards are not at their highest."""
     values, first = history.series("policy/entropy", window), history.beginning("policy/entropy", window)
     if not values or len(first) < window or history.row["step"] <= 2 * window:
@@ -206,10 +206,10 @@ def entropy_collapse(history: History, window: int, threshold: float) -> Measure
     if means and fmean(means) >= lowest + 0.9 * (highest - lowest):
         return None  # it has settled on the right answers
     share = fmean(values) / max(fmean(first), 1e-9)
-    return Measured(share, f"{fmean(first):.3g} -> {fmean(values):.3g} nats") if share < threshold else None
+    return RuleResult(share, f"{fmean(first):.3g} -> {fmean(values):.3g} nats") if share < threshold else None
 
 
-def gradient_spike(history: History, window: int, threshold: float) -> Measured | None:
+def gradient_spike(history: History, window: int, threshold: float) -> RuleResult | None:
     """The gradient norm is above this many medians of the norms before it."""
     norm = number(history.row, "policy/gradient_norm")
     if not norm:
@@ -217,25 +217,25 @@ def gradient_spike(history: History, window: int, threshold: float) -> Measured 
     before = _norms(history, window)[:-1]
     if len(before) < 8 or norm <= threshold * median(before):
         return None
-    return Measured(norm, f"{norm / median(before):.3g} times the median {median(before):.3g} of the steps before")
+    return RuleResult(norm, f"{norm / median(before):.3g} times the median {median(before):.3g} of the steps before")
 
 
-def gradient_exploding(history: History, window: int, threshold: float) -> Measured | None:
+def gradient_exploding(history: History, window: int, threshold: float) -> RuleResult | None:
     """The median of the window's gradient norms is above this many medians of the first ones."""
     norms, first = history.series("policy/gradient_norm", window), _first_norms(history)
     if not norms or not first or history.row["step"] <= FIRST or median(norms) <= threshold * median(first):
         return None
-    return Measured(median(norms), f"{median(first):.3g} -> {median(norms):.3g}")
+    return RuleResult(median(norms), f"{median(first):.3g} -> {median(norms):.3g}")
 
 
-def gradient_small(history: History, window: int, threshold: float) -> Measured | None:
+def gradient_small(history: History, window: int, threshold: float) -> RuleResult | None:
     """Gradient norms above 0, every one below a share of the first ones; not at the highest reward."""
     norms, first = history.series("policy/gradient_norm", window), _first_norms(history)
     if not norms or not first or history.row["step"] <= FIRST or min(norms) <= 0:
         return None
     if max(norms) >= threshold * median(first) or _rewards_at(history, window) == "highest":
         return None
-    return Measured(median(norms), f"{median(first):.3g} -> {median(norms):.3g}")
+    return RuleResult(median(norms), f"{median(first):.3g} -> {median(norms):.3g}")
 
 
 def _norms(history: History, window: int) -> list[float]:
@@ -248,7 +248,7 @@ def _first_norms(history: History) -> list[float]:
     return norms if len(norms) >= FIRST // 2 else []
 
 
-def loss_not_finite(history: History, window: int, threshold: float) -> Measured | None:
+def loss_not_finite(history: History, window: int, threshold: float) -> RuleResult | None:
     """A loss of the last row is no finite number; of `sft/loss` the verdict says it."""
     found = finding("loss_not_finite")(history, window, threshold)
     if found is not None:
@@ -256,33 +256,33 @@ def loss_not_finite(history: History, window: int, threshold: float) -> Measured
     row = history.row
     for name in ("sft/loss", "policy/loss", "dpo/loss", "rm/loss", "critic/loss"):
         if name in row and number(row, name) is None:
-            return Measured(0.0, f"{name} was not a finite number in step {row['step']}")
+            return RuleResult(0.0, f"{name} was not a finite number in step {row['step']}")
     return None
 
 
-def loss_rose(history: History, window: int, threshold: float) -> Measured | None:
+def loss_rose(history: History, window: int, threshold: float) -> RuleResult | None:
     """The verdict's loss that rose, on the rows that are kept."""
     del threshold
     losses = history.series("sft/loss", window)
     return _of(rising_loss(history.known()), losses[-1]) if losses else None
 
 
-def no_rate(history: History, window: int, threshold: float) -> Measured | None:
+def no_rate(history: History, window: int, threshold: float) -> RuleResult | None:
     """The learning rate is not above the threshold in any step of the window, and updates were applied."""
     rates, updates = history.series("policy/learning_rate", window), history.series("policy/updates", window)
-    return Measured(max(rates)) if rates and updates and max(rates) <= threshold and min(updates) > 0 else None
+    return RuleResult(max(rates)) if rates and updates and max(rates) <= threshold and min(updates) > 0 else None
 
 
-def frozen_weights(history: History, window: int, threshold: float) -> Measured | None:
+def frozen_weights(history: History, window: int, threshold: float) -> RuleResult | None:
     """Updates with a gradient and a learning rate were applied, and no weight changed by more than the threshold."""
     changes = history.series("policy/weight_change", window)
     if not changes or max(changes) > threshold:
         return None
     norms, rates = history.series("policy/gradient_norm", window), history.series("policy/learning_rate", window)
-    return Measured(max(changes)) if norms and rates and min(norms) > 0 and min(rates) > 0 else None
+    return RuleResult(max(changes)) if norms and rates and min(norms) > 0 and min(rates) > 0 else None
 
 
-def step_too_large(history: History, window: int, threshold: float) -> Measured | None:
+def step_too_large(history: History, window: int, threshold: float) -> RuleResult | None:
     """Weights of a policy that rewards train change by more than this share of their size in every step.
 
     A model that is trained from nothing does so in its first steps, and rightly.
@@ -292,7 +292,7 @@ def step_too_large(history: History, window: int, threshold: float) -> Measured 
     return above("policy/weight_change")(history, window, threshold)
 
 
-def router_collapse(history: History, window: int, threshold: float) -> Measured | None:
+def router_collapse(history: History, window: int, threshold: float) -> RuleResult | None:
     """The loads of experts are uneven: their entropy is below a share of an even spread's; the worst layer is named."""
     shares = history.series("router/entropy", window)
     if not shares or max(shares) >= threshold:
@@ -300,7 +300,7 @@ def router_collapse(history: History, window: int, threshold: float) -> Measured
     prefix = "router/max_violation_layer_"
     layers = {name: number(history.row, name) or 0.0 for name in history.row if name.startswith(prefix)}
     worst = max(layers, key=lambda name: layers[name]).removeprefix(prefix) if layers else ""
-    return Measured(fmean(shares), f"; the worst is layer {worst}" if worst else "")
+    return RuleResult(fmean(shares), f"; the worst is layer {worst}" if worst else "")
 
 
 # memory and time
@@ -309,7 +309,7 @@ def router_collapse(history: History, window: int, threshold: float) -> Measured
 def memory_slope(name: str) -> Rule:
     """Return the rule that a use of memory rises through all fifths of the window, by the threshold (MiB) in all."""
 
-    def rule(history: History, window: int, threshold: float) -> Measured | None:
+    def rule(history: History, window: int, threshold: float) -> RuleResult | None:
         values = history.series(name, window)
         if not values:
             return None
@@ -320,12 +320,12 @@ def memory_slope(name: str) -> Rule:
         rises = [later - earlier for earlier, later in pairwise(fifths)]
         if grown <= threshold or min(rises) < grown / 8:
             return None
-        return Measured(grown / (window - size), f"{fifths[0]:.0f} -> {fifths[-1]:.0f} MiB")
+        return RuleResult(grown / (window - size), f"{fifths[0]:.0f} -> {fifths[-1]:.0f} MiB")
 
     return rule
 
 
-def data_wait(history: History, window: int, threshold: float) -> Measured | None:
+def data_wait(history: History, window: int, threshold: float) -> RuleResult | None:
     """The verdict on the speed of the last rows: they wait for their data."""
     share = number(history.row, "time/share_data")
     if share is None or share <= threshold / 2:
@@ -334,16 +334,16 @@ def data_wait(history: History, window: int, threshold: float) -> Measured | Non
     return _of(bound, share) if bound is not None and bound.code == "data_bound" else None
 
 
-def generation_tail(history: History, window: int, threshold: float) -> Measured | None:
+def generation_tail(history: History, window: int, threshold: float) -> RuleResult | None:
     """The engine waits for its last responses in more than this share of the steps of the window."""
     rows = history.recent(window)
     if history.row.get("time/engine_limit") != "tail" or not rows:
         return None
     share = sum(row.get("time/engine_limit") == "tail" for row in rows) / window
-    return Measured(share) if share > threshold else None
+    return RuleResult(share) if share > threshold else None
 
 
-def slower(history: History, window: int, threshold: float) -> Measured | None:
+def slower(history: History, window: int, threshold: float) -> RuleResult | None:
     """Tokens a second of the last 5 steps are below a share of those before, evaluations and saves apart."""
     rows = history.recent(window)
     if not rows or number(history.row, "time/tokens_per_second") is None:
@@ -354,7 +354,7 @@ def slower(history: History, window: int, threshold: float) -> Measured | None:
     now, before = median(rates[-5:]), median(rates[:-5])
     if before <= 0 or now >= threshold * before:
         return None
-    return Measured(now / before, f"{before:,.0f} -> {now:,.0f} tokens a second")
+    return RuleResult(now / before, f"{before:,.0f} -> {now:,.0f} tokens a second")
 
 
 def _rate(row: Row) -> float | None:

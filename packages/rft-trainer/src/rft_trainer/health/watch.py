@@ -17,7 +17,7 @@ from rft_trainer.health.history import History, Row
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """What one detector found, at the step at which it first became true."""
+    """Finding of one detector, at the step at which it first became true."""
 
     name: str
     """Of the detector."""

@@ -85,8 +85,8 @@ def agreed_alarm(signals: StopSignals, collectives: Collectives) -> AlarmStop | 
     if collectives.world_size == 1:
         return signals.alarm
     own = json.dumps(asdict(signals.alarm) if signals.alarm else None).encode()
-    told = json.loads(collectives.gather_bytes(own)[0])
-    return None if told is None else AlarmStop(**told)
+    first = json.loads(collectives.gather_bytes(own)[0])
+    return None if first is None else AlarmStop(**first)
 
 
 def stop_requested() -> bool:

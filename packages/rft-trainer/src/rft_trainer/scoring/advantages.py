@@ -152,7 +152,7 @@ class AdvantageEstimator:
             pull, size = ratios_T.abs().sum(), credit.advantages_T[batch.loss_mask_T].abs().sum()
         else:
             spent_N = torch.zeros_like(batch.rewards_N, dtype=torch.float64).index_add(0, batch.segment_ids_T, ratios_T)
-            pull, size = _spread(spent_N, batch.group_ids_N), _spread(batch.rewards_N.double(), batch.group_ids_N)
+            pull, size = _deviation(spent_N, batch.group_ids_N), _deviation(batch.rewards_N.double(), batch.group_ids_N)
         return {"kl/pull": (coefficient * pull, size.double())} if float(size) > 0 else {}
 
     def own_advantages(self, batch: RolloutBatch) -> Tensor:
@@ -274,7 +274,7 @@ class AdvantageEstimator:
         )
 
 
-def _spread(values_N: Tensor, group_ids_N: Tensor) -> Tensor:
+def _deviation(values_N: Tensor, group_ids_N: Tensor) -> Tensor:
     """Return the root of the summed squared distances of values from the means of their groups."""
     counts_G = torch.bincount(group_ids_N).double()
     means_G = torch.zeros_like(counts_G).index_add(0, group_ids_N, values_N) / counts_G.clamp(min=1)

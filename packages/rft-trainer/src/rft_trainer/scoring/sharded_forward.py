@@ -91,7 +91,7 @@ class ShardedTokenForward:
             if not is_out_of_memory(error):
                 raise
             limits = MicroBatching(self._max_sequences, self._max_tokens, by_tokens=False)
-            device = "cuda" if isinstance(error, torch.OutOfMemoryError) else "cpu"
+            device = "cuda" if torch.cuda.is_available() and isinstance(error, torch.OutOfMemoryError) else "cpu"
             longest, use = longest_sample(chosen), memory_use(error, None, device)
             if len(chosen) == 1:
                 raise no_split_left(limits, longest, self._collectives, use) from error

@@ -19,12 +19,7 @@ from torch import Tensor
 
 from rft_core.errors import OptionsError, ServiceError
 from rft_trainer.batches.memory_use import MemoryUse, memory_use
-from rft_trainer.batches.out_of_memory import (
-    is_out_of_memory,
-    longest_sample,
-    no_room_in_collective,
-    no_split_left,
-)
+from rft_trainer.batches.out_of_memory import is_out_of_memory, longest_sample, no_room_in_collective, no_split_left
 from rft_trainer.batches.packing import count, filler_batches, pack, rank_micro_batches
 from rft_trainer.batches.units import MicroBatching, units_of
 from rft_trainer.metrics.compute_meter import ComputeMeter

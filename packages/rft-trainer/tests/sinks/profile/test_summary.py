@@ -7,7 +7,7 @@ from dataclasses import replace
 from rft_trainer.sinks.profile.host_reads import ON_GPU, ReadPlace
 from rft_trainer.sinks.profile.steps import ProfiledSteps
 from rft_trainer.sinks.profile.summary import Profiled, page_of, record_of
-from rft_trainer.sinks.profile.trace import DeviceUse, Operation, TraceSums
+from rft_trainer.sinks.profile.trace import DeviceUse, TracedOperation, TraceSums
 
 ROWS = [
     {"step": 3, "time/step": 1.0, "time/data": 0.5, "time/train": 0.5, "time/other": 0.0},
@@ -22,7 +22,7 @@ GPU = Profiled(
     rows=ROWS,
     rows_before=[{"step": 2, "time/step": 1.5}],
     sums=TraceSums(
-        [Operation("gemm<a|b>", "train", 6, 0.0, 1.0), Operation("aten::mm", "train", 4, 0.2, 0.0)],
+        [TracedOperation("gemm<a|b>", "train", 6, 0.0, 1.0), TracedOperation("aten::mm", "train", 4, 0.2, 0.0)],
         {"data": 1.8},
         DeviceUse(1.2, 10, 0.4),
     ),

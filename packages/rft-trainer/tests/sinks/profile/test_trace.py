@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rft_trainer.sinks.profile.trace import DeviceUse, Operation, sums_of
+from rft_trainer.sinks.profile.trace import DeviceUse, TracedOperation, sums_of
 
 
 def event(name: str, category: str, start: float, duration: float, thread: int = 1, **args: Any) -> dict[str, Any]:
@@ -59,8 +59,8 @@ def test_a_kernel_belongs_to_the_phase_that_launched_it_and_overlaps_count_once(
     ]
     found = sums_of(events)
     assert found.operations == [
-        Operation("gemm", "train", 1, 0, pytest.approx(50e-6)),
-        Operation("copy", "other", 1, 0, pytest.approx(40e-6)),
+        TracedOperation("gemm", "train", 1, 0, pytest.approx(50e-6)),
+        TracedOperation("copy", "other", 1, 0, pytest.approx(40e-6)),
     ]
     assert found.device == DeviceUse(pytest.approx(70e-6), 2, pytest.approx(30e-6))
 

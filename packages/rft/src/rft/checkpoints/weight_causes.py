@@ -55,13 +55,13 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 def _of_the_configuration(ours: object, theirs: object) -> Iterator[str]:
     for part, keys in (("text_config", _KEYS), ("vision_config", _VISION_KEYS)):
         # a model of texts alone is its own text part
-        whole = part == "text_config"
-        mine, other = (getattr(config, part, config if whole else None) for config in (ours, theirs))
+        is_text = part == "text_config"
+        mine, other = (getattr(config, part, config if is_text else None) for config in (ours, theirs))
         for key in keys:
             value, given = getattr(mine, key, None), getattr(other, key, None)
             # a key that follows from others where it is left out explains nothing
             if value != given and value is not None and given is not None:
-                yield f"{key if whole else f'{part}.{key}'} {given} (here {value})"
+                yield f"{key if is_text else f'{part}.{key}'} {given} (here {value})"
 
 
 def _of_adapters(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from itertools import chain
 from typing import Any, Protocol
 
@@ -87,7 +88,8 @@ def make_weight_check(
             yield from ((name, tensor) for name, tensor in copies if name.startswith("master/"))
 
     machine = started.machine
-    rate_flag = "--actor_learning_rate" if hasattr(adam, "actor_learning_rate") else "--learning_rate"
+    names = {item.name for item in fields(adam)}
+    rate_flag = "--actor_learning_rate" if "actor_learning_rate" in names else "--learning_rate"
     return WeightCheck(
         tensors=tensors,
         collectives=machine.collectives,

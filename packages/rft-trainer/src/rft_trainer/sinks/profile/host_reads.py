@@ -25,7 +25,6 @@ _OF_TENSORS = ("item", "tolist", "numpy", "cpu")
 _CONVERSIONS = ("__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__")
 _OF_BOTH = ("is_nonzero", "equal", "allclose", "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive")
 """Methods, and functions of torch, whose result the host needs, or whose shape depends on values."""
-_INDEX = "__getitem__"
 _OF_TORCH = str(Path(torch.__file__).parent)
 _HERE = __file__
 _WAITED = "called a synchronizing CUDA operation"
@@ -62,7 +61,8 @@ def read_counter(device: str) -> ReadCounter:
 class ReadCalls:
     """Counts the calls of this process that read values, where no device would tell of them.
 
-    The functions themselves are replaced while it is open: a mode of torch would not see backward passes.
+    The functions themselves are replaced while it is open: a mode of torch would not see backward passes. An index by a
+    mask is not seen.
     """
 
     how = ON_CPU
@@ -74,7 +74,8 @@ class ReadCalls:
 
     def open(self) -> None:
         """Count from now on."""
-        for name in (*_OF_TENSORS, *_CONVERSIONS, *_OF_BOTH, _INDEX):
+        # not `__getitem__`, an index by a mask: once it was replaced, torch takes every tensor for a sequence for good
+        for name in (*_OF_TENSORS, *_CONVERSIONS, *_OF_BOTH):
             self._replace(torch.Tensor, name)
         for name in _OF_BOTH:
             self._replace(torch, name)
@@ -98,7 +99,7 @@ class ReadCalls:
         @functools.wraps(function)
         def counted(*arguments: Any, **named: Any) -> Any:
             # one that is made of others counts once
-            if getattr(inside, "on", False) or (name == _INDEX and not _is_mask(arguments[1])):
+            if getattr(inside, "on", False):
                 return function(*arguments, **named)
             frames[_place(sys._getframe(1))] += 1
             inside.on = True
@@ -143,10 +144,6 @@ class SyncWarnings:
     def places(self) -> list[ReadPlace]:
         """Return the places, those with the most reads first."""
         return _places(self._frames)
-
-
-def _is_mask(index: object) -> bool:
-    return isinstance(index, torch.Tensor) and index.dtype == torch.bool
 
 
 def _place(frame: FrameType | None) -> tuple[str, int, str]:

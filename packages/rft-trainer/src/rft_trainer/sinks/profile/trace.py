@@ -25,7 +25,7 @@ _MICRO = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class TracedOperation:
     """All calls of one operation within one phase."""
 
     name: str
@@ -51,7 +51,7 @@ class DeviceUse:
 class TraceSums:
     """The sums of a trace."""
 
-    operations: list[Operation]
+    operations: list[TracedOperation]
     """The longest first."""
     outside_seconds: Mapping[str, float]
     """Seconds of each phase in which its thread was in no operation of torch: Python, or a wait for something else."""
@@ -61,16 +61,17 @@ class TraceSums:
 
 def sums_of(events: Iterable[Event]) -> TraceSums:
     """Return the sums of the events of a trace."""
-    whole = [event for event in events if event.get("ph") == "X" and "dur" in event]
-    phases = _Phases([event for event in whole if _is_phase(event)])
-    host, outside = _host_seconds(whole, phases)
-    device = _device_seconds(whole, phases)
+    complete = [event for event in events if event.get("ph") == "X" and "dur" in event]
+    phases = _Phases([event for event in complete if _is_phase(event)])
+    host, outside = _host_seconds(complete, phases)
+    device = _device_seconds(complete, phases)
     names = {*host, *device}
     operations = [
-        Operation(name, phase, *_calls(host.get((name, phase)), device.get((name, phase)))) for name, phase in names
+        TracedOperation(name, phase, *_calls(host.get((name, phase)), device.get((name, phase))))
+        for name, phase in names
     ]
     operations.sort(key=lambda each: (-each.device_seconds, -each.host_seconds, each.name, each.phase))
-    return TraceSums(operations, outside, _device_use(whole))
+    return TraceSums(operations, outside, _device_use(complete))
 
 
 def _calls(host: list[float] | None, device: list[float] | None) -> tuple[int, float, float]:

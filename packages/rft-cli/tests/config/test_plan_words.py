@@ -10,7 +10,7 @@ import pytest
 
 from rft.planning import workload
 from rft.planning.run_plan import PlanRequest
-from rft_cli.commands import plan
+from rft_cli.config import plan_words
 from rft_core.errors import OptionsError
 
 
@@ -34,17 +34,17 @@ def test_words_are_sorted_into_the_plan_and_the_command(
 ) -> None:
     if not command:
         with pytest.raises(OptionsError) as caught:
-            plan.sort_words(text.split())
+            plan_words.sort_words(text.split())
         assert caught.value.problem.code == "plan.unknown_command"
         return
-    asked = plan.sort_words(text.split())
+    asked = plan_words.sort_words(text.split())
     assert (asked.command, asked.request) == (command, PlanRequest(numbers, sharding, traced=True))
     assert (asked.as_json, asked.words) == (as_json, rest.split())
 
 
 @pytest.mark.parametrize("word", ["--by_formula", "--by-formula"])
 def test_a_plan_by_formula_traces_nothing(word: str) -> None:
-    asked = plan.sort_words(["sft", word, "--lr", "1"])
+    asked = plan_words.sort_words(["sft", word, "--lr", "1"])
     assert (asked.request, asked.words) == (PlanRequest({}, ""), ["--lr", "1"])
 
 
@@ -63,7 +63,7 @@ def test_a_recipe_stands_for_its_command_and_says_its_machines(
     header = "recipe: {command: sft, nodes: 2, gpus_per_node: 8, gpu_memory: 79, hardware: two nodes}\n"
     for file in (recipes / "large.yaml", Path("mine.yaml")):
         file.write_text(header)
-    asked = plan.sort_words(f"{words} {text} --lr 1".split())
+    asked = plan_words.sort_words(f"{words} {text} --lr 1".split())
     name = words.split()[-1]
     assert (asked.command, asked.request.numbers) == ("sft", numbers)
     assert asked.request.sources == dict.fromkeys(of_recipe, f"recipe {name.removesuffix('.yaml')}")
@@ -72,7 +72,7 @@ def test_a_recipe_stands_for_its_command_and_says_its_machines(
 
 def test_a_recipe_that_is_spelled_wrong_is_answered_with_the_nearest(recipes: Path) -> None:
     with pytest.raises(OptionsError) as caught:
-        plan.sort_words(["adition"])
+        plan_words.sort_words(["adition"])
     assert (caught.value.problem.code, caught.value.problem.do) == ("plan.unknown_command", "rft-train plan addition")
 
 
@@ -89,7 +89,7 @@ def test_a_recipe_that_is_spelled_wrong_is_answered_with_the_nearest(recipes: Pa
 )
 def test_what_cannot_be_planned_is_refused(text: str, code: str) -> None:
     with pytest.raises(OptionsError) as caught:
-        plan.sort_words(text.split())
+        plan_words.sort_words(text.split())
     assert (caught.value.problem.code, caught.value.problem.do) == (code, "rft-train plan --help")
 
 
