@@ -10,6 +10,7 @@ import pytest
 
 from rft.planning import workload
 from rft.planning.run_plan import PlanRequest
+from rft_cli.commands import plan
 from rft_cli.config import plan_words
 from rft_core.errors import OptionsError
 
