@@ -170,7 +170,7 @@ RESPONSES = (
         metrics="data/distinct_prompts data/checksum data/epoch",
         window=4,
         threshold=0.5,
-        level="alarm",
+        level="warning",
         rule=rules.repeated_batch,
         when="different prompts of a step, as a share at most; or one and the same batch in all steps, within an "
         "episode",
