@@ -48,7 +48,7 @@ def test_without_the_setting_an_alarm_is_a_line(server: ForkServer, task: TinyTa
 
 
 def test_supervised_training_stops_for_a_loss_that_rises(server: ForkServer, task: TinyTask, runs: Path) -> None:
-    fast = ["--l2", "0", "--learning_rate", "1e6", "--max_epochs", "9"]
+    fast = ["--l2", "0", "--learning_rate", "1e3", "--max_epochs", "9"]
     ended = server.run(*task.words("sft", runs / "run", "--on_alarm", "stop", *fast))
     assert ended.code == ALARM, ended.output[-3000:]
     assert "loss_rose: the loss rose" in ended.output

@@ -105,9 +105,11 @@ def _reward(kind: str) -> Draw:
 
 
 def _refused_save(draw: random.Random, steps: int) -> Fault:
+    """It costs one checkpoint: the run goes on to the kill, unless nothing was saved before or other ranks wait."""
     point = draw.choice(["checkpoint.model.write.before", "checkpoint.publish.before"])
     error = draw.choice(["ENOSPC", "EDQUOT", "EIO", "EROFS"])
-    return Fault(_codes(STORAGE, PEER), (("refuse_at", [point, draw.randint(1, steps), error]),))
+    refused: Prelude = ("refuse_at", [point, draw.randint(1, steps), error])
+    return Fault(_codes(KILLED, STORAGE, PEER), (refused, ("signal_at", ["rl.logged", steps, "SIGKILL"])))
 
 
 def _refused_row(draw: random.Random, steps: int) -> Fault:

@@ -5,6 +5,7 @@ Each is computed from what a step has anyway, and takes well under a millisecond
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
@@ -67,10 +68,11 @@ def credit_signs(groups: Sequence[RolloutGroup], samples: Sequence[TrainingSampl
                 sampled += rollout.num_sampled
         mean_x, mean_y = (sum(values) / len(pairs) for values in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
         xy += sum((x - mean_x) * (y - mean_y) for x, y in pairs)
-        xx += sum((x - mean_x) ** 2 for x, _ in pairs)
-        yy += sum((y - mean_y) ** 2 for _, y in pairs)
+        # products, which become infinite where a power would raise
+        xx += sum((x - mean_x) * (x - mean_x) for x, _ in pairs)
+        yy += sum((y - mean_y) * (y - mean_y) for _, y in pairs)
     metrics: dict[str, object] = {}
-    if xx > 0 and yy > 0:
+    if 0 < xx * yy < math.inf:
         metrics["policy/advantage_agreement"] = xy / (xx * yy) ** 0.5
     if sampled:
         metrics["data/trained_share"] = trained / sampled
