@@ -237,7 +237,7 @@ RL = SHARED | {
     "length_unit": Row("--length_unit characters", "plan", "--reward length --length_range 1 9"),
     "response_language": Row("--response_language de", "refused:reward.no_rule"),
     "json_schema": Row(f"--json_schema {BENCH}/absent.json", "refused:reward.schema", "--reward json_schema"),
-    "reward_random": Row("--reward_random", "plan", f"--reward {BENCH}/reward.py:by_position"),
+    "reward_random": Row("--reward_random", "example", f"--reward {BENCH}/reward.py:by_position"),
     "shuffle_rewards": Row("--shuffle_rewards", "weights"),
     "max_refused_steps": Row("--max_refused_steps 0", "code", "--init_kl_coef 1e39 --use_kl_loss"),
     "save_interval": Row("--save_interval 0", "files", "--max_steps 0 --num_episodes 2 --max_ckpt_num 9"),

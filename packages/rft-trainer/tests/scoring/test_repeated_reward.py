@@ -118,3 +118,18 @@ def test_order_and_spread_of_a_right_and_a_made_up_response(right: float, other:
 def test_without_a_label_or_a_score_nothing_is_said_of_the_order() -> None:
     assert order_and_spread(ITEMS[:1], [Score(1.0)]) == ""
     assert order_and_spread(ITEMS[:2], [Score(None, RewardStatus.FAILED), Score(1.0)]) == ""
+
+
+def test_after_an_evaluation_the_first_prompt_with_several_responses_is_looked_at_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # a number a place: of one response to a prompt, scored by itself, it is always 0
+    given = Given(lambda texts: [float(place if texts[0] != texts[-1] else 0) for place in range(len(texts))])
+    reward = RepeatedReward("mine", given)
+    with caplog.at_level(logging.WARNING):
+        reward([item(0, "rows.jsonl:0")])
+        assert caplog.records == []
+        reward(ITEMS[:3])
+        reward(ITEMS[:3])
+    [record] = caplog.records
+    assert "depends on the order of the responses" in record.getMessage()

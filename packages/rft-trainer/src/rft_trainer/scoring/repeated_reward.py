@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
@@ -35,17 +36,22 @@ class RepeatedReward:
         self._reward = reward
         self._tolerance = tolerance
         self._lock = threading.Lock()
-        self._waits = True
+        self._most_seen = 0
+        """Responses to one prompt in the calls that were looked at."""
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
-        """Score the items; those of the first call a second time."""
+        """Score the items; some of the first call a second time, and of the first one with several to a prompt."""
         scores = self._reward(items)
+        chosen = _first_prompts(items)
+        # an evaluation, which comes first, mostly has one response a prompt: their order is not seen there
+        most = min(max(Counter(item.prompt_id for item in chosen).values(), default=0), 2)
         with self._lock:
-            first, self._waits = self._waits and bool(items), self._waits and not items
-        if first:
-            found = second_look(self._reward, _first_prompts(items), scores, tolerance=self._tolerance)
+            is_new, self._most_seen = most > self._most_seen, max(most, self._most_seen)
+        if is_new:
+            found = second_look(self._reward, chosen, scores, tolerance=self._tolerance)
             if found:
                 _LOG.warning("the reward %s %s\n        do  %s", self._name, found, DECLARE)
+                self._most_seen = 2
         return scores
 
     def close(self) -> None:
