@@ -79,7 +79,7 @@ SID = {
     "vae_learning_rate": Row("--vae_learning_rate 0.1", given=RQVAE),
     "commitment": Row("--commitment 9", given=f"{RQVAE} --vae_learning_rate 0.1"),
     "straight_through": Row("--straight_through per_level", given=f"{RQVAE} --vae_learning_rate 0.1"),
-    "revive_epochs": Row("--revive_epochs 1", given=f"{RQVAE} --vae_epochs 9"),
+    "revive_epochs": Row("--revive_epochs 1", given=f"{RQVAE} --vae_epochs 40 --vae_learning_rate 0.1"),
     "save_path": Row("--save_path elsewhere"),
     "overwrite": Row("--overwrite", "code", "--save_path {full}"),
     "held_out_share": Row("--held_out_share 0.3"),
