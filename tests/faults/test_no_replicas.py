@@ -10,7 +10,7 @@ from support.references import References, Restarts
 from support.runs import ForkServer
 from support.setup import TinyTask
 
-pytestmark = pytest.mark.xdist_group("faults")
+pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.night]
 
 SERVICE = 8
 WORDS = ("--max_steps", "3", "--save_steps", "1", "--eval_steps", "0", "--eval_data", "", "--engine_replicas", "2")
