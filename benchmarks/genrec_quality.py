@@ -126,11 +126,8 @@ def trained(case: Case, recipe: Path, run: Path, seed: int, index: Path | None, 
     if not (run / "checkpoints").is_dir():
         words = ["genrec", "sft", "--config", str(recipe), "--catalogue", str(case.folder), "--seed", str(seed)]
         words += ["--sid_index_path", str(index)] if index else []
-        words += (
-            ["--item_embeddings", str(case.embeddings)]
-            if any(task in recipe.read_text() for task in ("similar", "walks"))
-            else []
-        )
+        if re.search("^tasks:.*(similar|walks)", recipe.read_text(), re.MULTILINE):
+            words += ["--item_embeddings", str(case.embeddings)]
         command(*words, "--save_path", str(run), *extra)
     return sorted((run / "checkpoints").glob("step_*"))[-1] / "model"
 
