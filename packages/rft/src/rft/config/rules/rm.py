@@ -28,9 +28,6 @@ def _nothing_to_wait_for(values: Values, make_problem: MakeProblem) -> Iterator[
     if values["patience"] and not values["eval_data"] and not values["held_out_rows"]:
         why = "patience depends on the held-out loss, and no pairs are held out"
         yield make_problem("rm.no_held_out", ["patience", "held_out_rows"], why, "--held_out_rows 200")
-    elif values["patience"] and not values["eval_steps"]:
-        why = "patience acts at evaluations while the run goes on, and eval_steps 0 leaves the first and the last"
-        yield make_problem("rm.no_evaluations", ["patience", "eval_steps"], why, "--eval_steps -1")
 
 
 _OF_STEPS = ("completions_key", "labels_key", "step_separator", "step_reduction", "train_on_last_step_only")

@@ -22,9 +22,6 @@ def _nothing_to_wait_for(values: Values, make_problem: MakeProblem) -> Iterator[
         if values[name] and not values["eval_data"] and not values["held_out_rows"]:
             why = f"{name} depends on the held-out loss, and no rows are held out"
             yield make_problem("sft.no_held_out", [name, "held_out_rows"], why, "--held_out_rows 200")
-        elif values[name] and not values["eval_steps"]:
-            why = f"{name} acts at evaluations while the run goes on, and eval_steps 0 leaves the first and the last"
-            yield make_problem("sft.no_evaluations", [name, "eval_steps"], why, "--eval_steps -1")
 
 
 def _vocabulary_terms(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:

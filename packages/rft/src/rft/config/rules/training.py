@@ -44,8 +44,12 @@ def _profile(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
 
 
 def idle_evaluation(given: SourcedValues) -> list[str]:
-    """Return a note where an interval of evaluations was given and no row is held out."""
+    """Return a note where an interval of evaluations was given and no row is held out, or none that waits could use."""
     values, origin = given.values, given.origins["eval_steps"]
+    waiting = [name for name in ("patience", "target_loss") if values.get(name)]
+    if waiting and not values["eval_steps"]:
+        found = f"{waiting[0]} = {values[waiting[0]]} ({given.origins[waiting[0]]}) has no effect"
+        return [f"{found}: with eval_steps = 0 ({origin}) no evaluation is made while the run goes on"]
     if origin.kind == "default" or values["eval_steps"] <= 0 or values["eval_data"] or values.get("held_out_rows"):
         return []
     return [f"eval_steps = {values['eval_steps']} ({origin}) has no effect: no rows are held out (--eval_data)"]
