@@ -267,3 +267,10 @@ def test_a_default_that_a_file_repeats_is_never_called_idle(
     again = resolve(command, ["--config", str(stored)])
     assert {origin.kind for origin in again.origins.values()} == {"file"}
     assert again.notes == ()
+
+
+def test_a_note_says_where_patience_waits_for_no_evaluation() -> None:
+    words = ["--pretrain", "m", "--prompt_data", "rows.jsonl", "--patience", "2", "--held_out_rows", "9"]
+    assert not [note for note in resolve("sft", words).notes if "patience" in note]
+    [note] = [note for note in resolve("sft", [*words, "--eval_steps", "0"]).notes if "patience" in note]
+    assert "no evaluation is made while the run goes on" in note
