@@ -158,5 +158,5 @@ def test_a_rank_that_dies_ends_the_other_with_a_checkpoint_to_go_on_from(
 
 def test_a_disk_that_refuses_one_rank_is_the_same_error_on_both(server: ForkServer, task: TinyTask, runs: Path) -> None:
     words = task.words("several_updates", runs / "run", *RANK_FLAGS)
-    refused = server.run(*words, preludes=[("refuse_at", ["checkpoint.publish.before", 2, "ENOSPC"])], num_ranks=2)
+    refused = server.run(*words, preludes=[("refuse_at", ["checkpoint.publish.before", 1, "ENOSPC"])], num_ranks=2)
     assert (refused.code, *refused.other_codes) == (6, 6), refused.output[-3000:]
