@@ -103,11 +103,13 @@ def test_steps_without_a_gradient_are_waited_for(caplog: pytest.LogCaptureFixtur
     assert "step 3 changed no weight" in caplog.text
 
 
-def test_without_an_interval_nothing_else_is_compared() -> None:
+def test_without_an_interval_nothing_else_is_compared(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     bench.take(UPDATED, "a")
     bench.tensors["a"] = bench.tensors["a"] * 2  # outside of a step
     bench.take(UPDATED, "a")
+    assert bench.step == 2
+    assert caplog.records == []
 
 
 def test_sums_are_of_the_bits() -> None:
