@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import resource
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from support import hostile_files
+from support.audit_events import counted_events
 from support.hostile_files import HostileFile
 
 from rft.config import yaml_file
@@ -226,21 +225,6 @@ def amounts() -> Iterator[Any]:
         yield pytest.param(name, max(1, round(10_000 * share)), id=f"{name}-night", marks=night)
 
 
-@contextmanager
-def watched(seen: Counter[str]) -> Iterator[None]:
-    active = [True]
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if active[0] and event in RUNS_CODE:
-            seen[event] += 1
-
-    sys.addaudithook(hook)  # a hook cannot be taken away again
-    try:
-        yield
-    finally:
-        active[0] = False
-
-
 def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
@@ -252,7 +236,7 @@ def test_a_forged_file_is_read_or_refused(name: str, number: int, tmp_path: Path
     if valid is not None:
         hostile.read()  # the valid file, which also imports what reading needs
     before, ends, seen, faults = peak_bytes(), Counter[str](), Counter[str](), dict[str, str]()
-    with watched(seen):
+    with counted_events(seen, RUNS_CODE):
         for seed in range(number):
             content = hostile.forged(Random(f"{name} {seed}"))
             hostile.place.write_bytes(content)

@@ -10,14 +10,13 @@ import sys
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.audit_events import counted_events
 from support.hostile_files import arrow_bytes
 
 from rft_core.errors import RftError
@@ -71,21 +70,6 @@ def npy(pickled: bytes) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + pickled
 
 
-@contextmanager
-def watched(seen: Counter[str]) -> Iterator[None]:
-    active = [True]
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if active[0] and event in UNPICKLING:
-            seen[event] += 1
-
-    sys.addaudithook(hook)  # a hook cannot be taken away again
-    try:
-        yield
-    finally:
-        active[0] = False
-
-
 def model_readers(folder: Path) -> list[Callable[[], object]]:
     return [
         lambda: checked_model_directory(folder),
@@ -107,7 +91,7 @@ def tried(canary: Path, place: Path, readers: list[Callable[[], object]], conten
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(content)
     ends, seen = Counter[str](), Counter[str]()
-    with watched(seen):
+    with counted_events(seen, UNPICKLING):
         for read in readers:
             try:
                 read()
