@@ -45,7 +45,8 @@ def emitted(
     words.append(("rl", f"--reward= --apply_chat_template --generate_max_len 80 {conversation}"))
     several = f"--eval_data one={bench.held_out},two={bench.root / 'other.jsonl'}"
     words.append(("sft", several))
-    words += [("rl", "--max_staleness 1"), ("sft", "--fp16 --enable_ema"), ("rl", "--enable_ema")]
+    # at such a temperature responses are equal
+    words += [("rl", "--max_staleness 1 --temperature 0.01"), ("sft", "--fp16 --enable_ema"), ("rl", "--enable_ema")]
     rows = bench.root / "heldout.jsonl"
     sets = f"--eval_data one={rows},two={bench.root / 'other.jsonl'} --pretrain_data {rows}"
     words.append(("rl", f"--eval_n 2 --eval_temperature 1 --eval_pick reward {sets}"))
