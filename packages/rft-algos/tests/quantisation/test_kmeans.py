@@ -59,6 +59,17 @@ def test_the_result_is_a_function_of_the_key_and_better_than_its_start() -> None
     assert torch.equal(nearest_centres(x, means)[0], exact.codes_N)
 
 
+def test_of_many_points_some_are_the_start() -> None:
+    centres = 100 * torch.eye(8)
+    x = centres.repeat_interleave(1000, 0) + points(8000, 8)
+    found, again = kmeans(x, 8, key=5), kmeans(x, 8, key=5)
+    assert torch.equal(found.centres_KD, again.centres_KD)
+    # every point is assigned, and each of the far groups has a centre of its own
+    assert found.codes_N.bincount().tolist() == [1000] * 8
+    order = found.centres_KD.argmax(1)
+    torch.testing.assert_close(found.centres_KD, centres[order], atol=0.2, rtol=0)
+
+
 def test_a_centre_without_points_moves_to_the_farthest() -> None:
     # two equal points draw two equal centres, of which the second has no points
     x = torch.tensor([[0.0], [0.0], [0.0], [0.0], [1.0], [1.0]])

@@ -14,6 +14,8 @@ from rft_core.keyed_random import derive_key, uniforms
 
 _ROWS = 2048
 """Points whose distances to all centres are in memory at once, small enough for the caches of a core."""
+_START_ROWS, _START_ROWS_PER_CENTRE = 4096, 16
+"""Points that the start of k-means is chosen among: at least, and for each centre."""
 
 
 class Clusters(NamedTuple):
@@ -111,9 +113,11 @@ def kmeans(points_ND: Tensor, num: int, *, key: int, max_iterations: int = 100, 
     """Cluster points around K centres.
 
     minimise sum_n ||x_n - c_{k_n}||^2: in turn every point takes its nearest centre, and every centre becomes the mean
-    of its points. A centre without points moves to the point that is farthest from its own centre; the m-th of several
-    takes the m-th farthest. It ends when no code changed, or when the centres moved by at most
-    `tolerance` x (mean variance of a dimension), summed over their squares.
+    of its points. The start is that of `kmeans_plus_plus`, among max(4096, 16 K) of the points, drawn by the key, where
+    there are more: its K passes over the points would take longer than all that follows. A centre without points moves
+    to the point that is farthest from its own centre; the m-th of several takes the m-th farthest. It ends when no code
+    changed, or when the centres moved by at most `tolerance` x (mean variance of a dimension), summed over their
+    squares.
 
     Source: Lloyd 1982, "Least squares quantization in PCM"; the end and the revival are those of scikit-learn 1.7.
 
@@ -129,7 +133,8 @@ def kmeans(points_ND: Tensor, num: int, *, key: int, max_iterations: int = 100, 
         centres 0.5 and 8.5 and the inertia 1.
     """
     check_positive(max_iterations=max_iterations)
-    centres_KD = points_ND[kmeans_plus_plus(points_ND, num, key=derive_key(key, "kmeans++"))]
+    some_SD = _drawn(points_ND, max(_START_ROWS, _START_ROWS_PER_CENTRE * num), derive_key(key, "points of the start"))
+    centres_KD = some_SD[kmeans_plus_plus(some_SD, num, key=derive_key(key, "kmeans++"))]
     least_move = tolerance * float(points_ND.var(0, correction=0).mean())
     codes_N, distances_N = nearest_centres(points_ND, centres_KD)
     num_revived = num_iterations = 0
@@ -169,6 +174,14 @@ def cluster_means(points_ND: Tensor, codes_N: Tensor, num: int) -> tuple[Tensor,
     else:
         sums_KD = points_ND.new_zeros(num, points_ND.shape[1]).index_add_(0, codes_N, points_ND)
     return sums_KD / counts_K.clamp(min=1)[:, None], counts_K
+
+
+def _drawn(points_ND: Tensor, num: int, key: int) -> Tensor:
+    """So many of the points in their order, or all where there are no more."""
+    if len(points_ND) <= num:
+        return points_ND
+    chosen = uniforms([key], len(points_ND)).flatten().argsort(stable=True)[:num]
+    return points_ND[chosen.sort().values.to(points_ND.device)]
 
 
 def _to_some(points_ND: Tensor, norms_N: Tensor, places: Sequence[int] | Tensor) -> Tensor:
