@@ -158,16 +158,16 @@ def test_every_answer_to_a_thousand_histories_is_an_item_of_its_own(
     run = tmp_path / "run"
     assert main(["genrec", "sft", *given, "--save_interval", "0", "--save_path", str(run)]) == 0
     model = max(run.glob("checkpoints/step_*[0-9]/model"))
-    best: set[int] = set()
+    answers: set[tuple[int, ...]] = set()
     for width in WIDTHS:
         wanted = min(width, NUM_ITEMS)
         found = list(recommended(model, catalogue, tmp_path, width))
         invalid = sum(not 0 <= item < NUM_ITEMS for items in found for item in items)
         doubled = sum(len(items) - len(set(items)) for items in found)
         assert (len(found), invalid, doubled, {len(items) for items in found}) == (NUM_PROMPTS, 0, 0, {wanted})
-        best |= {items[0] for items in found}
+        answers |= {tuple(items) for items in found}
         texts = list(written(model, catalogue, tmp_path, width))
         invalid = sum(text not in IDS for row in texts for text in row)
         doubled = sum(len(row) - len(set(row)) for row in texts)
         assert (len(texts), invalid, doubled) == (NUM_PROMPTS, 0, 0)
-    assert len(best) > 3, "the model answers every history alike"
+    assert len(answers) > 20, "the model answers every history alike"
