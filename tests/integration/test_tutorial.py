@@ -66,6 +66,7 @@ def test_every_file_of_the_tutorial_has_a_name_and_every_quotation_a_command() -
 
 
 @pytest.mark.night
+@pytest.mark.timeout(3600)
 def test_every_command_of_the_tutorial_does_what_the_page_says(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
