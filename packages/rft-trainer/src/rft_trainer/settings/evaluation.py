@@ -50,8 +50,8 @@ class RlEvaluationSettings(EvaluationSampleSettings, EvaluationSettings):
     `max_ckpt_num` and `max_ckpt_mem` until there is a better one."""
 
 
-def parse_ks(eval_k: str, eval_n: int) -> tuple[int, ...] | None:
-    """Return the values of k that `eval_k` names, in ascending order; None where it is empty.
+def parse_ks(eval_k: str, eval_n: int, name: str = "eval_n") -> tuple[int, ...] | None:
+    """Return the values of k that `eval_k` names, in ascending order; None where it is empty; `name` sets `eval_n`.
 
     Raises:
         ValueError: something else than whole numbers from 1 to `eval_n`.
@@ -63,14 +63,14 @@ def parse_ks(eval_k: str, eval_n: int) -> tuple[int, ...] | None:
     except ValueError:
         raise ValueError("they are whole numbers, joined by commas") from None
     if ks[0] < 1 or ks[-1] > eval_n:
-        raise ValueError(f"a draw of k holds at least one of the {eval_n} responses (eval_n) and at most all")
+        raise ValueError(f"a draw of k holds at least one of the {eval_n} responses ({name}) and at most all")
     return tuple(ks)
 
 
 def draws_refusal(number: int, eval_k: str, name: str = "eval_n") -> SettingsRefusal | None:
     """Return the refusal of values of k that are none, or more than the responses, whose number `name` sets."""
     try:
-        parse_ks(eval_k, number)
+        parse_ks(eval_k, number, name)
     except ValueError as error:
         ks = [int(part) for part in eval_k.split(",") if part.strip().isdigit() and int(part) > 0]
         do = f"--{name} {max(ks)}" if ks and max(ks) > number else f"--eval_k {number}"

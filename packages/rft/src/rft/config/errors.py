@@ -69,7 +69,8 @@ def unknown_option(command: str, option: GivenSetting, names: Mapping[str, Setti
     options = [meant] if meant else _nearest(option.name, table)
     listed = ", ".join(_like(option, name) for name in options)
     if elsewhere:
-        why = f"it is a setting of {' and '.join(f'rft-train {typed(name)}' for name in elsewhere)}"
+        *first, last = (f"rft-train {typed(name)}" for name in elsewhere)
+        why = f"it is a setting of {', '.join(first)}{' and ' if first else ''}{last}"
         why += f"; nearest here: {listed}" if options else ""
     elif meant:
         why = f"it is called {listed} here"
