@@ -6,7 +6,7 @@ from functools import cache
 
 from rft.config.commands import load
 from rft.planning.cluster.hardware import FIGURES, parse_cluster
-from rft.planning.cluster.plan import ClusterPlan, StrategyCost, plan_cluster
+from rft.planning.cluster.strategy_costs import ClusterPlan, StrategyCost, plan_cluster
 from rft.planning.known_models import known_model
 from rft.planning.largest_model import config_directory
 from rft_cli.config.plan_words import sort_words
@@ -23,14 +23,20 @@ _SECONDS = ("rollout", "log-probs", "update", "network", "weights", "step")
 
 
 @cache
-def planned(model: str, cluster: str) -> ClusterPlan:
-    """Return the plan of a model on a cluster."""
-    asked = sort_words([*WORDS.split(), "--cluster", cluster, "--model_size", model])
+def plans(model: str) -> dict[str, ClusterPlan]:
+    """Return the plans of a model on all clusters of the page."""
+    asked = sort_words(WORDS.split())
     training = training_of(asked.command)
     name, config = known_model(model)
     with config_directory(config) as directory:
         resolved = prepared(training, resolve(asked.command, [*asked.words, "--pretrain", str(directory)]))
-        return plan_cluster(parse_cluster(cluster), name, resolved, load(training.workload))
+        workload, clusters = load(training.workload), [parse_cluster(f"{count}xH100") for count in _SWEEP]
+        return {str(cluster): plan_cluster(cluster, name, resolved, workload) for cluster in clusters}
+
+
+def planned(model: str, cluster: str) -> ClusterPlan:
+    """Return the plan of a model on a cluster."""
+    return plans(model)[cluster]
 
 
 def command() -> str:

@@ -105,9 +105,9 @@ def test_heads_that_do_not_divide_leave_a_tensor_group_out(capsys: pytest.Captur
         ("rl --cluster 64xH100 --model_size 32B --pretrain x", "plan.two_models"),
         ("rl --cluster 64xH100 --model_size 33B", "plan.model_size"),
         ("rl --cluster 64xB7 --model_size 32B", "plan.cluster"),
-        ("sft --cluster 64xH100 --model_size 32B", "plan.cluster"),
-        ("rl --cluster 64xH100 --model_size 32B --adam_offload", "plan.cluster"),
-        ("rl --cluster 64xH100 --model_size 32B --engine_type native", "plan.cluster"),
+        ("sft --cluster 64xH100 --model_size 32B", "plan.cluster_setting"),
+        ("rl --cluster 64xH100 --model_size 32B --adam_offload", "plan.cluster_setting"),
+        ("rl --cluster 64xH100 --model_size 32B --engine_type native", "plan.cluster_setting"),
     ],
 )
 def test_what_a_cluster_cannot_be_planned_for_is_refused(words: str, code: str) -> None:

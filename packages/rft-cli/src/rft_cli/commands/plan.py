@@ -10,7 +10,7 @@ from typing import Any
 from rft.config.command_record import TrainingRecord
 from rft.config.commands import load
 from rft.planning.cluster.hardware import Cluster
-from rft.planning.cluster.plan import plan_cluster
+from rft.planning.cluster.strategy_costs import plan_cluster
 from rft.planning.known_models import FAMILIES, known_model
 from rft.planning.largest_model import config_directory, fits_of_family
 from rft.planning.run_plan import plan_run

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from rft.planning.cluster.plan import ClusterPlan, StrategyCost
+from rft.planning.cluster.strategy_costs import ClusterPlan, StrategyCost
 from rft.planning.fit_ladder import HEADROOM, Ladder
 from rft.planning.largest_model import ModelFit
 from rft.planning.predicted_speed import PredictedSpeed

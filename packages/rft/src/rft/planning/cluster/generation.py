@@ -22,8 +22,8 @@ class EngineFleet:
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
-    """One rollout."""
+class RolloutCost:
+    """Rows and seconds of one rollout."""
 
     rows: int
     """Sequences that an engine decodes at once; 0 = it has no room for one."""
@@ -39,7 +39,7 @@ def engine_weight_bytes(sizes: DecoderSizes, shape: StepShape, weight_bytes: int
 
 def generation(
     fleet: EngineFleet, sizes: DecoderSizes, shape: StepShape, weight_bytes: int, gpu: Gpu, rate: float
-) -> Generation:
+) -> RolloutCost:
     """Return how an engine draws its share of the samples.
 
     Rows are drawn in rounds of as many as the cache holds at their full length. A step of a round takes the longer one
@@ -60,7 +60,7 @@ def generation(
     samples = prompts * shape.samples_a_prompt
     rows = min(shape.engine_rows, samples, int(max(room, 0) // of_row))
     if not rows:
-        return Generation(0, 0.0, float("inf"))
+        return RolloutCost(0, 0.0, float("inf"))
     rounds = -(-samples // rows)
     rows_of_round = samples / rounds
     matrix_bytes = 1 if shape.rounds_engine else weight_bytes
@@ -75,4 +75,4 @@ def generation(
     )
     step = max(read / gpu.bandwidth.value, flops / rate) + exchanged
     prefill = prompts * forward_flops(sizes, shape.prompt_tokens) / (fleet.gpus * rate)
-    return Generation(rows, rows * of_row, prefill + rounds * shape.response_tokens * step)
+    return RolloutCost(rows, rows * of_row, prefill + rounds * shape.response_tokens * step)

@@ -20,7 +20,7 @@ GPUS_OF_MACHINE = 8
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One constant."""
+    """One constant with its unit and source."""
 
     name: str
     value: float
@@ -75,7 +75,7 @@ FIGURES: tuple[Figure, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What a plan needs to know of a GPU."""
+    """One kind of GPU, as far as a plan needs it."""
 
     name: str
     memory: Figure

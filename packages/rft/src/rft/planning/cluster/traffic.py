@@ -15,14 +15,14 @@ from rft.planning.cluster.equations import RankGroup, gather_seconds, gathered_b
 from rft.planning.cluster.workload import StepShape
 from rft_dist.planning.memory_estimate import BUCKET_BYTES, DecoderSizes
 
-StrategyKind = Literal["replicas", "zero2", "zero3", "fsdp", "hybrid", "tensor", "tensor_fsdp"]
+StrategyKind = Literal["replicas", "zero2", "zero3", "sharded", "hybrid", "tensor", "tensor_sharded"]
 ZERO_BUCKET = 16 * 2**20
 """Elements that DeepSpeed gathers or sums at a time (`rft_dist.strategies.zero`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What one rank exchanges of one kind, over a whole step."""
+    """All exchanges of one kind of one rank, over a whole step."""
 
     num_bytes: float
     """That it receives."""
@@ -78,12 +78,12 @@ class Candidate:
     @property
     def gathers_weights(self) -> bool:
         """Return whether a rank keeps a part of the weights between two forwards, and gathers a layer to compute."""
-        return self.kind in ("zero3", "fsdp", "hybrid", "tensor_fsdp")
+        return self.kind in ("zero3", "sharded", "hybrid", "tensor_sharded")
 
     @property
     def loads_whole(self) -> bool:
         """Return whether each rank loads the whole model before it keeps a part of it; `--meta_init` does not."""
-        return self.kind in ("zero3", "tensor", "tensor_fsdp")
+        return self.kind in ("zero3", "tensor", "tensor_sharded")
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,10 +84,12 @@ def step_shape(resolved: Resolved[Any]) -> StepShape:
     """
     values = resolved.values
     if "rollout_batch_size" not in values:
-        raise _refused(resolved.command, "a step is one of rollouts and updates", "rft-train plan rl --cluster 64xH100")
+        raise beside_cluster(
+            resolved.command, "a step is one of rollouts and updates", "rft-train plan rl --cluster 64xH100"
+        )
     for name, why in _NOT_COUNTED.items():
         if values.get(name):
-            raise _refused(name, why, f"leave {name} out")
+            raise beside_cluster(name, why, f"leave {name} out")
     from rft.build.algorithm import algorithm_record
 
     record = algorithm_record(resolved.settings)
@@ -117,5 +119,7 @@ def _micro_tokens(values: Mapping[str, Any]) -> int:
     return int(values["max_tokens_per_micro_batch"]) if values.get("packing_samples") else 0
 
 
-def _refused(what: str, why: str, do: str) -> OptionsError:
-    return OptionsError(code="plan.cluster", what=f"--cluster beside {what}", where="command line", why=why, do=do)
+def beside_cluster(what: str, why: str, do: str = "rft-train plan --help") -> OptionsError:
+    """Return the refusal of a setting with which a cluster cannot be planned."""
+    what = f"--cluster beside {what}"
+    return OptionsError(code="plan.cluster_setting", what=what, where="command line", why=why, do=do)

@@ -13,7 +13,7 @@ from typing import Any
 from rft.decoder_sizes import model_sizes
 from rft.hub.run_settings import with_local_models
 from rft.planning.cluster.equations import host_copy_seconds, optimizer_seconds
-from rft.planning.cluster.generation import EngineFleet, Generation, engine_weight_bytes, generation
+from rft.planning.cluster.generation import EngineFleet, RolloutCost, engine_weight_bytes, generation
 from rft.planning.cluster.hardware import TRAINING, Cluster
 from rft.planning.cluster.traffic import (
     Candidate,
@@ -23,18 +23,21 @@ from rft.planning.cluster.traffic import (
     update_exchanges,
     weight_exchange,
 )
-from rft.planning.cluster.workload import StepShape, step_shape
+from rft.planning.cluster.workload import StepShape, beside_cluster, step_shape
 from rft.planning.fit_ladder import HEADROOM
 from rft.planning.run_plan import PlanRequest, RunPlan, plan_run
 from rft.planning.workload import Workload
 from rft.resolved import Resolved
-from rft_core.errors import OptionsError, RftError
+from rft_core.errors import RftError
 from rft_dist.planning.memory_estimate import GIB, DecoderSizes, MemoryTerm
-from rft_dist.strategies.registry import refusals
+from rft_dist.strategies.registry import FSDP, refusals
+from rft_engine.registry import ENGINES
+from rft_engine.settings import AUTO
 from rft_models.files.divisibility import refuse_uneven_model
 
+_ENGINE = next(name for name, kind in ENGINES.items() if kind.is_preferred_on_gpu)
 _NO_STRATEGY: Mapping[str, Any] = {
-    "fsdp": False,
+    FSDP.setting: False,
     "shard_size": None,
     "meta_init": False,
     "zero_stage": 0,
@@ -116,7 +119,7 @@ class ClusterPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What all strategies of a plan share."""
+    """Cluster, run and model that all strategies of a plan share."""
 
     cluster: Cluster
     resolved: Resolved[Any]
@@ -155,10 +158,12 @@ def plan_cluster(
     """
     shape = step_shape(resolved)
     _refuse_engine(resolved.values["engine_type"])
-    resolved = with_local_models(resolved, weights=False).with_values({**_NO_STRATEGY, "engine_type": "vllm"})
+    resolved = with_local_models(resolved, weights=False).with_values({**_NO_STRATEGY, "engine_type": _ENGINE})
     sizes, notes = model_sizes(resolved.values["pretrain"])
     if sizes.num_experts:
-        raise _refused("a mixture of experts", "no strategy of rl divides the experts, and the others were not costed")
+        raise beside_cluster(
+            "a mixture of experts", "no strategy of rl divides the experts, and the others were not costed"
+        )
     case = _Case(cluster, resolved, workload, sizes, shape, model_tflops * 1e12 or TRAINING.value)
     costs = [_best(list(rows)) for rows in _colocated(case)]
     costs += [_best(rows) for rows in _separate(case) if rows]
@@ -193,18 +198,20 @@ def _candidates(machines: int, ranks: int) -> list[list[Candidate]]:
         [Candidate("replicas", "replicas", *mine)],
         [Candidate("ZeRO 2", "zero2", *mine, changes={"zero_stage": 2, "overlap_comm": True})],
         [Candidate("ZeRO 3", "zero3", *mine, changes={"zero_stage": 3, "overlap_comm": True})],
-        [Candidate("FSDP2", "fsdp", *mine, changes={"fsdp": True, "meta_init": True})],
+        [Candidate("FSDP2", "sharded", *mine, changes={FSDP.setting: True, "meta_init": True})],
     ]
     if machines > 1 and ranks > 1:
         shared = [count for count in range(1, machines) if machines % count == 0]
-        hybrids = [{"fsdp": True, "shard_size": ranks * count, "meta_init": True} for count in shared]
+        hybrids = [{FSDP.setting: True, "shard_size": ranks * count, "meta_init": True} for count in shared]
         rows.append([Candidate("hybrid FSDP2", "hybrid", *mine, changes=changes) for changes in hybrids])
     if sizes:
         rows.append([Candidate("tensor parallel", "tensor", *mine, size, {"tp_size": size}) for size in sizes])
     if machines * ranks > 1 and sizes:
         rows.append(
             [
-                Candidate("tensor parallel, FSDP2", "tensor_fsdp", *mine, size, {"tp_size": size, "fsdp": True})
+                Candidate(
+                    "tensor parallel, FSDP2", "tensor_sharded", *mine, size, {"tp_size": size, FSDP.setting: True}
+                )
                 for size in sizes
                 if size < machines * ranks
             ]
@@ -214,7 +221,7 @@ def _candidates(machines: int, ranks: int) -> list[list[Candidate]]:
 
 def _cost(case: _Case, candidate: Candidate, engine_gpus: int) -> StrategyCost:
     """Return the cost of a strategy; `engine_gpus`: of an engine beside each rank, 0 = it is on the rank's GPU."""
-    values = {**_NO_STRATEGY, "engine_type": "vllm", **candidate.changes}
+    values = {**_NO_STRATEGY, "engine_type": _ENGINE, **candidate.changes}
     refusal = next(refusals({**case.resolved.values, **values}), None)
     if refusal is not None:
         return _unplanned(case, candidate, engine_gpus, refusal.why)
@@ -297,7 +304,7 @@ _PARTS = {
 }
 
 
-def _memory(candidate: Candidate, plan: RunPlan, case: _Case, draws: Generation, fleet: EngineFleet) -> dict[str, int]:
+def _memory(candidate: Candidate, plan: RunPlan, case: _Case, draws: RolloutCost, fleet: EngineFleet) -> dict[str, int]:
     found: dict[str, int] = dict.fromkeys(_KINDS, 0)
     for term in plan.terms:
         if not term.on_host:
@@ -320,7 +327,7 @@ def _loading(candidate: Candidate, terms: Sequence[MemoryTerm]) -> int:
     return own * candidate.tp_size * (1 if candidate.kind == "tensor" else candidate.shards.size)
 
 
-def _problem(memory: Mapping[str, int], limit: int, draws: Generation) -> str:
+def _problem(memory: Mapping[str, int], limit: int, draws: RolloutCost) -> str:
     """Say what does not fit; empty = everything does."""
     room = f"{limit / GIB:.0f} GiB"
     if memory["training"] > limit:
@@ -375,7 +382,7 @@ def _flags(candidate: Candidate, case: _Case, fleet: EngineFleet, engine_gpus: i
     """Return the flags of strategy and engine, beside those of the command."""
     values = dict(candidate.changes)
     values["nproc"] = candidate.ranks_of_machine
-    values["engine_type"] = "vllm"
+    values["engine_type"] = _ENGINE
     share = fleet.bytes_of_gpu / (case.cluster.gpu.memory.value * GIB)
     values["engine_mem_util"] = int(100 * max(share, 0.01)) / 100
     if engine_gpus:
@@ -393,10 +400,7 @@ def _placement(engine_gpus: int) -> str:
 
 
 def _refuse_engine(engine_type: str) -> None:
-    if engine_type not in ("auto", "vllm"):
-        raise _refused(f"engine_type = {engine_type}", "engines with a copy of the weights are costed, as of vllm")
-
-
-def _refused(what: str, why: str) -> OptionsError:
-    do = "rft-train plan --help"
-    return OptionsError(code="plan.cluster", what=f"--cluster beside {what}", where="command line", why=why, do=do)
+    if engine_type not in (AUTO, _ENGINE):
+        raise beside_cluster(
+            f"engine_type = {engine_type}", "engines with a copy of the weights are costed, as of vllm"
+        )
