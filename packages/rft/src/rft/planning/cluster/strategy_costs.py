@@ -31,8 +31,7 @@ from rft.resolved import Resolved
 from rft_core.errors import RftError
 from rft_dist.planning.memory_estimate import GIB, DecoderSizes, MemoryTerm
 from rft_dist.strategies.registry import FSDP, refusals
-from rft_engine.registry import ENGINES
-from rft_engine.settings import AUTO
+from rft_engine.registry import AUTO, ENGINES
 from rft_models.files.divisibility import refuse_uneven_model
 
 _ENGINE = next(name for name, kind in ENGINES.items() if kind.is_preferred_on_gpu)
@@ -161,9 +160,7 @@ def plan_cluster(
     resolved = with_local_models(resolved, weights=False).with_values({**_NO_STRATEGY, "engine_type": _ENGINE})
     sizes, notes = model_sizes(resolved.values["pretrain"])
     if sizes.num_experts:
-        raise beside_cluster(
-            "a mixture of experts", "no strategy of rl divides the experts, and the others were not costed"
-        )
+        raise beside_cluster("a mixture of experts", "the exchanges of experts are not counted")
     case = _Case(cluster, resolved, workload, sizes, shape, model_tflops * 1e12 or TRAINING.value)
     costs = [_best(list(rows)) for rows in _colocated(case)]
     costs += [_best(rows) for rows in _separate(case) if rows]
@@ -401,6 +398,4 @@ def _placement(engine_gpus: int) -> str:
 
 def _refuse_engine(engine_type: str) -> None:
     if engine_type not in (AUTO, _ENGINE):
-        raise beside_cluster(
-            f"engine_type = {engine_type}", "engines with a copy of the weights are costed, as of vllm"
-        )
+        raise beside_cluster(f"engine_type = {engine_type}", f"the copy that {_ENGINE} holds is counted")
