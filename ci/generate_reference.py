@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pictures
 import public_names
+import scaling_tables
 import troubleshooting
 from keyword_types import keyword_types
 from module_tables import module_table, room_list
@@ -267,6 +268,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "detectors": detectors,
     "environment": environment,
     "rooms": all_rooms,
+    **scaling_tables.PARTS,
 }
 
 

@@ -9,13 +9,15 @@ from typing import Any
 
 from rft.config.command_record import TrainingRecord
 from rft.config.commands import load
-from rft.planning.known_models import FAMILIES
-from rft.planning.largest_model import fits_of_family
+from rft.planning.cluster.hardware import Cluster
+from rft.planning.cluster.strategy_costs import plan_cluster
+from rft.planning.known_models import FAMILIES, known_model
+from rft.planning.largest_model import config_directory, fits_of_family
 from rft.planning.run_plan import plan_run
 from rft.resolved import Resolved
 from rft_cli.config.plan_words import Asked, sort_words
 from rft_cli.config.resolve import resolve
-from rft_cli.pages.plan import as_object, fit_lines, lines
+from rft_cli.pages.plan import as_object, cluster_lines, cluster_object, fit_lines, lines
 from rft_cli.records.discovery import default_command, prepared, training_of
 from rft_core.terminal_text import visible
 
@@ -38,6 +40,9 @@ in tokens.
                       first, up to the first that does not fit --gpu_memory; by formula, and without --pretrain
   --model_tflops N    10^12 operations a second of a device in training, as a run measured them
                       (time/model_tflops): say the samples a minute of a command that only trains
+  --cluster NxGPU     64xH100, 8xH200: what a step of rl costs by strategy, in memory, operations, bytes over the
+                      network and seconds, which do not fit, and the fastest that does; predicted, by formula
+  --model_size SIZE   with --cluster: a published model in place of --pretrain, 32B or qwen3-32B
   --json              one JSON object"""
 
 
@@ -50,6 +55,9 @@ def run(argv: list[str]) -> int:
     training = training_of(asked.command)
     if asked.family:
         print(_family(asked, training))
+        return 0
+    if asked.cluster is not None:
+        print(_cluster(asked, asked.cluster, training))
         return 0
     plan = plan_run(asked.request, prepared(training, resolve(asked.command, asked.words)), load(training.workload))
     print(json.dumps(as_object(plan)) if asked.as_json else visible("\n".join(lines(plan))))
@@ -66,3 +74,19 @@ def _family(asked: Asked, training: TrainingRecord) -> str:
     if asked.as_json:
         return json.dumps({"family": asked.family, "models": [asdict(fit) for fit in fits]})
     return visible("\n".join(fit_lines(asked.family, asked.request, fits)))
+
+
+def _cluster(asked: Asked, cluster: Cluster, training: TrainingRecord) -> str:
+    """Return the page of the strategies on a cluster."""
+
+    def planned(words: list[str], model: str) -> str:
+        resolved = prepared(training, resolve(asked.command, [*asked.words, *words]))
+        name = model or str(resolved.values["pretrain"])
+        plan = plan_cluster(cluster, name, resolved, load(training.workload), asked.request.model_tflops)
+        return json.dumps(cluster_object(plan)) if asked.as_json else visible("\n".join(cluster_lines(plan)))
+
+    if not asked.model_size:
+        return planned([], "")
+    model, config = known_model(asked.model_size)
+    with config_directory(config) as directory:
+        return planned(["--pretrain", str(directory)], model)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rft.planning.cluster.hardware import Cluster, parse_cluster
 from rft.planning.known_models import FAMILIES
 from rft.planning.run_plan import SHARDING_NAMES, PlanRequest
 from rft_cli.config.recipes import machine_of, names, with_command
@@ -14,7 +15,7 @@ from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
 
 _NUMBERS = ("world_size", "nodes", "gpus_per_node", "gpu_memory")
-_TEXTS = ("sharding", "largest", "model_tflops")
+_TEXTS = ("sharding", "largest", "model_tflops", "cluster", "model_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,10 @@ class Asked:
     """Options of the command."""
     family: str = ""
     """Of `FAMILIES`: its models are gone through; empty = the plan of one model."""
+    cluster: Cluster | None = None
+    """Whose strategies are compared; None = the plan of a run as it is."""
+    model_size: str = ""
+    """A published model in the place of `pretrain`, with `cluster`; empty = that of the settings."""
 
 
 def sort_words(argv: Sequence[str]) -> Asked:
@@ -63,6 +68,11 @@ def sort_words(argv: Sequence[str]) -> Asked:
     for name, allowed in (("sharding", SHARDING_NAMES), ("largest", tuple(FAMILIES))):
         if name in texts and texts[name] not in allowed:
             raise _refused("option.bad_value", f"--{name} = {texts[name]!r}", f"it is one of {', '.join(allowed)}")
+    if "cluster" in texts or "model_size" in texts:
+        _refuse_beside_cluster(texts, [*numbers, *texts], by_formula=by_formula, words=rest)
+        cluster = parse_cluster(texts["cluster"])
+        request = PlanRequest({}, model_tflops=_rate(texts))
+        return Asked(command, request, as_json, rest, cluster=cluster, model_size=texts.get("model_size", ""))
     request = _of_machine(numbers, texts.get("sharding", ""), rest)
     request = replace(request, traced=not by_formula, model_tflops=_rate(texts))
     family = texts.get("largest", "")
@@ -82,15 +92,36 @@ def _rate(texts: Mapping[str, str]) -> float:
     return rate
 
 
+def _refuse_beside_cluster(
+    texts: Mapping[str, str], given: Sequence[str], *, by_formula: bool, words: Sequence[str]
+) -> None:
+    """Refuse what does not go with the strategies of a cluster."""
+    if "cluster" not in texts:
+        why = "a published model is planned on a cluster"
+        raise _refused("plan.no_cluster", "--model_size without --cluster", why, "--cluster 64xH100")
+    others = [name for name in given if name not in ("cluster", "model_size", "model_tflops")]
+    if others or by_formula:
+        name = others[0] if others else "by_formula"
+        why = "a cluster says its machines, and its strategies are gone through, by formula"
+        raise _refused("plan.two_machines", f"--cluster beside --{name}", why, f"leave {name} out")
+    if "model_size" in texts:
+        _refuse_model("--model_size", words)
+
+
+def _refuse_model(flag: str, words: Sequence[str]) -> None:
+    """Refuse a model beside published ones that take its place."""
+    given = next((word for word in words if word.partition("=")[0] in ("--pretrain", "--model_name_or_path")), "")
+    if given:
+        why = "published models take the place of one model"
+        raise _refused("plan.two_models", f"{flag} beside {given}", why, f"leave {given} out")
+
+
 def _refuse_family(request: PlanRequest, words: Sequence[str]) -> None:
     """Refuse what does not go with the models of a family."""
     if "gpu_memory" not in request.numbers:
         why = "what fits depends on the memory of a GPU"
         raise _refused("plan.no_memory", "--largest without --gpu_memory", why, "--gpu_memory 24")
-    given = next((word for word in words if word.partition("=")[0] in ("--pretrain", "--model_name_or_path")), "")
-    if given:
-        why = "the models of the family take the place of one model"
-        raise _refused("plan.two_models", f"--largest beside {given}", why, f"leave {given} out")
+    _refuse_model("--largest", words)
 
 
 def _of_machine(numbers: dict[str, int], sharding: str, words: Sequence[str]) -> PlanRequest:

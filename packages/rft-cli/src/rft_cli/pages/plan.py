@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from rft.planning.cluster.strategy_costs import ClusterPlan, StrategyCost
 from rft.planning.fit_ladder import HEADROOM, Ladder
 from rft.planning.largest_model import ModelFit
 from rft.planning.predicted_speed import PredictedSpeed
@@ -95,6 +97,69 @@ def fit_lines(family: str, request: PlanRequest, fits: Sequence[ModelFit]) -> li
     if fits[-1].fits:
         rows.append(f"{'':<12} no larger one of the family is known here")
     return rows
+
+
+def cluster_object(plan: ClusterPlan) -> dict[str, Any]:
+    """Return the plan of a cluster as a JSON object; what no time exists for is null."""
+    chosen = plan.chosen
+    costs = [_cost_object(cost) for cost in plan.costs]
+    return asdict(plan) | {
+        "cluster": str(plan.cluster),
+        "costs": costs,
+        "chosen": plan.costs.index(chosen) if chosen is not None else None,
+    }
+
+
+def _cost_object(cost: StrategyCost) -> dict[str, Any]:
+    seconds = {name: value if isfinite(value) else None for name, value in cost.seconds.items()}
+    return {**asdict(cost), "seconds": seconds, "fits": cost.fits}
+
+
+def cluster_lines(plan: ClusterPlan) -> list[str]:
+    """Return the strategies on a cluster as lines of text: what each costs, or why it does not run."""
+    shape, chosen, source = plan.shape, plan.chosen, plan.rate_source.partition(":")[0]
+    rows = [
+        f"{'predicted':<12} {plan.model}, {plan.parameters:,} parameters, on {plan.cluster}: {shape.num_prompts:,} "
+        f"prompts x {shape.samples_a_prompt} samples of {shape.prompt_tokens:,} + {shape.response_tokens:,} tokens, "
+        f"{shape.forwards} x log-probs, {shape.updates} x update",
+        f"{'rates':<12} {plan.model_tflops:,.0f} x 10^12 operations a second of a GPU ({source}); "
+        "memory and network as their datasheets say (docs/scaling.md)",
+    ]
+    placement = ""
+    for cost in plan.costs:
+        if cost.placement != placement:
+            placement = cost.placement
+            rows += ["", f"{placement}: GiB, 10^15 operations and 10^9 bytes of a rank, seconds", _COST_HEADER]
+        rows.append(_cost_line(cost))
+    answer = f"{chosen.name}, {chosen.placement}: {chosen.flags}" if chosen is not None else "none fits"
+    return [*rows, "", f"{'chosen':<12} {answer}", *(f"{'note':<12} {note}" for note in plan.notes)]
+
+
+_COST_COLUMNS = (
+    ("training", 9, "GiB"),
+    ("generating", 11, "GiB"),
+    ("PFLOP", 8, ""),
+    ("GB moved", 9, ""),
+    ("rollout", 8, "s"),
+    ("log-probs", 10, "s"),
+    ("update", 8, "s"),
+    ("network", 8, "s"),
+    ("weights", 8, "s"),
+    ("step", 8, "s"),
+)
+"""Name, width, unit."""
+_COST_HEADER = f"  {'':<26} ranks" + "".join(f" {name:>{width}}" for name, width, _ in _COST_COLUMNS)
+
+
+def _cost_line(cost: StrategyCost) -> str:
+    head = f"  {cost.name:<26} {cost.num_ranks:>5}"
+    if not cost.fits:
+        return f"{head}  {cost.problem}"
+    training = max(cost.memory["training"], cost.memory["loading"])
+    numbers = [training / _GIB, cost.memory["generating"] / _GIB, cost.flops / 1e15, cost.network_bytes / 1e9]
+    numbers += [cost.seconds[name] for name, _, unit in _COST_COLUMNS if unit == "s"]
+    cells = zip(numbers, _COST_COLUMNS, strict=True)
+    return head + "".join(f" {number:>{width},.1f}" for number, (_, width, _) in cells)
 
 
 def _fit_line(fit: ModelFit) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rft_core.errors import OptionsError
+from rft_core.nearest_names import nearest_names
+
 _WIDTHS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 
@@ -41,3 +44,24 @@ FAMILIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
 }
 """Family -> name -> the part of config.json that a plan reads, the smallest first."""
+
+
+def known_model(text: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the full name and the configuration of a model, such as `qwen3-32B`, or of the first one of size `32B`.
+
+    Raises:
+        OptionsError: no family has it.
+    """
+    for family, models in FAMILIES.items():
+        for size, config in models.items():
+            if text.casefold() in (size.casefold(), f"{family}-{size}".casefold()):
+                return f"{family}-{size}", config
+    names = [f"{family}-{size}" for family, models in FAMILIES.items() for size in models]
+    (near,) = nearest_names(text, names, count=1) or names[:1]
+    raise OptionsError(
+        code="plan.model_size",
+        what=f"--model_size = {text!r}",
+        where="command line",
+        why=f"it is one of {', '.join(names)}, or a size of them",
+        do=f"--model_size {near}",
+    )
