@@ -145,7 +145,7 @@ def _chosen(case: Case, words: Sequence[str] | None) -> bool:
 
 
 def _row(case: Case, batch: Batch, bandwidth: float, arguments: argparse.Namespace) -> dict[str, Any]:
-    row = {"case": case.name, "peer_function": case.peer_name, "departure": case.departure}
+    row: dict[str, Any] = {"case": case.name, "peer_function": case.peer_name, "departure": case.departure}
     row["apart"] = _checked(case, batch)
     if arguments.gate_only:
         return row

@@ -7,6 +7,7 @@ torch has not written to it; any other tensor of ids is read.
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +29,7 @@ class Runs:
     """[R] int64 tokens of each stretch, at least 1."""
 
 
-_known = WeakTensorKeyDictionary()
+_known: MutableMapping[Tensor, tuple[int, Runs]] = WeakTensorKeyDictionary()
 """(version, runs) of each living tensor of ids."""
 
 

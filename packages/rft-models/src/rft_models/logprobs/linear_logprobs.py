@@ -11,11 +11,12 @@ not known in the forward pass, so the backward pass forms each slab again:
 
 Slabs run over the vocabulary and not over the rows because each slice of the weight gradient is
 then written once, instead of one [V, D] accumulation per chunk of rows (2048 x 512 x 32000 on a
-CPU: 0.61 of the time in bfloat16, 0.84 in float32). Where the logits of the rows are small enough they
-stay in memory, which saves the second product: 3 products instead of 4 (on one CPU thread 0.64 of the time at
-512 x 256 x 32000, 0.83 to 0.88 of the CPU time at 2048 x 512 x 32000; `chunk_size` asks for none to be kept). Rows whose upstream gradient is zero (clipped, masked, groups without
-advantage) are left out of the backward. `rft_models.logprobs.fused_loss` needs 3 products at any size, for
-objectives whose gradient follows from the row's own log-probability.
+CPU: 0.61 of the time in bfloat16, 0.84 in float32). Where the logits of the rows are small enough
+they stay in memory, which saves the second product: 3 products instead of 4 (on one CPU thread 0.64
+of the time at 512 x 256 x 32000, 0.83 to 0.88 of the CPU time at 2048 x 512 x 32000; `chunk_size`
+asks for none to be kept). Rows whose upstream gradient is zero (clipped, masked, groups without
+advantage) are left out of the backward. `rft_models.logprobs.fused_loss` needs 3 products at any
+size, for objectives whose gradient follows from the row's own log-probability.
 
 With a vocabulary sharded over ranks each rank has the same rows and its own rows of W: a few numbers a
 row are merged, and the gradient of the hidden states is summed over ranks.

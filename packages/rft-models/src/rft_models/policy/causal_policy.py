@@ -157,9 +157,7 @@ class CausalPolicy(PackedModel):
         19 %), so it is left out.
         """
         saves = self.head_chunk_size is not None or num_rows * self._vocab_size > FUSED_FROM
-        return saves and (
-            device_type(self.head.weight) != "cpu" or self.dtype in (torch.bfloat16, torch.float16)
-        )
+        return saves and (device_type(self.head.weight) != "cpu" or self.dtype in (torch.bfloat16, torch.float16))
 
     def fused_loss(self, tokens: PackedTokens, objective: TokenObjective, *, temperature: float = 1.0) -> LossOutputs:
         """Sum an objective of single tokens at three products with the output matrix in place of four.
