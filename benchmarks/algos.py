@@ -66,8 +66,8 @@ def _worker(peer: str, arguments: argparse.Namespace) -> Iterator[dict[str, Any]
     command += ["--sequences", str(arguments.sequences), "--width", str(arguments.width)]
     command += ["--cases", *arguments.cases] if arguments.cases else []
     command += ["--gate_only"] if arguments.gate_only else []
-    source = HERE.parent / "packages" / "rft-algos" / "src"
-    env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(source)}
+    source = os.pathsep.join(str(HERE.parent / "packages" / name / "src") for name in ("rft-algos", "rft-core"))
+    env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": source}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -79,7 +79,7 @@ def _worker(peer: str, arguments: argparse.Namespace) -> Iterator[dict[str, Any]
 def _print_row(row: dict[str, Any], *, header: bool) -> None:
     if header:
         print(
-            f"{'ours':<40}{'peer':<37}{'ours ms':>9}{'peer ms':>9}{'ratio':>7}{'bare ms':>9}"
+            f"{'ours':<40}{'peer':<37}{'ours ms':>9}{'peer ms':>9}{'ratio':>7}{'of CPU':>8}{'bare ms':>9}"
             f"{'floor':>7}{'x floor':>14}{'MiB ours/peer':>15}  apart"
         )
     apart = " ".join("-" if x is None else f"{x:.0e}" for x in row["apart"])
@@ -92,7 +92,8 @@ def _print_row(row: dict[str, Any], *, header: bool) -> None:
     over = f"{ours / floor:.1f}/{peer / floor:.1f}"
     memory = f"{row['ours_mib']:.0f}/{row['peer_mib']:.0f}"
     print(
-        f"{start}{ours:>9.1f}{peer:>9.1f}{row['ratio']:>7.2f}{bare:>9}{floor:>7.1f}{over:>14}{memory:>15}  {apart}",
+        f"{start}{ours:>9.1f}{peer:>9.1f}{row['ratio']:>7.2f}{row['cpu_ratio']:>8.2f}"
+        f"{bare:>9}{floor:>7.1f}{over:>14}{memory:>15}  {apart}",
         flush=True,
     )
 
@@ -144,7 +145,7 @@ def _chosen(case: Case, words: Sequence[str] | None) -> bool:
 
 
 def _row(case: Case, batch: Batch, bandwidth: float, arguments: argparse.Namespace) -> dict[str, Any]:
-    row = {"case": case.name, "peer_function": case.peer_name, "departure": case.departure}
+    row: dict[str, Any] = {"case": case.name, "peer_function": case.peer_name, "departure": case.departure}
     row["apart"] = _checked(case, batch)
     if arguments.gate_only:
         return row
@@ -174,22 +175,28 @@ def _measured(case: Case, runs: int) -> dict[str, Any]:
     sides: dict[str, Run | None] = {"ours": case.ours, "peer": case.peer, "bare": case.bare}
     present = [name for name in SIDES if sides[name] is not None]
     seconds: dict[str, list[float]] = {name: [] for name in present}
+    cpu: dict[str, list[float]] = {name: [] for name in present}
     for number in range(runs):
         for name in present if number % 2 == 0 else present[::-1]:
-            seconds[name].append(_seconds(sides[name]))
+            elapsed, used = _seconds(sides[name])
+            seconds[name].append(elapsed)
+            cpu[name].append(used)
+    cpu_ratio = statistics.median(cpu["peer"]) / statistics.median(cpu["ours"])
     medians = {name: statistics.median(seconds[name]) if name in seconds else None for name in SIDES}
     memory = {f"{name}_mib": _peak_mib(sides[name]) for name in present}
     timed = {f"{name}_seconds": medians[name] for name in SIDES}
     assert medians["peer"] is not None
     assert medians["ours"] is not None
-    return {"ratio": medians["peer"] / medians["ours"], **timed, **memory, "all_seconds": seconds}
+    ratios = {"ratio": medians["peer"] / medians["ours"], "cpu_ratio": cpu_ratio}
+    return {**ratios, **timed, **memory, "all_seconds": seconds, "all_cpu_seconds": cpu}
 
 
-def _seconds(call: Run | None) -> float:
+def _seconds(call: Run | None) -> tuple[float, float]:
+    """Seconds by the clock and of CPU time, of which the second holds beside other work too."""
     assert call is not None
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     results: Results = call()
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - start, time.process_time() - cpu_start
     del results
     return seconds
 

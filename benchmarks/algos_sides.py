@@ -17,6 +17,7 @@ from torch import Tensor
 from rft_algos.algorithms.components import Advantage
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.objectives import RolloutBatch, compute_advantages
+from rft_algos.packed.packed_ids import packed_segment_ids
 from rft_core import keyed_random
 
 GROUP_SIZE = 8
@@ -79,7 +80,7 @@ class Batch:
     @cached_property
     def segment_ids_T(self) -> Tensor:
         """[T] int64."""
-        return torch.arange(self.num_sequences).repeat_interleave(self.lengths_N)
+        return packed_segment_ids(self.lengths_N)
 
     @cached_property
     def mask_T(self) -> Tensor:

@@ -62,7 +62,7 @@ def test_slabs_hold_two_million_logits_on_a_cpu_and_more_on_a_gpu() -> None:
     assert slab_for(empty, 2**20) == 256
     on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), shape=(3, 8))
     assert slab_for(on_gpu, 16) == 2**26 // 16
-    assert 4 * module.KEPT_LOGITS == 128 * 2**20, "bytes in float32"
+    assert 4 * module.KEPT_LOGITS == 256 * 2**20, "bytes in float32"
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from rft_core.packed_tokens import PackedTokens
 from rft_models.backbone.backbone import States
 from rft_models.layers.moe_router import AuxLossShare, Router
-from rft_models.logprobs.linear_logprobs import KEPT_LOGITS
 from rft_models.policy import causal_policy
-from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.causal_policy import FUSED_FROM, CausalPolicy
 
 IDS = torch.tensor([10, 11, 12, 13, 14])
 TOKENS = PackedTokens(
@@ -291,8 +290,8 @@ def test_a_router_is_read_and_tried_once_with_the_models_own_attention(monkeypat
 @pytest.mark.parametrize(
     ("dtype", "device", "chunk", "rows", "prefers"),
     [
-        (torch.bfloat16, "cpu", None, KEPT_LOGITS // 100, False),
-        (torch.bfloat16, "cpu", None, KEPT_LOGITS // 100 + 1, True),
+        (torch.bfloat16, "cpu", None, FUSED_FROM // 100, False),
+        (torch.bfloat16, "cpu", None, FUSED_FROM // 100 + 1, True),
         (torch.float16, "cpu", 5, 1, True),
         (torch.float32, "cpu", 5, 1, False),
         (torch.float32, "meta", 5, 1, True),
@@ -300,13 +299,13 @@ def test_a_router_is_read_and_tried_once_with_the_models_own_attention(monkeypat
         (torch.float32, "meta", None, -1, False),
     ],
 )
-def test_a_fused_loss_is_preferred_where_logits_are_formed_twice_and_the_device_is_quick(
+def test_a_fused_loss_is_preferred_where_logits_are_many_and_the_device_is_quick(
     dtype: torch.dtype, device: str, chunk: int | None, rows: int, prefers: bool
 ) -> None:
     policy = Policy()
     policy.head_chunk_size = chunk
-    if rows < 0:  # exactly as many logits as are kept
-        rows, policy._vocab_size = 1, KEPT_LOGITS
+    if rows < 0:  # exactly the limit
+        rows, policy._vocab_size = 1, FUSED_FROM
     policy.model.weight = nn.Parameter(torch.ones(1, dtype=dtype, device=device))
     policy.head.weight = policy.model.weight
     assert policy.prefers_fused_loss(rows) == prefers

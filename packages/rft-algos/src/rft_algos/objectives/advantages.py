@@ -35,7 +35,7 @@ from rft_algos.losses import kl, off_policy
 from rft_algos.objectives.policy_loss import Metrics, total_and_count
 from rft_algos.packed import token_selection
 from rft_algos.packed.importance_ratio import log_ratio
-from rft_algos.packed.segments import all_true, segment_counts, segment_index
+from rft_algos.packed.segments import all_true, segment_counts, segment_index, spread_to_tokens
 from rft_algos.packed.tensor_checks import check_vectors
 from rft_algos.rewards import kl_penalty
 from rft_algos.rewards.shaping import RunningMoments
@@ -258,7 +258,7 @@ def _over_tokens(
         token_rewards_T = token_rewards_T if turns_T is None else token_rewards_T + turns_T
         advantages_T, returns_T = _over_time(choice, batch, token_rewards_T)
     else:
-        advantages_T = scores_N.index_select(0, batch.segment_ids_T)
+        advantages_T = spread_to_tokens(scores_N, batch.segment_ids_T)
     if not all_true(batch.loss_mask_T):
         advantages_T = torch.where(batch.loss_mask_T, advantages_T, 0.0)
     return advantages_T, returns_T

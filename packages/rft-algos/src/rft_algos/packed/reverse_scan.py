@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.input_checks import refuse
+from rft_algos.packed.packed_ids import known_runs
 from rft_algos.packed.segments import all_true
 from rft_algos.packed.tensor_checks import check_mask, check_vectors
 
@@ -130,6 +131,9 @@ def last_positions(segment_ids_T: Tensor, positions_L: Tensor | None) -> Tensor:
     Returns:
         [I] int64 in ascending order, one for each sequence that has a loss token.
     """
+    known = known_runs(segment_ids_T) if positions_L is None else None
+    if known is not None:
+        return known.lengths_R.cumsum(0) - 1
     ids_L = segment_ids_T if positions_L is None else segment_ids_T.index_select(0, positions_L)
     lengths_I = cast(Tensor, ids_L.unique_consecutive(return_counts=True)[1])  # pyright: ignore
     ends_I = lengths_I.cumsum(0) - 1
@@ -146,6 +150,10 @@ def same_sequence(segment_ids_T: Tensor, positions_L: Tensor | None) -> Tensor:
     Returns:
         [L] bool, false at the last loss token of each sequence.
     """
+    known = known_runs(segment_ids_T) if positions_L is None else None
+    if known is not None:
+        # every token but the last of its run
+        return torch.ones_like(segment_ids_T, dtype=torch.bool).index_fill_(0, known.lengths_R.cumsum(0) - 1, False)
     ids_L = segment_ids_T if positions_L is None else segment_ids_T.index_select(0, positions_L)
     continues_L = torch.zeros_like(ids_L, dtype=torch.bool)
     continues_L[:-1] = ids_L[1:] == ids_L[:-1]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.input_checks import refuse
+from rft_algos.packed.packed_ids import known_runs
 from rft_algos.packed.tensor_checks import check_group_ids, check_mask, check_vectors
 from rft_algos.packed.tracing import is_traced
 
@@ -191,6 +192,24 @@ def broadcast_to_tokens(values_S: Tensor, segment_index: SegmentIndex) -> Tensor
     return cast(Tensor, _AtTokens.apply(zero_spare_S, segment_index))  # pyright: ignore[reportUnknownMemberType]
 
 
+def spread_to_tokens(values_N: Tensor, segment_ids_T: Tensor) -> Tensor:
+    """The value of its sequence at every token, masked or not.
+
+    Args:
+        values_N: [N] one value a sequence, without gradient.
+        segment_ids_T: [T] int64 in 0..N-1.
+
+    Returns:
+        [T] values.
+    """
+    known = known_runs(segment_ids_T)
+    if known is None:
+        return values_N.index_select(0, segment_ids_T)
+    runs = known.ids_R, known.lengths_R
+    places = SegmentIndex(segment_ids_T, values_N.shape[0], runs, _rows(known.lengths_R, segment_ids_T.shape[0]))
+    return _placed(values_N, places)
+
+
 def segment_lengths(loss_mask_T: Tensor, segment_ids_T: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
     """Count, at every token, the loss tokens of its sequence.
 
@@ -211,6 +230,9 @@ def _sum_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def _runs(index_T: Tensor) -> tuple[Tensor, Tensor]:
+    known = known_runs(index_T)
+    if known is not None:
+        return known.ids_R, known.lengths_R
     return cast(
         tuple[Tensor, Tensor],
         index_T.unique_consecutive(return_counts=True),  # pyright: ignore[reportUnknownMemberType]
@@ -238,8 +260,11 @@ def _rows(lengths_R: Tensor, num_tokens: int) -> Rows | None:
     last_R = torch.maximum(first_R, ends_R // _ROW)
     bounds_2R = torch.stack([first_R, last_R], 1).flatten()
     whole_2R = bounds_2R.diff(prepend=bounds_2R.new_zeros(1))
-    within = torch.arange(whole_2R.shape[0]) % 2 == 1
-    ragged_X = (~within).repeat_interleave(whole_2R, output_size=number).nonzero().squeeze(1)
+    # those before each run, counted on from where the whole rows of the one before it end
+    gaps_R = whole_2R[::2]
+    shifts_R = first_R - gaps_R.cumsum(0)
+    shifts_X = shifts_R.repeat_interleave(gaps_R)
+    ragged_X = shifts_X + torch.arange(shifts_X.shape[0])
     return Rows(whole_2R, number, ragged_X)
 
 

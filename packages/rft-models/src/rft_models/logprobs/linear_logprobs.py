@@ -11,11 +11,12 @@ not known in the forward pass, so the backward pass forms each slab again:
 
 Slabs run over the vocabulary and not over the rows because each slice of the weight gradient is
 then written once, instead of one [V, D] accumulation per chunk of rows (2048 x 512 x 32000 on a
-CPU: 0.61 of the time in bfloat16, 0.84 in float32). Where the logits of the rows are small enough they
-stay in memory, which saves the second product: 3 products instead of 4 (512 x 256 x 32000 on one CPU
-thread: 0.64 of the time). Rows whose upstream gradient is zero (clipped, masked, groups without
-advantage) are left out of the backward. `rft_models.logprobs.fused_loss` needs 3 products at any size, for
-objectives whose gradient follows from the row's own log-probability.
+CPU: 0.61 of the time in bfloat16, 0.84 in float32). Where the logits of the rows are small enough
+they stay in memory, which saves the second product: 3 products instead of 4 (on one CPU thread 0.64
+of the time at 512 x 256 x 32000, 0.83 to 0.88 of the CPU time at 2048 x 512 x 32000; `chunk_size`
+asks for none to be kept). Rows whose upstream gradient is zero (clipped, masked, groups without
+advantage) are left out of the backward. `rft_models.logprobs.fused_loss` needs 3 products at any
+size, for objectives whose gradient follows from the row's own log-probability.
 
 With a vocabulary sharded over ranks each rank has the same rows and its own rows of W: a few numbers a
 row are merged, and the gradient of the hidden states is summed over ranks.
@@ -51,8 +52,9 @@ from rft_models.logprobs.vocab_slabs import (
     sum_dtype,
 )
 
-KEPT_LOGITS = 33_554_432
-"""Logits or probabilities up to this many elements (128 MiB in float32) are kept for the backward pass."""
+KEPT_LOGITS = 67_108_864
+"""Logits or probabilities up to this many elements (256 MiB in float32) are kept for the backward pass: a third of what
+`log_softmax` and its backward hold."""
 
 _SLAB_ELEMENTS = 2_097_152
 """Size of a slab: 8 MiB in float32 stay in a shared last-level cache between the passes over them, and

@@ -31,7 +31,6 @@ from rft_models.layers.moe_router import (
     verify_router,
 )
 from rft_models.logprobs.fused_loss import LossOutputs, TokenObjective
-from rft_models.logprobs.linear_logprobs import KEPT_LOGITS
 from rft_models.logprobs.output_head import head_of
 from rft_models.logprobs.planned_device import device_type
 from rft_models.lora.files import save_beside
@@ -39,6 +38,10 @@ from rft_models.lora.quantization import saved_as_numbers, state_of
 
 if TYPE_CHECKING:
     from rft_models.tokenization.tokenizer import HfTokenizer
+
+
+FUSED_FROM = 33_554_432
+"""Logits above which the loss goes through the head where that is quicker; fewer take 128 MiB in float32 at most."""
 
 
 class ForwardWrapper(Protocol):
@@ -149,14 +152,12 @@ class CausalPolicy(PackedModel):
     def prefers_fused_loss(self, num_rows: int) -> bool:
         """Return true where `fused_loss` is cheaper than `token_logprobs` for this number of targets.
 
-        Where their logits are kept anyway it saves nothing. In float32 on a CPU, where the gradient of the matrix is
+        Where their logits are few it saves nothing. In float32 on a CPU, where the gradient of the matrix is
         added up chunk after chunk of rows, it saves 4 to 7 % at twice the memory (2048 x 512 x 32000; in bfloat16
         19 %), so it is left out.
         """
-        forms_them_twice = self.head_chunk_size is not None or num_rows * self._vocab_size > KEPT_LOGITS
-        return forms_them_twice and (
-            device_type(self.head.weight) != "cpu" or self.dtype in (torch.bfloat16, torch.float16)
-        )
+        saves = self.head_chunk_size is not None or num_rows * self._vocab_size > FUSED_FROM
+        return saves and (device_type(self.head.weight) != "cpu" or self.dtype in (torch.bfloat16, torch.float16))
 
     def fused_loss(self, tokens: PackedTokens, objective: TokenObjective, *, temperature: float = 1.0) -> LossOutputs:
         """Sum an objective of single tokens at three products with the output matrix in place of four.

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rft_algos.packed.packed_ids import packed_segment_ids
 from rft_core.packed_tokens import PackedTokens
 from rft_trainer.batches.units import unit_lengths, units_of
 from rft_trainer.data.media_cache import load_media
@@ -116,7 +117,7 @@ def pack(
     # at least 1: the first token of a sequence has nothing before it and cannot be predicted
     prompt_lengths = torch.tensor([max(sample.prompt_length, 1) for sample in samples])
     starts = lengths.cumsum(0) - lengths
-    segment_ids = torch.repeat_interleave(torch.arange(len(samples)), lengths)
+    segment_ids = packed_segment_ids(lengths)
     positions = torch.arange(int(lengths.sum())) - starts[segment_ids]
     token_ids = torch.tensor(list(chain.from_iterable(s.token_ids for s in samples)))
     loss_mask = _learned(samples, positions >= prompt_lengths[segment_ids])

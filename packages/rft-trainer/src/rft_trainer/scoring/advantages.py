@@ -15,6 +15,7 @@ from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.losses import kl
 from rft_algos.losses.distillation import reverse_kl_reward
 from rft_algos.objectives import AdvantageOutput, Coefficients, Metrics, RolloutBatch
+from rft_algos.packed.packed_ids import packed_segment_ids
 from rft_algos.rewards import shaping
 from rft_algos.rewards.shaping import RunningMoments
 from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
@@ -205,7 +206,7 @@ class AdvantageEstimator:
             rewards_N=shaped_N,
             group_ids_N=group_ids_N,
             loss_mask_T=loss_mask_T,
-            segment_ids_T=torch.repeat_interleave(torch.arange(len(rollouts)), spans_N),
+            segment_ids_T=packed_segment_ids(spans_N),
             old_logprobs_T=_flat(scores.old),
             behaviour_logprobs_T=_flat(scores.behaviour),
             reference_logprobs_T=_flat(scores.reference) if scores.reference else None,
