@@ -25,7 +25,7 @@ from rft_models.families.patches import is_patched
 from rft_models.families.registry import STATIC_ROTARY, fast_decode_families
 from rft_models.families.vision import text_family
 from rft_models.layers.fast_linear import FastLinear, PackedMatrix
-from rft_models.lora.merge import base_layer, effective_weight, is_adapted
+from rft_models.lora.merge import base_layer, effective_weight
 from rft_models.vision.decode_inputs import prepare_multimodal
 
 if TYPE_CHECKING:
@@ -332,18 +332,14 @@ def _fuse(module: Any) -> _Layer:
     return _Layer(
         module=module,
         sliding_window=_window(attention),
-        qkv=PackedMatrix(torch.cat([effective_weight(part) for part in qkv]), owned=True),
+        qkv=PackedMatrix(torch.cat([effective_weight(part) for part in qkv])),
         qkv_bias=_fused_bias(qkv),
-        gate_up=PackedMatrix(torch.cat([effective_weight(part) for part in gate_up]), owned=True),
+        gate_up=PackedMatrix(torch.cat([effective_weight(part) for part in gate_up])),
         gate_up_bias=_fused_bias(gate_up),
         # folded in once a refresh: decoding takes 1.13 to 1.24 times as long with both factors at every token
-        output=_matrix(attention.o_proj),
-        down=_matrix(mlp.down_proj),
+        output=PackedMatrix(effective_weight(attention.o_proj)),
+        down=PackedMatrix(effective_weight(mlp.down_proj)),
     )
-
-
-def _matrix(module: Any) -> PackedMatrix:
-    return PackedMatrix(effective_weight(module), owned=is_adapted(module))
 
 
 def _window(attention: Any) -> int | None:

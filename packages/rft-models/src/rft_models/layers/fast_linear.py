@@ -43,26 +43,13 @@ class PackedMatrix:
 
     Given a plain matrix the operator lays it out anew at every call, which is half of the time of a product of a few
     rows (8 rows of 768 x 3072, one thread, Zen 4: 1.07 ms against 0.50) and a tenth of one of 128. The layout is made
-    at the first product that goes there, and the results are the same to the last bit.
+    at the first product that goes there. Results are those of `linear` to the last bit.
     """
 
-    def __init__(self, weight_NK: Tensor, *, owned: bool = False) -> None:
-        """Take a matrix whose values stay as they are for the lifetime of this object.
-
-        Args:
-            weight_NK: [N, K].
-            owned: nobody else has the matrix, so that it is given back where no product needs it any more.
-        """
-        self._plain: Tensor | None = weight_NK
+    def __init__(self, weight_NK: Tensor) -> None:
+        """Take a matrix [N, K] whose values stay as they are for the lifetime of this object."""
+        self.weight = weight_NK
         self._packed: Tensor | None = None
-        self._out_features = weight_NK.shape[0]
-        # of a matrix as large as this every product goes to oneDNN
-        self._gives_back = owned and weight_NK.numel() >= _FEW_PRODUCTS
-
-    @property
-    def weight(self) -> Tensor:
-        """[N, K]; a copy where only oneDNN's layout is kept."""
-        return self._dense() if self._plain is None else self._plain
 
     @property
     def packed_bytes(self) -> int:
@@ -70,28 +57,14 @@ class PackedMatrix:
         return 0 if self._packed is None else self._packed.numel() * self._packed.element_size()
 
     def linear(self, inputs: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """y = x W^T + b as `linear` computes it. Not differentiable where gradients are disabled."""
-        packed = self._suiting(inputs, bias_N)
-        return linear(inputs, self.weight, bias_N) if packed is None else _onednn(inputs, packed, bias_N)
-
-    def _suiting(self, inputs: Tensor, bias_N: Tensor | None) -> Tensor | None:
-        """Return oneDNN's layout where the product goes there, None where it does not."""
-        if torch.is_grad_enabled():
-            return None
+        """y = x W^T + b as `linear` computes it."""
+        # a single row is a product with a vector, which gains nothing and whose sums have another order
+        suits = inputs.numel() > inputs.shape[-1] and _suits_onednn(inputs, self.weight, bias_N)
+        if not suits or torch.is_grad_enabled() or not _onednn_packs():
+            return linear(inputs, self.weight, bias_N)
         if self._packed is None:
-            assert self._plain is not None
-            if not (_suits_onednn(inputs, self._plain, bias_N) and _onednn_packs()):
-                return None
-            self._packed = _packed(self._plain.detach())
-            if self._gives_back:
-                self._plain = None
-            return self._packed
-        goes = inputs.dtype is torch.float32 and inputs.numel() * self._out_features >= _FEW_PRODUCTS
-        return self._packed if goes and not torch.is_autocast_enabled("cpu") else None
-
-    def _dense(self) -> Tensor:
-        assert self._packed is not None
-        return self._packed.to_dense()
+            self._packed = _packed(self.weight.detach())
+        return _onednn(inputs, self._packed, bias_N)
 
 
 def product_nt(left_RK: Tensor, right_NK: Tensor) -> Tensor:
