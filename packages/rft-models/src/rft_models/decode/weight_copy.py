@@ -92,8 +92,8 @@ class GenerationCopy:
         tensors = [tensor for _, tensor in self.named_tensors()] + self._decoder.fused_tensors()
         # counted by storage: joined parameters are views of one, and the fused tensors are views of the same
         storages = [tensor.untyped_storage() for tensor in tensors if not tensor.is_meta]
-        whole = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-        return whole + self._decoder.packed_bytes()
+        num_plain_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        return num_plain_bytes + self._decoder.packed_bytes()
 
     def begin(self) -> None:
         """Take memory where there is none; from now on every tensor is waited for."""
