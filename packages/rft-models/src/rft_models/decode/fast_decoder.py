@@ -24,8 +24,8 @@ from rft_models.decode.row_groups import group_rows
 from rft_models.families.patches import is_patched
 from rft_models.families.registry import STATIC_ROTARY, fast_decode_families
 from rft_models.families.vision import text_family
-from rft_models.layers.fast_linear import FastLinear, linear
-from rft_models.lora.merge import base_layer, effective_weight, is_adapted
+from rft_models.layers.fast_linear import FastLinear, PackedMatrix
+from rft_models.lora.merge import base_layer, effective_weight
 from rft_models.vision.decode_inputs import prepare_multimodal
 
 if TYPE_CHECKING:
@@ -112,20 +112,20 @@ class _Layer:
 
     module: Any
     sliding_window: int | None
-    qkv: Tensor
+    qkv: PackedMatrix
     qkv_bias: Tensor | None
-    gate_up: Tensor
+    gate_up: PackedMatrix
     gate_up_bias: Tensor | None
-    output: Tensor | None = None
-    """The attention's output matrix with its adapter folded in; None = the module's, as for `down`."""
-    down: Tensor | None = None
+    output: PackedMatrix
+    """The attention's output matrix, with its adapter folded in where it has one; `down` likewise."""
+    down: PackedMatrix
 
 
 class FastDecoder:
     """Decoding of pre-norm RMSNorm blocks with rotary positions and gated MLPs (Llama, Mistral, Qwen2, Qwen3).
 
-    The weights are those of the policy, except for the fused copies that `refresh` makes: call it
-    after an optimizer step and before generating.
+    The weights are those of the policy, except for fused copies and, on a CPU, matrices laid out for oneDNN, which
+    `refresh` drops: call it after an optimizer step and before generating.
     """
 
     def __init__(self, policy: CausalPolicy, *, graphs: bool = True) -> None:
@@ -141,6 +141,7 @@ class FastDecoder:
         self._num_kv_heads = int(config.num_key_value_heads)
         self._scaling = float(attention.scaling)
         self._layers: list[_Layer] = []
+        self._head_matrix = PackedMatrix(policy.head.weight)
         self._cos = self._sin = torch.empty(0)
         self._recorded: GraphedDecoder | None = None
         if graphs and policy.head.weight.device.type == "cuda":
@@ -154,6 +155,12 @@ class FastDecoder:
         for index, layer in enumerate(self._backbone.layers):
             # each takes the place of the one before it, so that memory never holds two sets of them
             self._layers[index : index + 1] = [_fuse(layer)]
+        self._head_matrix = PackedMatrix(self._head.weight)
+
+    def packed_bytes(self) -> int:
+        """Return the bytes of the matrices laid out for oneDNN; 0 before the first product."""
+        layers = (matrix for layer in self._layers for matrix in (layer.qkv, layer.gate_up, layer.output, layer.down))
+        return sum(matrix.packed_bytes for matrix in (*layers, self._head_matrix))
 
     @torch.inference_mode()
     def new_cache(self, max_rows: int, max_len: int) -> StaticCache:
@@ -284,7 +291,7 @@ class FastDecoder:
         """Normed, projected, rotated query [N, H, D], key and value [N, G, D] of N rows."""
         normed = _rms_norm(hidden, layer.module.input_layernorm)
         # query and key stay side by side, so that one rotation serves both
-        heads = linear(normed, layer.qkv, layer.qkv_bias).view(hidden.shape[0], -1, self._head_dim)
+        heads = layer.qkv.linear(normed, layer.qkv_bias).view(hidden.shape[0], -1, self._head_dim)
         rotated, value = heads[:, : -self._num_kv_heads], heads[:, -self._num_kv_heads :]
         norm = getattr(layer.module.self_attn, "q_norm", None)
         if norm is not None:
@@ -297,16 +304,13 @@ class FastDecoder:
     def _finish(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> None:
         """Output projection and MLP, added to `hidden` in place."""
         module = layer.module
-        output = module.self_attn.o_proj
-        hidden.add_(linear(attended, output.weight if layer.output is None else layer.output, output.bias))
-        both = linear(_rms_norm(hidden, module.post_attention_layernorm), layer.gate_up, layer.gate_up_bias)
-        gate, up = both.chunk(2, -1)
-        down = module.mlp.down_proj
-        matrix = down.weight if layer.down is None else layer.down
-        hidden.add_(linear(module.mlp.act_fn(gate).mul_(up), matrix, down.bias))
+        hidden.add_(layer.output.linear(attended, module.self_attn.o_proj.bias))
+        normed = _rms_norm(hidden, module.post_attention_layernorm)
+        gate, up = layer.gate_up.linear(normed, layer.gate_up_bias).chunk(2, -1)
+        hidden.add_(layer.down.linear(module.mlp.act_fn(gate).mul_(up), module.mlp.down_proj.bias))
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self._head.logits(_rms_norm(hidden, self._backbone.norm))
+        return self._head.logits(_rms_norm(hidden, self._backbone.norm), self._head_matrix)
 
 
 def _to_rows(tensor_TGD: Tensor, place_T: Tensor, num_prompts: int, length: int) -> Tensor:
@@ -328,13 +332,13 @@ def _fuse(module: Any) -> _Layer:
     return _Layer(
         module=module,
         sliding_window=_window(attention),
-        qkv=torch.cat([effective_weight(part) for part in qkv]),
+        qkv=PackedMatrix(torch.cat([effective_weight(part) for part in qkv])),
         qkv_bias=_fused_bias(qkv),
-        gate_up=torch.cat([effective_weight(part) for part in gate_up]),
+        gate_up=PackedMatrix(torch.cat([effective_weight(part) for part in gate_up])),
         gate_up_bias=_fused_bias(gate_up),
         # folded in once a refresh: decoding takes 1.13 to 1.24 times as long with both factors at every token
-        output=effective_weight(attention.o_proj) if is_adapted(attention.o_proj) else None,
-        down=effective_weight(mlp.down_proj) if is_adapted(mlp.down_proj) else None,
+        output=PackedMatrix(effective_weight(attention.o_proj)),
+        down=PackedMatrix(effective_weight(mlp.down_proj)),
     )
 
 

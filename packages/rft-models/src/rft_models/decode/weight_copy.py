@@ -24,6 +24,7 @@ from rft_models.decode.fast_decoder import FastDecoder, is_fast
 from rft_models.decode.hf_decoder import HfDecoder
 from rft_models.decode.kv_cache import DecodeCache
 from rft_models.families import patches
+from rft_models.layers.fast_linear import PackedMatrix
 from rft_models.loading.transformers_loading import prepare
 from rft_models.policy.causal_policy import CausalPolicy
 
@@ -91,7 +92,8 @@ class GenerationCopy:
         tensors = [tensor for _, tensor in self.named_tensors()] + self._decoder.fused_tensors()
         # counted by storage: joined parameters are views of one, and the fused tensors are views of the same
         storages = [tensor.untyped_storage() for tensor in tensors if not tensor.is_meta]
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        num_plain_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        return num_plain_bytes + self._decoder.packed_bytes()
 
     def begin(self) -> None:
         """Take memory where there is none; from now on every tensor is waited for."""
@@ -226,6 +228,10 @@ class _PlainDecoder(HfDecoder):
         """Return an empty list: nothing is fused."""
         return []
 
+    def packed_bytes(self) -> int:
+        """Return 0: the module's own layers multiply."""
+        return 0
+
     def record_steps(self, recorder: GraphCapture | None) -> None:
         """Do nothing, with or without a recorder."""
 
@@ -244,7 +250,7 @@ class _JoinedDecoder(FastDecoder):
 
     def fused_tensors(self) -> list[Tensor]:
         """Return the fused tensors that the products are computed with."""
-        fused = [(layer.qkv, layer.qkv_bias, layer.gate_up, layer.gate_up_bias) for layer in self._layers]
+        fused = [(layer.qkv.weight, layer.qkv_bias, layer.gate_up.weight, layer.gate_up_bias) for layer in self._layers]
         return [tensor for tensors in fused for tensor in tensors if tensor is not None]
 
     def refresh(self) -> None:
@@ -253,6 +259,7 @@ class _JoinedDecoder(FastDecoder):
             super().refresh()
         else:
             self._layers = [_look_at_joined(layer) for layer in self._layers]
+            self._head_matrix = PackedMatrix(self._head.weight)
             self._forget_recordings()
 
 
@@ -263,10 +270,12 @@ def _look_at_joined(layer: Any) -> Any:
     gate_up = (mlp.gate_proj, mlp.up_proj)
     return replace(
         layer,
-        qkv=_joined_rows([module.weight for module in qkv]),
+        qkv=PackedMatrix(_joined_rows([module.weight for module in qkv])),
         qkv_bias=None if qkv[0].bias is None else _joined_rows([module.bias for module in qkv]),
-        gate_up=_joined_rows([module.weight for module in gate_up]),
+        gate_up=PackedMatrix(_joined_rows([module.weight for module in gate_up])),
         gate_up_bias=None if gate_up[0].bias is None else _joined_rows([module.bias for module in gate_up]),
+        output=PackedMatrix(attention.o_proj.weight),
+        down=PackedMatrix(mlp.down_proj.weight),
     )
 
 

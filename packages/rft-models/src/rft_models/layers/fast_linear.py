@@ -23,6 +23,8 @@ One thread, Zen 5: 4 rows of 512 x 512 take 41 microseconds either way, 8 rows 4
 768 x 4096 takes 0.21 ms against 0.73, 8 rows 0.53 against 1.16; the last samples of a rollout are such products.
 """
 
+_ROWS_OF_LAYOUT = 64
+
 
 def linear(inputs: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """y = x W^T + b. `inputs` [..., K], `weight_NK` [N, K], result [..., N]; differentiable.
@@ -34,6 +36,35 @@ def linear(inputs: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> T
     if torch.is_grad_enabled() and (inputs.requires_grad or weight_NK.requires_grad or _needs_grad(bias_N)):
         return _apply(inputs, weight_NK, bias_N)
     return _onednn(inputs, weight_NK, bias_N)
+
+
+class PackedMatrix:
+    """W of y = x W^T + b for many products with the same values: laid out once as oneDNN reads it.
+
+    Given a plain matrix the operator lays it out anew at every call, which is half of the time of a product of a few
+    rows (8 rows of 768 x 3072, one thread, Zen 4: 1.07 ms against 0.50) and a tenth of one of 128. The layout is made
+    at the first product that goes there. Results are those of `linear` to the last bit.
+    """
+
+    def __init__(self, weight_NK: Tensor) -> None:
+        """Take a matrix [N, K] whose values stay as they are for the lifetime of this object."""
+        self.weight = weight_NK
+        self._packed: Tensor | None = None
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory of oneDNN's layout, without its padding; 0 where there is none."""
+        return 0 if self._packed is None else self._packed.numel() * self._packed.element_size()
+
+    def linear(self, inputs: Tensor, bias_N: Tensor | None = None) -> Tensor:
+        """y = x W^T + b as `linear` computes it."""
+        # a single row is a product with a vector, which gains nothing and whose sums have another order
+        suits = inputs.numel() > inputs.shape[-1] and _suits_onednn(inputs, self.weight, bias_N)
+        if not suits or torch.is_grad_enabled() or not _onednn_packs():
+            return linear(inputs, self.weight, bias_N)
+        if self._packed is None:
+            self._packed = _packed(self.weight.detach())
+        return _onednn(inputs, self._packed, bias_N)
 
 
 def product_nt(left_RK: Tensor, right_NK: Tensor) -> Tensor:
@@ -112,6 +143,11 @@ def _onednn(inputs: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(inputs, weight_NK, bias_N, "none", [], "")
 
 
+def _packed(weight_NK: Tensor) -> Tensor:
+    # the layout is chosen for this number of rows and is as fast for 8 and for 512
+    return torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous(), _ROWS_OF_LAYOUT)
+
+
 def _needs_grad(bias_N: Tensor | None) -> bool:
     return bias_N is not None and bias_N.requires_grad
 
@@ -148,3 +184,16 @@ def _onednn_answers() -> bool:
     except (AttributeError, RuntimeError, TypeError):
         return False
     return bool(torch.equal(product, left @ right.t() + 1))
+
+
+@cache
+def _onednn_packs() -> bool:
+    """Return true where this torch lays a matrix out as `PackedMatrix` needs it; the operator is private too."""
+    left, right = torch.arange(12.0).reshape(4, 3), torch.arange(6.0).reshape(2, 3)
+    try:
+        with torch.no_grad():
+            packed = _packed(right)
+            product, back = _onednn(left, packed, None), packed.to_dense()
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    return bool(torch.equal(product, left @ right.t()) and torch.equal(back, right))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rft_core.errors import OptionsError, PreflightError
 from rft_core.packed_tokens import AllowedTokens
-from rft_models.layers.fast_linear import linear
+from rft_models.layers.fast_linear import PackedMatrix, linear
 from rft_models.logprobs.allowed_logprobs import allowed_logprobs
 from rft_models.logprobs.fused_loss import LossOutputs, TokenObjective, linear_loss
 from rft_models.logprobs.linear_logprobs import HeadOutputs, linear_logprobs, linear_outputs
@@ -52,10 +52,13 @@ class OutputHead:
         # never gathered: the ranks merge a few numbers a row, see `row_statistics`
         return tensor if self.shard is None or tensor is None else tensor.to_local()
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        """[R, V] float32 (float64 for float64 weights)."""
+    def logits(self, hidden_RD: Tensor, matrix: PackedMatrix | None = None) -> Tensor:
+        """[R, V] float32 (float64 for float64 weights); `matrix` is the weight where many products are made with it."""
         assert self.shard is None, "no rank has all logits"
-        logits_RV = linear(self._scaled(hidden_RD), *self._as(hidden_RD))
+        weight, bias = self._as(hidden_RD)
+        scaled = self._scaled(hidden_RD)
+        is_cast = weight is not self.weight
+        logits_RV = linear(scaled, weight, bias) if matrix is None or is_cast else matrix.linear(scaled, bias)
         logits_RV = logits_RV if logits_RV.dtype is torch.float64 else logits_RV.float()
         return logits_RV if self.softcap is None else self.softcap * torch.tanh(logits_RV / self.softcap)
 
