@@ -14,7 +14,7 @@ import troubleshooting
 
 ROWS = troubleshooting.rows()
 MATRIX = troubleshooting.matrix()
-MOST_MISSING = 37
+MOST_MISSING = 36
 """Rows that lack something; the number may only fall."""
 
 

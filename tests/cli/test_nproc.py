@@ -44,6 +44,21 @@ def test_two_ranks_train_one_run_and_a_resume_starts_two_again(words: list[str],
     assert json.loads((runs / "run" / "env.json").read_text())["world_size"] == 2
 
 
+def test_a_rank_that_is_slow_in_every_step_is_named(words: list[str], runs: Path) -> None:
+    (runs / "slow.py").write_text(
+        "import os, time\n\ndef reward(responses, labels):\n    time.sleep(0.4 * int(os.environ['RANK']))\n"
+        "    return [float(len(response) % 2) for response in responses]\n"
+    )
+    ended = rft_train(*words, "--max_steps", "12", "--reward", f"{runs / 'slow.py'}:reward", folder=runs)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    rows = [json.loads(line) for line in (runs / "run" / "metrics.jsonl").read_text().splitlines()]
+    # the first steps have the trial of the reward and the first calls of everything
+    assert {row["time/slowest_rank"] for row in rows[2:]} == {1}
+    health = json.loads((runs / "run" / "summary.json").read_text())["health"]
+    assert "rank 1 worked" in json.dumps(health)
+    assert "straggler" in json.dumps(health)
+
+
 def test_the_exit_code_is_that_of_the_ranks_and_the_cause_is_shown(words: list[str], runs: Path) -> None:
     ended = rft_train(*words, "--prompt_data", str(runs / "none.jsonl"), folder=runs)
     assert ended.returncode == 4

@@ -18,7 +18,7 @@ from rft import run_lifecycle
 from rft.identity.changes import Facts, continued_record
 from rft.identity.contents import run_contents
 from rft.identity.continuation import continuation
-from rft.identity.record import plain
+from rft.identity.record import plain, with_checksum
 from rft.identity.storage import read_record
 from rft_cli.config.resolve import resolve
 from rft_core.errors import OptionsError
@@ -73,6 +73,32 @@ def on_bytes(file: str, change: Callable[[bytes], bytes]) -> Callable[[Path], No
     return changed
 
 
+def rehashed(scheme: int) -> Callable[[Path], None]:
+    """Record the rows by the hash of another scheme; 0 is that of versions that had no numbers."""
+
+    def change(folder: Path) -> None:
+        path = folder / "run" / "identity.json"
+        record = json.loads(path.read_text())
+        del record["sha256"]
+        rows = record["contents"]["prompt_data"]
+        rows |= {"digest": "0" * 64, "scheme": scheme}
+        if not scheme:
+            del rows["scheme"]
+        path.write_text(json.dumps(with_checksum(record)))
+
+    return change
+
+
+def both(first: Callable[[Path], None], second: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Make one change, then the other."""
+
+    def change(folder: Path) -> None:
+        first(folder)
+        second(folder)
+
+    return change
+
+
 def flipped(data: bytes) -> bytes:
     """One bit near the end is another."""
     return data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
@@ -111,6 +137,10 @@ UNDERNEATH = {
     "chat template": Underneath(on_bytes("model/chat_template.jinja", lambda text: text + b" "), FILES, "tokenizer"),
     "a label": Underneath(edit("train.jsonl", '"label": "20"', '"label": "21"'), FILES, "prompt_data"),
     "the order of rows": Underneath(on_bytes("train.jsonl", reversed_lines), FILES, "prompt_data"),
+    "a hash of another scheme": Underneath(rehashed(0), "identity.hash_scheme", "prompt_data"),
+    "a hash of another scheme and a label": Underneath(
+        both(rehashed(7), edit("heldout.jsonl", '"label": "140"', '"label": "141"')), FILES, "prompt_data"
+    ),
     "a row less": Underneath(on_bytes("train.jsonl", first_line_lost), "identity.other_rows", "rows", accepted=False),
     "a held-out label": Underneath(edit("heldout.jsonl", '"label": "140"', '"label": "141"'), FILES, "eval_data"),
     "a digit": Underneath(edit(CONFIG, f"{RATE}: 0.01", f"{RATE}: 0.02"), SETTINGS, RATE),
@@ -298,6 +328,15 @@ def test_a_run_in_another_place_with_its_files_goes_on_and_every_checkpoint_has_
     assert [change["name"] for change in record["changes"]] == ["max_steps"]
     assert record["config"] == (moved / "run" / "config.yaml").read_text()
     assert "max_steps: 2" in record["config"]
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_hash_of_another_scheme_is_not_taken_for_other_rows(moved: Path, call: Any) -> None:
+    rehashed(0)(moved)
+    problem = call("resume", moved / "run", "--json_errors").problem
+    assert "hash scheme without a number) in the record" in problem["where"]
+    assert "cannot tell whether the rows are the same" in problem["why"]
+    assert problem["do"].startswith("where the rows are those that the run began with")
 
 
 def test_what_was_accepted_once_is_accepted_for_good(moved: Path, call: Any) -> None:

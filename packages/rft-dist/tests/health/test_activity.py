@@ -28,6 +28,7 @@ def test_an_activity_numbers_its_collectives_and_knows_where_they_come_from() ->
     activity.leave(first)
     assert activity.last == InCall(first, False, 3.0)
     assert activity.moved == 3.0
+    assert activity.waited == 1.0
     second = activity.enter("max", (), "int64")
     assert (first.number, first.name, first.shape, first.dtype) == (1, "sum", (2, 3), "float32")
     assert (second.number, second.name, second.shape, second.dtype) == (2, "max", (), "int64")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rft_core.errors import CheckpointError, OptionsError
 from rft_trainer.batches.prompt_ledger import EntryState, Ledger, LedgerEntry
 from rft_trainer.data.mixture import Mixture
+from rft_trainer.data.prompts import HASH_SCHEME
 
 G, S, T = EntryState.GENERATED, EntryState.SCORED, EntryState.TRAINED
 
@@ -189,6 +190,9 @@ def test_a_resumed_run_may_have_more_or_fewer_episodes() -> None:
     [
         ({"seed": 8}, "ledger.seed"),
         ({"data_hash": "other"}, "ledger.data_hash"),
+        ({"data_hash": "other", "hash_scheme": HASH_SCHEME + 1}, "ledger.hash_scheme"),
+        ({"data_hash": "other", "hash_scheme": None}, "ledger.hash_scheme"),
+        ({"data_hash": "other", "hash_scheme": None, "num_prompts": 6}, "ledger.num_prompts"),
         ({"num_prompts": 6}, "ledger.num_prompts"),
         ({"version": 2}, "ledger.version"),
         ({"trained": 1}, "ledger.inconsistent"),
@@ -210,6 +214,18 @@ def test_a_state_of_another_run_is_refused_and_changes_nothing(change: dict[str,
         fresh.load_state(state)
     assert caught.value.problem.code == code
     assert fresh.state() == before
+
+
+def test_a_state_of_another_hash_scheme_is_not_taken_for_other_prompts() -> None:
+    state = through_json(make())
+    earlier = {key: value for key, value in state.items() if key != "hash_scheme"}
+    make().load_state(earlier)
+    with pytest.raises(CheckpointError) as caught:
+        make().load_state({**earlier, "data_hash": "other"})
+    problem = caught.value.problem
+    assert "unnumbered scheme of an earlier version" in problem.what
+    assert "cannot tell whether" in problem.why
+    assert problem.do.endswith("--accept_changes prompt_data")
 
 
 def test_a_state_that_lacks_a_part_is_refused() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from rft_core.errors import CheckpointError, OptionsError
 from rft_trainer.batches.prompt_ledger import EntryState, Ledger, LedgerEntry
+from rft_trainer.data.prompts import HASH_SCHEME
 
 FORWARD = (EntryState.GENERATED, EntryState.SCORED, EntryState.TRAINED)
 
@@ -37,6 +38,7 @@ def test_a_stored_state_is_plain_and_of_version_1() -> None:
     assert json.loads(json.dumps(ledger.state())) == {
         "version": 1,
         "data_hash": "d",
+        "hash_scheme": HASH_SCHEME,
         "seed": 7,
         "num_prompts": 4,
         "num_episodes": 2,

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from rft_core.errors import DataError
-from rft_trainer.data.prompts import Message, PromptRow, content_hash, prompts_from_rows
+from rft_trainer.data.preference_rows.labelled_steps import LabelledSteps, steps_hash
+from rft_trainer.data.preference_rows.preferences import PreferencePair, pairs_hash
+from rft_trainer.data.prompts import HASH_SCHEME, Message, PromptRow, content_hash, prompts_from_rows
 from rft_trainer.data.readers.rows import Row, SkipLog
 
 
@@ -105,6 +107,15 @@ def test_the_content_hash_follows_ids_inputs_labels_outputs_and_order() -> None:
         base[:1],
     ]
     assert len({content_hash(rows) for rows in (base, *changed)}) == len(changed) + 1
+
+
+def test_rows_have_the_hashes_of_the_recorded_scheme() -> None:
+    """A change of one of these hashes needs the next number of `HASH_SCHEME`, and new hashes here."""
+    rows = prompts({"question": "a", "l": "1"}, {"question": [{"role": "user", "content": "b"}], "l": 2}, label_key="l")
+    pair = PreferencePair(rows[0], "yes", "no")
+    steps = LabelledSteps(rows[1], ("one", "two"), (1.0, 0.0))
+    found = [content_hash(rows), pairs_hash([pair]), steps_hash([steps])]
+    assert (HASH_SCHEME, [digest[:12] for digest in found]) == (1, ["a1999b1fa2f8", "0062698c0203", "869ec7aecb7a"])
 
 
 def test_a_prompt_is_a_text_or_messages() -> None:

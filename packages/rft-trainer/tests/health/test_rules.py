@@ -91,6 +91,11 @@ TRUE: dict[str, tuple[str, int, Rows]] = {
         30,
         rows(30, time__step=1.0, time__data=0.5, time__share_data=0.5, time__train=0.5),
     ),
+    "a slow rank": (
+        "straggler",
+        10,
+        rows(12, time__step=1.0, time__slowest_rank=3, time__slowest_rank_ratio=2.0),
+    ),
     "slower steps": (
         "slower",
         58,
@@ -126,6 +131,10 @@ def test_every_detector_has_a_case() -> None:
 
 QUIET: dict[str, Rows] = {
     "a run that trains": rows(80),
+    "ranks that are slowest in turn": rows(
+        20, time__step=1.0, time__slowest_rank=lambda step: step % 2, time__slowest_rank_ratio=2.0
+    ),
+    "a first rank that writes files": rows(20, time__step=0.05, time__slowest_rank=0, time__slowest_rank_ratio=3.0),
     "a run without a metric": [{"step": step} for step in range(1, 70)],
     "a task that is being solved": rows(9, reward__mean=lambda step: 0.1 * step),
     "some groups differ": rows(30, reward__groups_with_signal=0.12),

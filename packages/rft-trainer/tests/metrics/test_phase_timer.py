@@ -191,3 +191,13 @@ def test_a_step_of_half_a_second_has_rates_too() -> None:
     metrics = timer.step(num_samples=2, num_tokens=3)
     assert (metrics["time/samples_per_minute"], metrics["time/tokens_per_second"]) == (240, 6)
     assert metrics["time/share_other"] == 1.0
+
+
+def test_work_is_what_was_not_waited_for_other_ranks() -> None:
+    clock, waited = Clock(), Clock()
+    timer = PhaseTimer(clock=clock, waited=waited)
+    clock.now += 5
+    waited.now += 2
+    assert timer.worked() == 3
+    clock.now += 1
+    assert timer.worked() == 1

@@ -9,8 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_trainer.metrics.totals import MetricTotals
+from rft_trainer.metrics.totals import MetricTotals, slowest_rank
 from rft_trainer.testing.bigram import OneRank
+
+
+def test_the_slowest_rank_is_named_with_its_time_over_the_median() -> None:
+    assert slowest_rank([1.0, 1.0, 3.0, 2.0]) == {"time/slowest_rank": 2, "time/slowest_rank_ratio": 3.0}
+    assert slowest_rank([4.0, 2.0]) == {"time/slowest_rank": 0, "time/slowest_rank_ratio": 2.0}
+    assert slowest_rank([1.0]) == slowest_rank([1.0, None]) == slowest_rank([0.0, 0.0]) == {}
 
 
 def pair(total: float, count: float) -> tuple[Tensor, Tensor]:

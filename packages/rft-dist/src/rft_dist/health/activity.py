@@ -79,6 +79,8 @@ class Activity:
         """Steps of this process that have ended; those before a resume do not count."""
         self.moved = clock()
         """When something last went on: a phase, a collective, a step."""
+        self.waited = 0.0
+        """Seconds inside collectives of this program; those that libraries make themselves do not count."""
 
     def follow(self, step: Callable[[], int]) -> None:
         """Register the function that returns the number of the step under way."""
@@ -110,6 +112,8 @@ class Activity:
     def leave(self, call: Call) -> None:
         """Record that a collective has finished on this rank."""
         now = self._clock()
+        if self.last is not None and self.last.call is call:
+            self.waited += now - self.last.since
         self.last, self.moved = InCall(call, False, now), now
 
     def stack(self) -> list[str]:

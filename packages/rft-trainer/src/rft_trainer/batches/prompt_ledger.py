@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from rft_core.errors import CheckpointError, OptionsError
+from rft_trainer.data.prompts import HASH_SCHEME
 
 _VERSION = 1
 
@@ -169,6 +170,7 @@ class Ledger:
         return {
             "version": _VERSION,
             "data_hash": self.data_hash,
+            "hash_scheme": HASH_SCHEME,
             "seed": self.seed,
             "num_prompts": self.num_prompts,
             "num_episodes": self.num_episodes,
@@ -237,7 +239,8 @@ class Ledger:
         return self._states[entry]
 
     def _check_identity(self, state: Mapping[str, Any]) -> None:
-        ours = {"version": _VERSION, "data_hash": self.data_hash, "seed": self.seed, "num_prompts": self.num_prompts}
+        # the number before the hash: where it differs, the prompts are others, however they were hashed
+        ours = {"version": _VERSION, "num_prompts": self.num_prompts, "data_hash": self.data_hash, "seed": self.seed}
         whys = {
             "version": "the ledger of the checkpoint has another form",
             "data_hash": "the prompts are not those the checkpoint was made with",
@@ -249,8 +252,24 @@ class Ledger:
         if missing := sorted(keys - state.keys()):
             raise _refused("ledger.form", f"the stored ledger lacks {', '.join(missing)}", whys["version"])
         for name, value in ours.items():
+            if name == "data_hash" and state[name] != value and state.get("hash_scheme") != HASH_SCHEME:
+                raise _hashed_otherwise(value, state)
             if state[name] != value:
                 raise _refused(f"ledger.{name}", f"{name} is {value!r}, the checkpoint has {state[name]!r}", whys[name])
+
+
+def _hashed_otherwise(ours: object, state: Mapping[str, Any]) -> CheckpointError:
+    scheme = state.get("hash_scheme")
+    return CheckpointError(
+        code="ledger.hash_scheme",
+        what=f"data_hash is {ours!r} by hash scheme {HASH_SCHEME}, the checkpoint has {state['data_hash']!r} by "
+        + (f"hash scheme {scheme!r}" if scheme is not None else "the unnumbered scheme of an earlier version"),
+        where="ledger of the checkpoint",
+        why="another version of the program hashed the rows: the hashes cannot tell whether the prompts are the same",
+        state="the checkpoint is untouched; nothing was started",
+        do="where the prompt data, key names and prompt_max_len are those that the run's config.yaml records, "
+        "the same command with --accept_changes prompt_data",
+    )
 
 
 def _refused(code: str, what: str, why: str) -> CheckpointError:

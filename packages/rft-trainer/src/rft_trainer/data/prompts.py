@@ -21,6 +21,12 @@ from rft_trainer.data.readers.rows import Row, SkipLog, shown, wrong_type
 _BYTES = object()
 """Marks a value of bytes, which no JSON holds."""
 
+HASH_SCHEME = 1
+"""Number of the way in which rows of every kind are hashed: raised by each change that gives equal rows another hash.
+
+Runs record it beside the hash. Runs of versions before it record none, and their rows may have been hashed otherwise.
+"""
+
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 

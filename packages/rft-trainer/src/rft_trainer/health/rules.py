@@ -18,6 +18,9 @@ from rft_trainer.runs.verdict import RunFinding, collapse, rising_loss
 NEAR = 0.02
 """Share of the range of rewards within which a mean counts as its end."""
 
+WAIT_SECONDS = 0.1
+"""Seconds a step that ranks wait for another one, below which nothing is said of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
@@ -341,6 +344,23 @@ def generation_tail(history: History, window: int, threshold: float) -> RuleResu
         return None
     share = sum(row.get("time/engine_limit") == "tail" for row in rows) / window
     return RuleResult(share) if share > threshold else None
+
+
+def straggler(history: History, window: int, threshold: float) -> RuleResult | None:
+    """One and the same rank worked longest in every step of the window, by the threshold over the median rank.
+
+    Not where the others wait less than a tenth of a second a step for it: first ranks write the files of a run.
+    """
+    slowest, ratios = history.series("time/slowest_rank", window), history.series("time/slowest_rank_ratio", window)
+    seconds = history.series("time/step", window)
+    if not slowest or not ratios or not seconds or len(set(slowest)) > 1 or min(ratios) <= threshold:
+        return None
+    ratio = median(ratios)
+    waits = median(seconds) * (1 - 1 / ratio)
+    if waits < WAIT_SECONDS:
+        return None
+    who = f"rank {slowest[0]:.0f} worked {ratio:.2g} times as long as the median rank"
+    return RuleResult(ratio, f"{who}: {waits:.2g} s")
 
 
 def slower(history: History, window: int, threshold: float) -> RuleResult | None:

@@ -277,6 +277,18 @@ MACHINE = (
         setting="num_workers",
     ),
     Detector(
+        name="straggler",
+        metrics="time/slowest_rank time/slowest_rank_ratio time/step",
+        window=10,
+        threshold=1.5,
+        level="warning",
+        rule=rules.straggler,
+        when="seconds that the slowest rank worked over the median rank's, where it is the same rank in every step",
+        says="{detail} of each of the last {window} steps the others waited for it",
+        setting="log_interval",
+        do="`rft-train doctor` on its machine: another program on its GPU or its cores, a slower GPU, a slower disk",
+    ),
+    Detector(
         name="slower",
         metrics="time/tokens_per_second time/step",
         window=55,

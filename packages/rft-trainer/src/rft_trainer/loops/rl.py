@@ -241,7 +241,7 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
                     self.progress.updates = update + 1
                     fault_point(POINT_UPDATED)
             # still in the phase: reading the totals waits for the device, and that is time of training
-            merged = totals.merged(self.collectives) | credited
+            merged = totals.merged(self.collectives, worked=self.timer.worked()) | credited
         # before the new weights are loaded: staleness counts from the version that this step started with
         sampling = self.rollouts.metrics(groups)
         with self.timer.phase(Phase.SYNC):

@@ -112,7 +112,7 @@ class SupervisedLoop(TrainingLoop[DataT]):
         with self.timer.phase(Phase.TRAIN):
             self.trainer.accumulate(batch, totals)
             outcome = self.trainer.step()
-            merged = totals.merged(self.collectives)
+            merged = totals.merged(self.collectives, worked=self.timer.worked())
         self._count_refused("policy", outcome, [sample.sample_id for sample in samples], "--learning_rate", update)
         return {
             **merged,

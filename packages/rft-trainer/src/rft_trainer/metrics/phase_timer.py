@@ -47,7 +47,8 @@ class PhaseTimer:
     A phase inside another takes its seconds from the outer one, so the phases and "other" sum to
     the step. `synchronize` is called at both ends of a phase (a device that runs ahead of the
     host would otherwise charge its work to a later phase); `clock` gives seconds. `listener` is notified
-    of every phase when it begins and ends; `meter` gives the rates of arithmetic.
+    of every phase when it begins and ends; `meter` gives the rates of arithmetic. `waited` gives the seconds that this
+    rank has spent so far in exchanges with other ranks.
 
     Example::
 
@@ -64,7 +65,9 @@ class PhaseTimer:
         synchronize: Callable[[], None] | None = None,
         listener: PhaseListener | None = None,
         meter: ComputeMeter | None = None,
+        waited: Callable[[], float] | None = None,
     ) -> None:
+        self._waited = waited or (lambda: 0.0)
         self._meter = meter
         self._listener = listener
         self._clock = clock
@@ -72,6 +75,7 @@ class PhaseTimer:
         self._stack: list[Phase] = []
         self._seconds = dict.fromkeys(Phase, 0.0)
         self._started = self._marked = clock()
+        self._worked_from = (self._started, self._waited())
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
@@ -94,6 +98,12 @@ class PhaseTimer:
             self._charge()
             self._stack.pop()
             self._tell()
+
+    def worked(self) -> float:
+        """Return the seconds since the last call, or since the start, without those of exchanges with other ranks."""
+        start, waited = self._worked_from
+        self._worked_from = now, waited_now = self._clock(), self._waited()
+        return max(0.0, (now - start) - (waited_now - waited))
 
     def step(self, *, num_samples: int, num_tokens: int) -> dict[str, float]:
         """Return the metrics of the step that ends now, and start the next.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -42,14 +43,16 @@ class MetricTotals:
         value = value.detach().double()
         self._peaks[name] = torch.maximum(self._peaks[name], value) if name in self._peaks else value
 
-    def merged(self, collectives: Collectives) -> dict[str, float]:
+    def merged(self, collectives: Collectives, *, worked: float | None = None) -> dict[str, float]:
         """Return the mean (or peak) of each name over micro-batches and ranks; names with a count of 0 are left out.
 
-        Exchanged as JSON, so that a rank that had no micro-batch takes part without knowing the names.
+        Exchanged as JSON, so that a rank that had no micro-batch takes part without knowing the names. With `worked`,
+        the seconds that this rank worked and did not wait for others, of several ranks the slowest one too.
         """
         own: dict[str, Any] = {
             "pairs": _numbers(self._pairs),
             "peaks": _numbers(self._peaks),
+            "worked": worked,
         }
         shares = [own]
         if collectives.world_size > 1:
@@ -64,7 +67,20 @@ class MetricTotals:
                 known[1] += count
             for name, value in share["peaks"].items():
                 peaks[name] = max(value, peaks.get(name, value))
-        return {name: total / count for name, (total, count) in sorted(totals.items()) if count > 0} | peaks
+        means = {name: total / count for name, (total, count) in sorted(totals.items()) if count > 0}
+        return means | peaks | slowest_rank([share["worked"] for share in shares])
+
+
+def slowest_rank(seconds: Sequence[float | None]) -> dict[str, float]:
+    """Return which rank worked longest, and its seconds over the median rank's; empty for one rank.
+
+    The median is the lower one of an even number: of two ranks the ratio is that of the slow one to the fast one.
+    """
+    known = [own for own in seconds if own is not None]
+    if len(known) < max(2, len(seconds)) or (middle := median_low(known)) <= 0:
+        return {}
+    longest = max(known)
+    return {"time/slowest_rank": known.index(longest), "time/slowest_rank_ratio": longest / middle}
 
 
 def _numbers(tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from rft_dist.checkpoints.storage_errors import gib
 from rft_dist.checkpoints.store import CheckpointInfo, CheckpointStore, Tensors
 from rft_dist.collectives import SingleProcess
 from rft_dist.settings import CheckpointSettings
+from rft_trainer.data.prompts import HASH_SCHEME
 from rft_trainer.runs.checkpointing import MODEL_ONLY, SaveSchedule
 from rft_trainer.runs.directory import RunDirectory
 
@@ -212,7 +213,11 @@ class ResumePoint:
         names = [name for name in self.checkpoint.manifest.components if self.checkpoint.has_records(name)]
         records = {name: self.checkpoint.records(name) for name in names}
         if self.other_rows and "ledger" in records:
-            records["ledger"] = {**records["ledger"], "data_hash": self.other_rows}
+            records["ledger"] = {
+                **records["ledger"],
+                "data_hash": self.other_rows,
+                "hash_scheme": HASH_SCHEME,
+            }
         return records
 
 

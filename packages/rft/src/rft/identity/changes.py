@@ -59,7 +59,9 @@ def continued_record(at: Continuation, facts: Facts, run: Path, step: int) -> Ru
         _LOG.info("%s was begun by a version that kept no record of what decides its result: kept from here on", run)
         text = (config_bytes(run) or b"").decode("utf-8", errors="replace") or resolved.config_yaml
         names = [name for name in resolved.values if is_recorded(name) and given(resolved, name)]
-        return RunRecord(_identity(resolved, facts), config_with(text, resolved, names, step))
+        rows = facts.contents.get(ROWS)
+        accepted_rows = rows.digest if rows and ROWS in at.accepted else ""
+        return RunRecord(_identity(resolved, facts), config_with(text, resolved, names, step), accepted_rows)
     before = recorded.identity
     settings = _setting_changes(resolved, before, step)
     contents = _content_changes(at, facts, step)
@@ -166,6 +168,7 @@ def refuse_changed(at: Continuation, facts: Facts) -> None:
         return
     before, resolved, run = at.recorded.identity, at.resolved, at.run
     unasked: list[str] = []
+    hashed_otherwise: list[str] = []
     lines: list[str] = []
     for name in _differing(before, facts):
         old, new = before.contents.get(name), facts.contents.get(name)
@@ -177,6 +180,8 @@ def refuse_changed(at: Continuation, facts: Facts) -> None:
         asked = given(resolved, setting) and (recorded is None or recorded.value != plain(resolved.values[setting]))
         if not asked and name not in at.accepted:
             unasked.append(name)
+            if old and new and old.scheme != new.scheme:
+                hashed_otherwise.append(name)
             lines.append(f"{name}: {_described(old)} in the record, {_described(new)} now")
     if _versions_differ(before, facts) and VERSIONS not in at.accepted:
         unasked.append(VERSIONS)
@@ -187,21 +192,38 @@ def refuse_changed(at: Continuation, facts: Facts) -> None:
         )
     if not unasked:
         return
+    if hashed_otherwise == unasked:
+        raise _hashed_otherwise(at, unasked, lines)
     raise DataError(
         code="identity.files_changed",
         what=f"{run} would go on with another result: {', '.join(unasked)} "
         f"{'is' if len(unasked) == 1 else 'are'} not what {at.recorded.source.name} records",
         where="\n    " + "\n    ".join(lines),
-        why="nobody asked for it in this command: files or packages have changed since the run began",
+        why="nobody asked for it in this command: files or packages have changed since the run began"
+        + (f" ({', '.join(hashed_otherwise)} only perhaps: by another hash scheme)" if hashed_otherwise else ""),
         state=f"nothing was started; {run} is untouched",
         do=f"put the old ones back, or take the new ones: {at.accepting(unasked)}",
+    )
+
+
+def _hashed_otherwise(at: Continuation, names: list[str], lines: list[str]) -> DataError:
+    return DataError(
+        code="identity.hash_scheme",
+        what=f"{at.run} records {', '.join(names)} by another hash scheme than this program has",
+        where="\n    " + "\n    ".join(lines),
+        why="another version of the program hashed the rows: the hashes cannot tell whether the rows are the same",
+        state=f"nothing was started; {at.run} is untouched",
+        do=f"where the rows are those that the run began with, go on with {at.accepting(names)}",
     )
 
 
 def _described(content: Content | None) -> str:
     if content is None:
         return "nothing"
-    return f"{content.digest[:12]} ({content.covers}{f'; {content.place}' if content.place else ''})"
+    covers = f"{content.covers}{f'; {content.place}' if content.place else ''}"
+    # a number of rows stands for rows: records of earlier versions have it without a scheme
+    scheme = f"; hash scheme {content.scheme or 'without a number'}" if content.count else ""
+    return f"{content.digest[:12]} ({covers}{scheme})"
 
 
 def _other_number(resolved: Resolved[Any], run: Path, old: Content, new: Content) -> DataError:

@@ -16,6 +16,7 @@ from rft.resolved import Resolved
 from rft.reward_kinds import given_directories
 from rft.reward_names import all_functions, named_models
 from rft_dist.checkpoint_format.layout import MANIFEST
+from rft_trainer.data.prompts import HASH_SCHEME
 
 SETTING_OF = {"model": "pretrain", "tokenizer": "pretrain", "weights": "pretrain"}
 """The setting that names a content, where it is called otherwise."""
@@ -64,7 +65,7 @@ def run_contents(
 
 def rows_content(digest: str, count: int, place: str) -> Content:
     """Content of rows that have this hash."""
-    return Content(digest, f"{count:,} rows in use", place, count)
+    return Content(digest, f"{count:,} rows in use", place, count, HASH_SCHEME)
 
 
 def records_content(records: Iterable[object], place: str) -> Content | None:

@@ -38,6 +38,8 @@ class Content:
     """Where it was found; no part of the identity, so that files may be moved."""
     count: int = 0
     """Number of rows, where it is rows."""
+    scheme: int = 0
+    """Number of the way in which rows were hashed; 0 for what is no rows, and for rows of versions before numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,9 @@ class Machine:
         """The timer of a loop, which the watch of this process follows; `meter` counts the arithmetic of its steps."""
         if self.watched is None:
             return PhaseTimer(meter=meter)
-        self.watched.watch.activity.follow(lambda: progress.step + 1)
-        return PhaseTimer(listener=self.watched, meter=meter)
+        activity = self.watched.watch.activity
+        activity.follow(lambda: progress.step + 1)
+        return PhaseTimer(listener=self.watched, meter=meter, waited=lambda: activity.waited)
 
     def describe(self) -> str:
         """One line for the start of a run."""
