@@ -74,7 +74,7 @@ def check(policy: CausalPolicy) -> None:
 def test_one_row_lets_a_family_run_packed_and_decode_fast(
     echo_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(TEXT_FAMILIES, "echo", TextFamily(fast_decode=True))
+    monkeypatch.setitem(TEXT_FAMILIES, "echo", TextFamily("EchoForCausalLM", fast_decode=True))
     policy = load_policy(echo_directory)
     assert policy.packed
     assert isinstance(decoder_for(policy), FastDecoder)

@@ -12,6 +12,8 @@ from rft_models.own_decoder.architecture import CLASS_NAME, MODEL_TYPE
 class TextFamily:
     """One text architecture: the paths that are exact for it. Without a row it takes the general ones."""
 
+    class_name: str
+    """Its class with a head for the next token: known here, since transformers' table of them imports for seconds."""
     packed: bool = True
     """Whether its attention goes through transformers' attention interface with nothing but scaling, a sliding window
     and softcapping, and tokens meet nowhere else. A test compares each with the padded forward."""
@@ -20,23 +22,23 @@ class TextFamily:
 
 
 TEXT_FAMILIES: dict[str, TextFamily] = {
-    "cohere": TextFamily(),
-    "dots1": TextFamily(),
-    "gemma": TextFamily(),
-    "gemma2": TextFamily(),
-    "gemma3_text": TextFamily(),
-    "granite": TextFamily(),
-    "llama": TextFamily(fast_decode=True),
-    "mistral": TextFamily(fast_decode=True),
-    "mixtral": TextFamily(),
-    "olmo2": TextFamily(),
-    "phi3": TextFamily(),
-    "qwen2": TextFamily(fast_decode=True),
-    "qwen2_moe": TextFamily(),
-    "qwen3": TextFamily(fast_decode=True),
-    "qwen3_moe": TextFamily(),
-    "rft_decoder": TextFamily(),
-    "smollm3": TextFamily(),
+    "cohere": TextFamily("CohereForCausalLM"),
+    "dots1": TextFamily("Dots1ForCausalLM"),
+    "gemma": TextFamily("GemmaForCausalLM"),
+    "gemma2": TextFamily("Gemma2ForCausalLM"),
+    "gemma3_text": TextFamily("Gemma3ForCausalLM"),
+    "granite": TextFamily("GraniteForCausalLM"),
+    "llama": TextFamily("LlamaForCausalLM", fast_decode=True),
+    "mistral": TextFamily("MistralForCausalLM", fast_decode=True),
+    "mixtral": TextFamily("MixtralForCausalLM"),
+    "olmo2": TextFamily("Olmo2ForCausalLM"),
+    "phi3": TextFamily("Phi3ForCausalLM"),
+    "qwen2": TextFamily("Qwen2ForCausalLM", fast_decode=True),
+    "qwen2_moe": TextFamily("Qwen2MoeForCausalLM"),
+    "qwen3": TextFamily("Qwen3ForCausalLM", fast_decode=True),
+    "qwen3_moe": TextFamily("Qwen3MoeForCausalLM"),
+    "rft_decoder": TextFamily(CLASS_NAME),
+    "smollm3": TextFamily("SmolLM3ForCausalLM"),
 }
 """By `model_type`."""
 

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 
 from rft_core.errors import DataError, OptionsError
 from rft_models.attention.hf_interface import IMPLEMENTATION, register, switched
-from rft_models.families.registry import custom_classes, packed_families, packs
+from rft_models.families.registry import TEXT_FAMILIES, custom_classes, packed_families, packs
 from rft_models.families.vision import is_unknown_vision, is_vision, unknown_family
 from rft_models.files.directories import damaged_weights, missing_weights, no_progress_bars, read_config
 from rft_models.files.transformers_config import hf_config, refusals, refused_config
@@ -53,12 +53,15 @@ def refuse_other_kinds(path: Path, config: dict[str, Any], *, takes_images: bool
 
     `takes_images`: a vision-language model of one of `VISION_FAMILIES` will do too.
     """
-    from transformers import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
-
     where = str(path / "config.json")
     model_type = config.get("model_type")
     architectures = config.get("architectures") or []
+    known = TEXT_FAMILIES.get(model_type or "")
+    if known and (not architectures or known.class_name in architectures):
+        return
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
     # an architecture that transformers has is loaded by its code there, whatever auto_map names
     if "auto_map" in config and model_type not in CONFIG_MAPPING:
         raise DataError(

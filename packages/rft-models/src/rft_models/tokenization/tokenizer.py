@@ -319,13 +319,16 @@ def load_tokenizer(directory: str | Path) -> HfTokenizer:
 
 
 def _from_pretrained(path: Path) -> Any:
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-    register_for(path)  # the automatic class reads config.json, and knows families of transformers alone
     # AutoTokenizer puts the class of the model's family in the place of this one, which for Qwen2 replaces the
-    # normalizer and the splitting that tokenizer.json holds
+    # normalizer and the splitting that tokenizer.json holds; to import it takes a second, with all models' code
     as_written = _json_or_empty(path / "tokenizer_config.json").get("tokenizer_class") in _CLASSES_OF_THE_FILE
-    kind: Any = PreTrainedTokenizerFast if as_written and (path / "tokenizer.json").is_file() else AutoTokenizer
+    kind: Any
+    if as_written and (path / "tokenizer.json").is_file():
+        from transformers import PreTrainedTokenizerFast as kind
+    else:
+        from transformers import AutoTokenizer as kind
+
+        register_for(path)  # the automatic class reads config.json, and knows families of transformers alone
     try:
         made = kind.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
         made.encode("")  # what a value of another kind breaks, such as a text as the greatest length
