@@ -42,6 +42,7 @@ ROOT_MODULES = {
         "errors",
         "fault_points",
         "file_access",
+        "exact_records",
         "json_records",
         "keyed_random",
         "nearest_names",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rft_core.errors import DataError
+from rft_core.exact_records import exact_bytes
 from rft_dist.collectives import SingleProcess
 from rft_genrec.evaluation.ranking_parts import Parts, append, merged
 from rft_genrec.evaluation.rankings import Ranking
@@ -29,10 +30,8 @@ class TwoRanks(SingleProcess):
         return [data, self.other]
 
 
-def lines_of(rankings: list[Ranking], path: Path) -> bytes:
-    path.write_text("")
-    append(path, rankings)
-    return path.read_bytes()
+def sent(rankings: list[Ranking]) -> bytes:
+    return exact_bytes([one.as_record() for one in rankings])
 
 
 def test_a_start_takes_up_what_killed_ranks_have_ranked(tmp_path: Path) -> None:
@@ -67,13 +66,13 @@ def test_rankings_of_another_evaluation_are_refused(tmp_path: Path) -> None:
 
 
 def test_ranks_together_have_every_sample_in_its_order(tmp_path: Path) -> None:
-    other = lines_of([ranking(1), ranking(3)], tmp_path / "other")
+    other = sent([ranking(1), ranking(3)])
     found = merged(TwoRanks(other), [ranking(2), ranking(0)], [f"t:{n}" for n in range(4)])
     assert found == [ranking(n) for n in range(4)]
 
 
 @pytest.mark.parametrize(("own", "word"), [([0], "1 missing"), ([0, 1, 2], "more than once"), ([0, 2, 5], "foreign")])
-def test_other_rows_than_the_samples_are_refused(own: list[int], word: str, tmp_path: Path) -> None:
-    other = lines_of([ranking(1)], tmp_path / "other")
+def test_other_rows_than_the_samples_are_refused(own: list[int], word: str) -> None:
+    other = sent([ranking(1)])
     with pytest.raises(DataError, match=word):
         merged(TwoRanks(other), [ranking(n) for n in own], ["t:0", "t:1", "t:2"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +46,18 @@ def test_records_come_back_and_make_the_same_bytes(tmp_path: Path) -> None:
     assert read_token_records(first) == [RECORD, UNSCORED]
     assert first.read_bytes() == second.read_bytes()
     assert token_files(tmp_path) == {10: first, 20: second}
+
+
+def test_floats_keep_their_bits_in_a_file(tmp_path: Path) -> None:
+    odd = (math.inf, -math.inf, -0.0)
+    sent = replace(RECORD, engine_logprobs=odd, trainer_logprobs=None, entropies=(math.nan,) * 3, reward=0.1)
+    empty = replace(RECORD, token_ids=(), mask=(), versions=(), engine_logprobs=(), trainer_logprobs=None,
+        entropies=(), advantages=None, reward=-math.inf)  # fmt: skip
+    write_token_records(token_file(tmp_path, 1), [sent, UNSCORED, empty])
+    got, unscored, without = read_token_records(token_file(tmp_path, 1))
+    assert struct.pack("3d", *got.engine_logprobs) == struct.pack("3d", *odd)
+    assert all(map(math.isnan, got.entropies or ()))
+    assert (got.reward, got.trainer_logprobs, unscored, without) == (0.1, None, UNSCORED, empty)
 
 
 def test_a_step_without_answers_is_a_file_without_rows(tmp_path: Path) -> None:

@@ -100,6 +100,16 @@ def test_a_number_that_is_none_arrives() -> None:
     assert math.isnan(got.rollouts[0].behaviour_logprobs[0])
 
 
+def test_rewards_keep_their_bits() -> None:
+    odd = replace(rollout(0, [-1.0]), reward=-0.0, breakdown={"a": math.inf, "b": -math.inf}, steps=((0, 5e-324),))
+    data = encode_groups([group(0, odd, baseline=0.1)])
+    [got] = in_order([ExchangedGroups(data)], ENTRIES[:1], PROMPTS[:1])
+    assert got.rollouts == (odd,)
+    assert math.copysign(1.0, float(str(got.rollouts[0].reward))) == -1.0
+    assert got.baseline_reward == 0.1
+    assert b"Infinity" not in data, "floats are no text"
+
+
 def test_every_field_of_a_conversation_arrives() -> None:
     sent = group(2, CONVERSATION, rollout(2, [-1.0]), baseline=0.75)
     [got] = in_order([ExchangedGroups(encode_groups([sent]))], ENTRIES[2:3], PROMPTS[2:3])

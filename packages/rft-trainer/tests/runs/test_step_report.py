@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rft_core.exact_records import exact_bytes, exact_value
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
 from rft_trainer.records.scores import RewardStatus
 from rft_trainer.runs.checkpointing import Progress
@@ -215,10 +216,10 @@ def test_rollouts_are_written_by_the_first_rank_at_the_first_step_and_every_so_m
 def test_rows_of_all_ranks_come_in_the_order_of_the_data(num_ranks: int) -> None:
     rows = [[{"prompt": prompt, "sample": sample} for sample in range(2)] for prompt in range(5)]
     shares = [rows[rank::num_ranks] for rank in range(num_ranks)]
-    sent = [json.dumps(share).encode() for share in shares]
+    sent = [exact_bytes(share) for share in shares]
     for share in shares:
         collectives: Any = SimpleNamespace(
-            gather_bytes=lambda own, share=share: sent if json.loads(own) == share else []
+            gather_bytes=lambda own, share=share: sent if exact_value(own) == share else []
         )
         assert gather_rows(collectives, share) == [row for prompt in rows for row in prompt]
 

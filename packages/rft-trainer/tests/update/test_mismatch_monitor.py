@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from torch import Tensor
 
 from rft_algos.algorithms.published import Grpo
 from rft_core.errors import ServiceError
+from rft_core.exact_records import exact_bytes
 from rft_core.keyed_random import uniforms
 from rft_trainer.batches.packing import pack
 from rft_trainer.batches.units import MicroBatching
@@ -79,8 +78,8 @@ def test_a_gap_at_the_limit_passes_and_the_next_update_starts_anew() -> None:
 
 
 def test_ranks_share_one_verdict_and_one_without_samples_takes_part() -> None:
-    far = json.dumps({"sum": 9.0, "count": 3, "max": 8.0, "where": {
-        "sample": "z", "token": 1, "position": 5, "trainer": -9.0, "engine": -1.0}}).encode()  # fmt: skip
+    far = exact_bytes({"sum": 9.0, "count": 3, "max": 8.0, "where": {
+        "sample": "z", "token": 1, "position": 5, "trainer": -9.0, "engine": -1.0}})  # fmt: skip
     watch = MismatchMonitor(collectives=Ranks([far]), limit=1.0)
     watch.begin("step 1", "")
     with pytest.raises(ServiceError, match="3 nats a token apart, at most 8") as caught:
@@ -147,7 +146,7 @@ def test_the_worst_of_several_micro_batches_is_named(number: int) -> None:
 
 def share_of(total: float, count: int, largest: float) -> bytes:
     where = {"sample": "far", "token": 9, "position": 3, "trainer": -largest, "engine": 0.0}
-    return json.dumps({"sum": total, "count": count, "max": largest, "where": where}).encode()
+    return exact_bytes({"sum": total, "count": count, "max": largest, "where": where})
 
 
 @pytest.mark.parametrize(("largest", "name"), [(0.25, "near"), (4.0, "far")])

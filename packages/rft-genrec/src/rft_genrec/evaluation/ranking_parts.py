@@ -11,6 +11,7 @@ from typing import Any
 
 from rft_core.durable_files import encode_record, read_records, replace_text
 from rft_core.errors import DataError
+from rft_core.exact_records import exact_bytes, exact_value
 from rft_core.fault_points import declare, fault_point
 from rft_dist.collectives import Collectives
 from rft_genrec.evaluation.measures import require_same_ids
@@ -100,8 +101,8 @@ def merged(collectives: Collectives, own: Sequence[Ranking], expected: Sequence[
     Raises:
         DataError: a sample that is missing or foreign, or that was ranked twice.
     """
-    gathered = collectives.gather_bytes("".join(map(_line, own)).encode())
-    found = [Ranking.from_record(json.loads(line)) for part in gathered for line in part.decode().splitlines()]
+    gathered = collectives.gather_bytes(exact_bytes([ranking.as_record() for ranking in own]))
+    found = [Ranking.from_record(record) for part in gathered for record in exact_value(part)]
     place = {sample_id: number for number, sample_id in enumerate(expected)}
     found.sort(key=lambda one: place.get(one.sample_id, len(place)))
     require_same_ids([one.sample_id for one in found], expected)

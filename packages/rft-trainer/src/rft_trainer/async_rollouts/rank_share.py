@@ -8,13 +8,12 @@ begins with the exchange of its groups. Only the trainer's thread exchanges anyt
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rft_core.child_process import error_fields, error_of
 from rft_core.errors import OutageError, PeerError, RftError
-from rft_core.json_records import json_bytes
+from rft_core.exact_records import exact_bytes, exact_value
 from rft_trainer.batches.prompt_ledger import LedgerEntry
 from rft_trainer.protocols import Collectives
 from rft_trainer.records.rollouts import Prompt, RolloutGroup
@@ -80,7 +79,7 @@ class RankPartition:
 
     def _gather(self, part: Mapping[str, Any]) -> list[dict[str, Any]]:
         assert self._collectives is not None
-        return [json.loads(data) for data in self._collectives.gather_bytes(json_bytes(part))]
+        return [exact_value(data) for data in self._collectives.gather_bytes(exact_bytes(part))]
 
 
 def _fields(error: Exception) -> dict[str, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from rft_core.packed_tokens import PackedTokens
 from rft_trainer.batches.units import unit_lengths, units_of
 from rft_trainer.data.media_cache import load_media
 from rft_trainer.protocols import Collectives
+from rft_trainer.records.flat_numbers import behind_zeros, flat_tensor
 from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
 
 
@@ -119,7 +119,7 @@ def pack(
     starts = lengths.cumsum(0) - lengths
     segment_ids = packed_segment_ids(lengths)
     positions = torch.arange(int(lengths.sum())) - starts[segment_ids]
-    token_ids = torch.tensor(list(chain.from_iterable(s.token_ids for s in samples)))
+    token_ids = flat_tensor((sample.token_ids for sample in samples), torch.int64)
     loss_mask = _learned(samples, positions >= prompt_lengths[segment_ids])
     on_host = torch.device(device).type == "cpu"
     return TokenBatch(
@@ -199,12 +199,12 @@ def _advantages(samples: Sequence[TrainingSample], segment_ids_T: torch.Tensor) 
     if not any(sample.token_advantages for sample in samples):
         return torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)[segment_ids_T]
     rows = (
-        (0.0,) * sample.prompt_length + sample.token_advantages
+        (sample.prompt_length, sample.token_advantages)
         if sample.token_advantages
-        else (sample.advantage,) * sample.num_tokens
+        else (0, (sample.advantage,) * sample.num_tokens)
         for sample in samples
     )
-    return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float32)
+    return behind_zeros(rows, torch.float32)
 
 
 def _per_token(
@@ -221,8 +221,8 @@ def _per_token(
     # None rather than zeros: a term whose field nobody carries is left out of the loss
     if not any(getattr(sample, name) for sample in samples):
         return None
-    rows = (_row(sample, name, otherwise) for sample in samples)
-    return to_device(torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float32), name)
+    rows = ((sample.prompt_length, _row(sample, name, otherwise)) for sample in samples)
+    return to_device(behind_zeros(rows, torch.float32), name)
 
 
 def _row(sample: TrainingSample, name: str, otherwise: float | None) -> tuple[float, ...]:
@@ -231,4 +231,4 @@ def _row(sample: TrainingSample, name: str, otherwise: float | None) -> tuple[fl
     if not values and otherwise is not None:
         values = (otherwise,) * num_response
     assert len(values) == num_response, f"sample {sample.sample_id} has no {name}, others of its micro-batch do"
-    return (0.0,) * sample.prompt_length + values
+    return values

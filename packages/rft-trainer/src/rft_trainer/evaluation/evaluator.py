@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, astuple, dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.statistics import Interval, mean_interval, share_interval
 from rft_core.errors import OptionsError, OutageError
+from rft_core.exact_records import exact_bytes, exact_value
 from rft_core.keyed_random import derive_key
 from rft_trainer.evaluation.sampled_metrics import ScoredSample, by_prompt, default_ks, hits_at_k
 from rft_trainer.evaluation.task_metrics import TaskMetrics
@@ -227,7 +227,7 @@ class Evaluator:
         """Return what the first rank has kept, on every rank."""
         done = journal.done() if self.collectives.rank == 0 else {}
         if self.collectives.world_size > 1:
-            done = json.loads(self.collectives.gather_bytes(json.dumps(done).encode())[0])
+            done = exact_value(self.collectives.gather_bytes(exact_bytes(done))[0])
         return {int(index): rows for index, rows in done.items()}
 
     def _rows(self, done: Mapping[int, Rows], journal: Journal | None, readable: Readable | None) -> list[Rows]:
@@ -241,7 +241,7 @@ class Evaluator:
             now = left[start : start + at_once]
             rows = self._answered(now[rank::world_size], readable)
             if world_size > 1:
-                parts = [json.loads(part) for part in self.collectives.gather_bytes(json.dumps(rows).encode())]
+                parts = [exact_value(part) for part in self.collectives.gather_bytes(exact_bytes(rows))]
                 for part in parts:
                     if isinstance(part, dict):
                         raise OutageError(**part)
@@ -265,7 +265,7 @@ class Evaluator:
             scored = sampled if self.conversations is not None else score_rollouts(self.reward, prompts, sampled)
         except OutageError as outage:
             if self.collectives.world_size > 1:  # the other ranks wait in the exchange of the rows
-                self.collectives.gather_bytes(json.dumps(asdict(outage.problem)).encode())
+                self.collectives.gather_bytes(exact_bytes(asdict(outage.problem)))
             raise
         pairs = zip(prompts, scored, strict=True)
         return [[_row(prompt, rollout, readable) for rollout in group] for prompt, group in pairs]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from statistics import median_low
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rft_core.exact_records import exact_bytes, exact_value
 from rft_trainer.protocols import Collectives
 
 Mark = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -46,7 +46,7 @@ class MetricTotals:
     def merged(self, collectives: Collectives, *, worked: float | None = None) -> dict[str, float]:
         """Return the mean (or peak) of each name over micro-batches and ranks; names with a count of 0 are left out.
 
-        Exchanged as JSON, so that a rank that had no micro-batch takes part without knowing the names. With `worked`,
+        Exchanged by name, so that a rank that had no micro-batch takes part without knowing the names. With `worked`,
         the seconds that this rank worked and did not wait for others, of several ranks the slowest one too.
         """
         own: dict[str, Any] = {
@@ -56,7 +56,7 @@ class MetricTotals:
         }
         shares = [own]
         if collectives.world_size > 1:
-            shares = [json.loads(part) for part in collectives.gather_bytes(json.dumps(own).encode())]
+            shares = [exact_value(part) for part in collectives.gather_bytes(exact_bytes(own))]
         totals: dict[str, list[float]] = {}
         peaks: dict[str, float] = {}
         # in the order of ranks, so that every rank adds the same numbers in the same order

@@ -105,8 +105,22 @@ def _remove_oldest(folder: Path, max_bytes: int) -> None:
 
 
 def _record(group: RolloutGroup, rollout: Rollout, scored: _Scored) -> TokenRecord:
-    name = sample_name(group, rollout)
-    sample = scored.samples.get(name)
+    name, length = sample_name(group, rollout), len(rollout.completion_ids)
+    found = _found(scored.logprobs, name, length), _found(scored.entropies, name, length)
+    return token_record(group, rollout, scored.samples.get(name), *found)
+
+
+def token_record(
+    group: RolloutGroup,
+    rollout: Rollout,
+    sample: TrainingSample | None,
+    logprobs: Numbers | None,
+    entropies: Numbers | None,
+) -> TokenRecord:
+    """Return the record of a response, with the trainer's log-probs and entropies of its tokens, in nats.
+
+    `sample` is what the step trained on, None where the response was left out.
+    """
     length = len(rollout.completion_ids)
     return TokenRecord(
         prompt_id=rollout.prompt_id,
@@ -116,8 +130,8 @@ def _record(group: RolloutGroup, rollout: Rollout, scored: _Scored) -> TokenReco
         mask=rollout.loss_mask or (True,) * length,
         versions=_versions(rollout),
         engine_logprobs=rollout.behaviour_logprobs,
-        trainer_logprobs=_found(scored.logprobs, name, length),
-        entropies=_found(scored.entropies, name, length),
+        trainer_logprobs=logprobs,
+        entropies=entropies,
         reference_logprobs=(sample.reference_logprobs or None) if sample else None,
         advantages=(sample.token_advantages or (sample.advantage,) * length) if sample else None,
         reward=rollout.reward,

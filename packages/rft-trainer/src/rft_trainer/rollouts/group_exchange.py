@@ -1,8 +1,8 @@
-"""Exchange of rollout groups between ranks: one number after another as bytes, the rest of a rollout as JSON.
+"""Exchange of rollout groups between ranks: numbers of tokens as columns, the rest of a rollout as an exact record.
 
 ```
-8 bytes          n bytes              8 bytes a token     4 or 8 bytes a token        4 or 8 bytes a token
-n, unsigned      header, JSON         token ids           log-probs                   log kept mass
+n bytes                                   8 bytes a token     4 or 8 bytes a token        4 or 8 bytes a token
+header (`rft_core.exact_records`)         token ids           log-probs                   log kept mass
 ```
 
 Numbers are as the machine stores them. Floats take 4 bytes where all of them are float32 values, else 8, so that every
@@ -11,34 +11,33 @@ float arrives with the bits that it had. Prompts are not sent: every rank has th
 
 from __future__ import annotations
 
-import json
-import struct
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
-from itertools import chain
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from rft_core.errors import OutageError
-from rft_core.json_records import json_bytes
+from rft_core.exact_records import exact_bytes, split_exact
 from rft_trainer.batches.prompt_ledger import LedgerEntry
 from rft_trainer.protocols import Collectives
+from rft_trainer.records.flat_numbers import flat_tensor
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
 from rft_trainer.records.scores import RewardStatus
 from rft_trainer.records.turns import turns_from_json
 
 _PER_TOKEN = ("completion_ids", "behaviour_logprobs", "log_kept_mass")
 _IN_HEADER = tuple(field.name for field in fields(Rollout) if field.name not in _PER_TOKEN)
-_LENGTH = struct.Struct("=Q")
 
 
 class ExchangedGroups:
     """The groups of one rank as they arrived, or the error that it sent in their place."""
 
     def __init__(self, data: bytes) -> None:
-        (size,) = _LENGTH.unpack_from(data)
-        self._header: dict[str, Any] = json.loads(data[_LENGTH.size : _LENGTH.size + size])
-        self._columns = memoryview(data)[_LENGTH.size + size :]
+        self._header: dict[str, Any]
+        self._header, self._columns = split_exact(data)
 
     @property
     def error(self) -> Mapping[str, str] | None:
@@ -74,10 +73,11 @@ class ExchangedGroups:
 def encode_groups(groups: Sequence[RolloutGroup]) -> bytes:
     """Return groups as bytes, without their prompts."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
+    ids = _bytes(flat_tensor((rollout.completion_ids for rollout in rollouts), torch.int64))
     columns = [
-        array("q", chain.from_iterable(rollout.completion_ids for rollout in rollouts)),
-        _floats(chain.from_iterable(rollout.behaviour_logprobs for rollout in rollouts)),
-        _floats(chain.from_iterable(rollout.log_kept_mass for rollout in rollouts)),
+        ("q", ids),
+        _floats(rollout.behaviour_logprobs for rollout in rollouts),
+        _floats(rollout.log_kept_mass for rollout in rollouts),
     ]
     rows = [
         {
@@ -88,15 +88,14 @@ def encode_groups(groups: Sequence[RolloutGroup]) -> bytes:
         }
         for group in groups
     ]
-    types = [column.typecode for column in columns]
-    header = json_bytes({"groups": rows, "types": types, "num_tokens": len(columns[0])})
-    return b"".join([_LENGTH.pack(len(header)), header, *(column.tobytes() for column in columns)])
+    num_tokens = sum(len(rollout.completion_ids) for rollout in rollouts)
+    header = exact_bytes({"groups": rows, "types": [code for code, _ in columns], "num_tokens": num_tokens})
+    return b"".join([header, *(data for _, data in columns)])
 
 
 def encode_error(error: Mapping[str, str]) -> bytes:
     """Return the fields of an error as bytes, for an exchange in which the other ranks send groups."""
-    header = json_bytes({"error": error})
-    return _LENGTH.pack(len(header)) + header
+    return exact_bytes({"error": error})
 
 
 def exchange_groups(
@@ -166,9 +165,13 @@ def _header_row(rollout: Rollout) -> dict[str, Any]:
     return {name: getattr(rollout, name) for name in _IN_HEADER} | {"num_tokens": len(rollout.completion_ids)}
 
 
-def _floats(values: Iterable[float]) -> array[float]:
-    """Return float32 numbers where they are exactly the values, else float64."""
-    wide = array("d", values)
+def _floats(rows: Iterable[Sequence[float]]) -> tuple[str, bytes]:
+    """Return (type code, bytes) of float32 numbers where they are exactly the values, else of float64."""
+    wide = flat_tensor(rows, torch.float64)
     # compared after the round trip; NaN is unequal to itself and travels as float64
-    narrow = array("f", wide)
-    return narrow if array("d", narrow) == wide else wide
+    narrow = wide.float()
+    return ("f", _bytes(narrow)) if torch.equal(narrow.double(), wide) else ("d", _bytes(wide))
+
+
+def _bytes(numbers: Tensor) -> bytes:
+    return numbers.numpy().tobytes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import time
 from collections import Counter
@@ -10,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from statistics import fmean
 
+from rft_core.exact_records import exact_bytes, exact_value
 from rft_trainer.metrics.compute_meter import device_memory, resident_memory
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.metrics.sink import Sink
@@ -174,7 +174,7 @@ def gather_rows(
     Args:
         rows_by_prompt: of this rank, which answered every n-th prompt of n ranks, from its own number on.
     """
-    parts = [json.loads(part) for part in collectives.gather_bytes(json.dumps(rows_by_prompt).encode())]
+    parts = [exact_value(part) for part in collectives.gather_bytes(exact_bytes(rows_by_prompt))]
     # prompt i is number i // n of rank i % n, so one prompt of each rank in turn gives the data's order back
     return [row for prompts in zip_longest(*parts, fillvalue=()) for rows in prompts for row in rows]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from rft_algos.rewards import shaping
 from rft_algos.rewards.shaping import RunningMoments
 from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
 from rft_core.keyed_random import derive_key
+from rft_trainer.records.flat_numbers import flat_tensor
 from rft_trainer.records.rollouts import Rollout, RolloutGroup, TrainingSample
 from rft_trainer.scoring.samples import build_samples, flat_rewards, flat_rollouts
 
@@ -329,8 +329,11 @@ def _mean_of_others(values_T: Tensor, batch: RolloutBatch) -> Tensor:
 
 def _loss_mask(rollouts: Sequence[Rollout]) -> Tensor:
     """Return [T] bool, true at the tokens that the policy sampled."""
-    rows = (rollout.loss_mask or (True,) * len(rollout.completion_ids) for rollout in rollouts)
-    return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.bool)
+    masks = [rollout.loss_mask for rollout in rollouts]
+    lengths = [len(rollout.completion_ids) for rollout in rollouts]
+    if not any(masks):
+        return torch.ones(sum(lengths), dtype=torch.bool)
+    return flat_tensor((mask or (True,) * length for mask, length in zip(masks, lengths, strict=True)), torch.bool)
 
 
 def _turn_rewards(rollouts: Sequence[Rollout]) -> Tensor | None:
@@ -344,7 +347,7 @@ def _turn_rewards(rollouts: Sequence[Rollout]) -> Tensor | None:
 
 
 def _flat(rows: Rows) -> Tensor:
-    return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float64)
+    return flat_tensor(rows, torch.float64)
 
 
 def _steps(rollouts: Sequence[Rollout], rewards_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -366,20 +369,23 @@ def _samples(
     def rows(values_T: Tensor | None) -> Sequence[tuple[Any, ...]]:
         return [] if values_T is None else [tuple(row.tolist()) for row in values_T.split(lengths)]
 
-    token_advantages = rows(credit.advantages_T)
-    learned = rows(batch.loss_mask_T)
+    # of the loss tokens; kept as tensors, since a step has millions of them
     of_loss = [
-        [a for a, is_learned in zip(row, mask, strict=True) if is_learned]
-        for row, mask in zip(token_advantages, learned, strict=True)
+        row[mask]
+        for row, mask in zip(credit.advantages_T.split(lengths), batch.loss_mask_T.split(lengths), strict=True)
     ]
     # one number in place of a tuple where all loss tokens have the same, as for outcome rewards
-    constant = [len(set(row)) <= 1 for row in of_loss]
+    constant = [len(row) <= 1 or bool((row == row[0]).all()) for row in of_loss]
+    token_advantages = [
+        () if same else tuple(row.tolist())
+        for row, same in zip(credit.advantages_T.split(lengths), constant, strict=True)
+    ]
     return build_samples(
         groups,
-        [row[0] if row else 0.0 for row in of_loss],
+        [row[0].item() if len(row) else 0.0 for row in of_loss],
         scores.old,
         scores.reference,
-        token_advantages=[() if same else row for row, same in zip(token_advantages, constant, strict=True)],
+        token_advantages=token_advantages,
         old_values=scores.values,
         returns=rows(credit.returns_T),
         token_weights=rows(credit.weights_T),

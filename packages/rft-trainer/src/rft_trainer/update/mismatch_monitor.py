@@ -11,7 +11,6 @@ changes, because importance ratios e^gap away from 1 train on noise.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import ServiceError
+from rft_core.exact_records import exact_bytes, exact_value
 from rft_trainer.protocols import Collectives
 from rft_trainer.records.rollouts import TokenBatch, TrainingSample
 
@@ -102,7 +102,7 @@ class MismatchMonitor:
             ServiceError: the mean is above the limit; on every rank.
         """
         # every rank judges the same sums, so all stop or all go on; a rank without tokens sends zeros
-        shares = [json.loads(part) for part in self.collectives.gather_bytes(json.dumps(self._share()).encode())]
+        shares = [exact_value(part) for part in self.collectives.gather_bytes(exact_bytes(self._share()))]
         count = sum(share["count"] for share in shares)
         if not count:
             return
