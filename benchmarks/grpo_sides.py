@@ -194,7 +194,7 @@ def our_prompts(case: Case, policy: CausalPolicy, num_prompts: int) -> list[Prom
     ]
 
 
-def our_run(case: Case, directory: Path, num_steps: int, gate: Gate) -> RlLoop:
+def our_run(case: Case, directory: Path, num_steps: int, gate: Gate, micro_batch: int = MICRO_BATCH) -> RlLoop:
     """The loop of `rft-train rl` with the collaborators that its composition makes."""
     policy = load_policy(directory).train()
     assert policy.tokenizer is not None
@@ -230,7 +230,7 @@ def our_run(case: Case, directory: Path, num_steps: int, gate: Gate) -> RlLoop:
         old_policy=None,
         critic=None,
         control=None,
-        updater=make_updater(policy, optimizer),
+        updater=make_updater(policy, optimizer, micro_batch),
         evaluator=None,
         saver=Saver(
             NoWriter(),
@@ -273,9 +273,9 @@ def our_run(case: Case, directory: Path, num_steps: int, gate: Gate) -> RlLoop:
     )
 
 
-def drive_ours(case: Case, directory: Path, num_steps: int, gate: Gate) -> None:
+def drive_ours(case: Case, directory: Path, num_steps: int, gate: Gate, micro_batch: int) -> None:
     """Run our loop; returns when the gate closes."""
-    run = our_run(case, directory, num_steps, gate)
+    run = our_run(case, directory, num_steps, gate, micro_batch)
     gate.wait()
     run.run(StopSignals())
 

@@ -32,12 +32,13 @@ class Side:
     """One system's loop in its own process, stepped from here."""
 
     def __init__(
-        self, name: str, case_name: str, directory: Path, num_steps: int, arguments: argparse.Namespace
+        self, name: str, case_name: str, directory: Path, micro_batch: int, arguments: argparse.Namespace
     ) -> None:
         self.name = name
         command = [sys.executable, __file__, "--worker", name, "--cases", case_name]
+        num_steps = WARM_UP + arguments.steps
         command += ["--directory", str(directory), "--steps", str(num_steps), "--threads", str(arguments.threads)]
-        command += ["--trl_micro_batch", str(arguments.trl_micro_batch)]
+        command += ["--micro_batch", str(micro_batch)]
         self._errors = (directory / f"{name}.log").open("w+")
         self._process = subprocess.Popen(
             command,
@@ -90,30 +91,36 @@ class Measured:
     peak_mib: float
     parts: dict[str, float]
     all_seconds: list[float]
+    micro_batch: int
+    """Sequences of a forward and backward pass."""
 
     @classmethod
-    def of(cls, steps: Sequence[Mapping[str, Any]]) -> Self:
+    def of(cls, steps: Sequence[Mapping[str, Any]], micro_batch: int) -> Self:
         """From the answers of the gate."""
         seconds = [step["seconds"] for step in steps]
         parts = {name: statistics.median(step["parts"].get(name, 0.0) for step in steps) for name in PARTS[:-1]}
         total = statistics.median(seconds)
         parts["other"] = statistics.median(step["seconds"] - sum(step["parts"].values()) for step in steps)
         cpu = statistics.median(step["cpu"] for step in steps)
-        return cls(total, cpu, min(seconds), steps[-1]["peak_mib"], parts, seconds)
+        return cls(total, cpu, min(seconds), steps[-1]["peak_mib"], parts, seconds, micro_batch)
 
 
-def measure(case_name: str, directory: Path, arguments: argparse.Namespace) -> dict[str, Measured]:
+def measure(case_name: str, directory: Path, micro_batch: int, arguments: argparse.Namespace) -> dict[str, Measured]:
     """Both loops, resident together and stepping in turn: ours TRL TRL ours ours TRL ..."""
-    total = WARM_UP + arguments.steps
+    directory = directory / f"micro_batches_of_{micro_batch}"
+    directory.mkdir()
+    for file in directory.parent.iterdir():
+        if file.is_file():
+            (directory / file.name).symlink_to(file)
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in SIDES}
     with (
-        Side("ours", case_name, directory, total, arguments) as ours,
-        Side("trl", case_name, directory, total, arguments) as trl,
+        Side("ours", case_name, directory, micro_batch, arguments) as ours,
+        Side("trl", case_name, directory, micro_batch, arguments) as trl,
     ):
-        for number in range(total):
+        for number in range(WARM_UP + arguments.steps):
             for side in (ours, trl) if number % 2 == 0 else (trl, ours):
                 answers[side.name].append(side.step())
-    return {name: Measured.of(steps[WARM_UP:]) for name, steps in answers.items()}
+    return {name: Measured.of(steps[WARM_UP:], micro_batch) for name, steps in answers.items()}
 
 
 def check_gate(case_name: str, directory: Path, threads: int) -> dict[str, Any]:
@@ -150,9 +157,9 @@ def work(arguments: argparse.Namespace) -> None:
 
     gate = Gate(sys.stdin, answers)
     if arguments.worker == "ours":
-        drive_ours(case, arguments.directory, arguments.steps, gate)
+        drive_ours(case, arguments.directory, arguments.steps, gate, arguments.micro_batch)
     else:
-        drive_trl(case, arguments.directory, arguments.steps, gate, arguments.trl_micro_batch)
+        drive_trl(case, arguments.directory, arguments.steps, gate, arguments.micro_batch)
 
 
 def _worker(name: str, threads: int, *more: str) -> dict[str, Any]:
@@ -178,7 +185,7 @@ def run(arguments: argparse.Namespace) -> None:
             if arguments.gate_only:
                 print(f"{case.name}: loss {gate['loss']:.1e}, gradients {gate['gradient']:.1e} apart", flush=True)
                 continue
-            measured = measure(case.name, directory, arguments)
+            measured = [measure(case.name, directory, size, arguments) for size in arguments.micro_batches]
         seconds = floor(case).seconds(rate["rate"])
         rows.append(_row(case.name, gate, measured, seconds))
         _print_row(rows[-1], header=len(rows) == 1)
@@ -194,38 +201,45 @@ def _setting(arguments: argparse.Namespace, rate: Mapping[str, Any]) -> dict[str
         "python": platform.python_version(),
         "threads": arguments.threads,
         "steps": arguments.steps,
-        "trl_micro_batch": arguments.trl_micro_batch,
+        "micro_batches": arguments.micro_batches,
         "gflop_per_second": round(rate["rate"] / 1e9, 1),
         "load_at_start": round(os.getloadavg()[0], 2),
     }
 
 
 def _row(
-    case_name: str, gate: Mapping[str, Any], measured: Mapping[str, Measured], floor_seconds: float
+    case_name: str, gate: Mapping[str, Any], measured: Sequence[Mapping[str, Measured]], floor_seconds: float
 ) -> dict[str, Any]:
-    ours, trl = measured["ours"], measured["trl"]
+    """Each side with the micro-batch that serves it best, by CPU time; `ratio_at` has both at the same one."""
+    best = {name: min((pair[name] for pair in measured), key=lambda side: side.cpu_seconds) for name in SIDES}
+    at = {str(pair["ours"].micro_batch): pair["trl"].cpu_seconds / pair["ours"].cpu_seconds for pair in measured}
     return {
         "case": case_name,
-        "ratio": trl.seconds / ours.seconds,
-        "cpu_ratio": trl.cpu_seconds / ours.cpu_seconds,
+        "ratio": best["trl"].seconds / best["ours"].seconds,
+        "cpu_ratio": best["trl"].cpu_seconds / best["ours"].cpu_seconds,
+        "cpu_ratio_at": at,
+        "default_cpu_ratio": best["trl"].cpu_seconds / measured[0]["ours"].cpu_seconds,
         "floor_seconds": floor_seconds,
         "gate": dict(gate),
-        **{name: asdict(side) for name, side in measured.items()},
+        **{name: asdict(side) for name, side in best.items()},
+        "all": [{name: asdict(side) for name, side in pair.items()} for pair in measured],
     }
 
 
 def _print_row(row: Mapping[str, Any], *, header: bool) -> None:
     if header:
         names = "".join(f"{name:>10}" for name in PARTS)
-        print(f"{'case':<18}{'side':<6}{'step ms':>9}{'cpu ms':>9}{'x floor':>9}{'peak MiB':>9}{names}")
+        print(f"{'case':<18}{'side':<6}{'micro':>6}{'step ms':>9}{'cpu ms':>9}{'x floor':>9}{'peak MiB':>9}{names}")
     for name in SIDES:
         side = row[name]
         parts = "".join(f"{1e3 * side['parts'][part]:>10.1f}" for part in PARTS)
-        line = f"{row['case']:<18}{name:<6}{1e3 * side['seconds']:>9.1f}{1e3 * side['cpu_seconds']:>9.1f}"
+        line = f"{row['case']:<18}{name:<6}{side['micro_batch']:>6}"
+        line += f"{1e3 * side['seconds']:>9.1f}{1e3 * side['cpu_seconds']:>9.1f}"
         print(f"{line}{side['seconds'] / row['floor_seconds']:>9.2f}{side['peak_mib']:>9.0f}{parts}")
     gate, floor_ms = row["gate"], 1e3 * row["floor_seconds"]
     apart = "".join(f" {name} {gate[name]:.1e}" for name in ("loss", "gradient", "entropy"))
-    ratios = f"ratio {row['ratio']:.2f} (cpu time {row['cpu_ratio']:.2f})"
+    at = "".join(f", both {size} {ratio:.2f}" for size, ratio in row["cpu_ratio_at"].items())
+    ratios = f"ratio {row['ratio']:.2f} (cpu time {row['cpu_ratio']:.2f}{at})"
     print(f"{'':<18}{ratios}, floor {floor_ms:.1f} ms; apart by{apart}", flush=True)
 
 
@@ -239,7 +253,7 @@ def _finish(rows: Sequence[Mapping[str, Any]], setting: Mapping[str, Any], argum
 
 
 def parse() -> argparse.Namespace:
-    """The command line; `--worker` and `--directory` are for the processes started from here."""
+    """The command line; `--worker`, `--directory` and `--micro_batch` are for the processes started from here."""
     from grpo_case import CASES
 
     names = [case.name for case in CASES]
@@ -248,13 +262,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=5, help="measured steps of each side (after 2 of warm-up)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
-        "--trl_micro_batch", type=int, default=8, choices=(8, 16, 32, 64), help="sequences a pass of TRL"
+        "--micro_batches", type=int, nargs="+", default=[8, 64], help="sequences a pass; each side has its better one"
     )
     parser.add_argument("--quick", action="store_true", help="3 steps; the results file is left as it is")
     parser.add_argument("--gate_only", action="store_true", help="compare losses and gradients, time nothing")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--worker", choices=("ours", "trl", "gate", "rate", "build"), help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--micro_batch", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.steps, arguments.output = 3, None

@@ -43,17 +43,24 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let products of a few numbers go there too."""
     monkeypatch.setattr(module, "_FEW_PRODUCTS", 1)
+    monkeypatch.setattr(module, "_FEW_PRODUCTS_OF_SMALL", 1)
 
 
-@pytest.mark.parametrize(("shape", "goes"), [((64, 64), True), ((4, 16, 64), True), ((63, 64), False)])
+@pytest.mark.parametrize(("shape", "goes"), [((4, 256), True), ((2, 2, 256), True), ((3, 256), False)])
 def test_products_of_a_million_multiplications_go_there(onednn: Calls, shape: tuple[int, ...], goes: bool) -> None:
-    inputs, weight = torch.ones(shape), torch.ones(256, 64)  # 64 x 64 x 256 is 2 to the 20th
-    assert float(linear(inputs, weight).sum()) == inputs.numel() * 256
+    inputs, weight = torch.ones(shape), torch.ones(1024, 256)  # 4 x 256 x 1024 is 2 to the 20th
+    assert float(linear(inputs, weight).sum()) == inputs.numel() * 1024
+    assert len(onednn) == goes
+
+
+@pytest.mark.parametrize(("rows", "goes"), [(512, True), (511, False)])
+def test_products_with_a_small_weight_go_there_from_eight_million_on(onednn: Calls, rows: int, goes: bool) -> None:
+    linear(torch.ones(rows, 64), torch.ones(256, 64))  # 512 x 64 x 256 is 2 to the 23rd
     assert len(onednn) == goes
 
 
 def test_what_the_operator_does_not_take_goes_to_torch(onednn: Calls) -> None:
-    inputs, weight = torch.ones(64, 64), torch.ones(256, 64)
+    inputs, weight = torch.ones(512, 64), torch.ones(256, 64)
     linear(inputs, weight, torch.zeros(256))
     assert len(onednn) == 1
     for dtype in (torch.float64, torch.bfloat16):

@@ -26,6 +26,12 @@ class StepAttention:
         self._num_kv_heads = num_kv_heads
         self._blocks = [BlockAttention(cache, block, num_kv_heads, scaling) for block in blocks]
 
+    @property
+    def even_column(self) -> int | None:
+        """The column that every row of the cache writes next, known on the host; None where they differ."""
+        columns = {block.even_column for block in self._blocks}
+        return columns.pop() if len(columns) == 1 else None
+
     def __call__(self, layer: int, query_BHD: Tensor, sliding_window: int | None) -> Tensor:
         """Compute the attention of all rows, [B, H * D]; the cache contains the new token's key and value already."""
         if len(self._blocks) == 1:
@@ -43,6 +49,11 @@ class BlockAttention:
         self._own_columns = int(own_B.max()) + 1
         self._is_even = int(own_B.min()) == self._own_columns - 1
         self._masks: dict[int | None, Tensor | None] = {}
+
+    @property
+    def even_column(self) -> int | None:
+        """The column that every row of the block writes next, known on the host; None where they differ."""
+        return self._own_columns - 1 if self._is_even else None
 
     def __call__(self, layer: int, query_BHD: Tensor, sliding_window: int | None) -> Tensor:
         """Compute the attention of the block's rows, [B, H * D]."""
@@ -84,11 +95,12 @@ class BlockAttention:
     def _to_prompts(self, tensor: Tensor) -> Tensor:
         """[B * G, g, X] -> [P * G, group_size * g, X]: the rows of a prompt side by side, zeros for absent ones."""
         block, (_, group, width) = self._block, tensor.shape
-        rows = tensor.reshape(self._num_rows, -1)
         if block.place_B is not None:
+            rows = tensor.reshape(self._num_rows, -1)
             padded = rows.new_zeros(self._num_prompts * block.group_size, rows.shape[1])
-            rows = padded.index_copy_(0, block.place_B, rows)
-        by_prompt = rows.view(self._num_prompts, block.group_size, self._num_kv_heads, group, width)
+            tensor = padded.index_copy_(0, block.place_B, rows)
+        # a view of columns that stand among others too, so that they are copied once
+        by_prompt = tensor.view(self._num_prompts, block.group_size, self._num_kv_heads, group, width)
         return by_prompt.transpose(1, 2).reshape(self._num_prompts * self._num_kv_heads, -1, width)
 
     def _to_rows(self, tensor: Tensor) -> Tensor:

@@ -119,6 +119,11 @@ class _WideAttention(BlockAttention):
         super().__init__(cache, block, num_kv_heads, scaling)
         self._own_columns, self._inputs = own_columns, inputs
 
+    @property
+    def even_column(self) -> None:
+        """None: every replay writes another column than the one that the host knew when it was recorded."""
+        return None
+
     def _mask(self, sliding_window: int | None) -> Tensor:
         if (mask := self._masks.get(sliding_window)) is not None:
             return mask

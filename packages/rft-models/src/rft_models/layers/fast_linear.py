@@ -25,6 +25,14 @@ One thread, Zen 5: 4 rows of 512 x 512 take 41 microseconds either way, 8 rows 4
 
 _ROWS_OF_LAYOUT = 64
 
+_SMALL_WEIGHT = 2**17
+_FEW_PRODUCTS_OF_SMALL = 2**23
+"""The bound for a weight of at most so many entries, which stays in a core's cache: only arithmetic is left to gain.
+
+One thread, a busy machine, 64 rows of a 2-layer model of width 64: a decode step takes 0.93 of the time, the forward
+and backward passes of 8 sequences each 0.9. On a weight of 256 x 512 both operators take 0.22 ms for 64 rows.
+"""
+
 
 def linear(inputs: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """y = x W^T + b. `inputs` [..., K], `weight_NK` [N, K], result [..., N]; differentiable.
@@ -153,11 +161,12 @@ def _needs_grad(bias_N: Tensor | None) -> bool:
 
 
 def _suits_onednn(inputs: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> bool:
+    few = _FEW_PRODUCTS if weight_NK.numel() > _SMALL_WEIGHT else _FEW_PRODUCTS_OF_SMALL
     return (
         inputs.dtype is torch.float32
         and weight_NK.dtype is torch.float32
         and inputs.device.type == "cpu"
-        and inputs.numel() * weight_NK.shape[0] >= _FEW_PRODUCTS
+        and inputs.numel() * weight_NK.shape[0] >= few
         and (bias_N is None or bias_N.dtype is torch.float32)
         and not hasattr(weight_NK, "placements")  # sharded over ranks (DTensor): only torch's own product handles it
         and not torch.is_autocast_enabled("cpu")
