@@ -14,8 +14,8 @@ from __future__ import annotations
 import json
 import struct
 from array import array
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from rft_core.json_records import fields_of
 
@@ -69,9 +69,10 @@ def _without_floats(value: Any, floats: array[float]) -> Any:
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, Mapping):
-        if any(isinstance(key, float) for key in value):
+        fields = cast(Mapping[Any, Any], value)
+        if any(isinstance(key, float) for key in fields):
             raise TypeError("a float is the key of an object, and keys are sent as text")
-        return {key: _without_floats(one, floats) for key, one in value.items()}
+        return {key: _without_floats(one, floats) for key, one in fields.items()}
     if isinstance(value, list | tuple):
-        return [_without_floats(one, floats) for one in value]
+        return [_without_floats(one, floats) for one in cast(Sequence[Any], value)]
     return _without_floats(fields_of(value), floats)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ def flat_tensor(rows: Iterable[Sequence[float]], dtype: torch.dtype) -> Tensor:
         [T]: T numbers of all rows together.
     """
     if dtype == torch.bool:
-        return _over(bytearray().join(map(bytes, rows)), dtype)
+        return _over(bytearray().join(bytes(cast(Sequence[bool], row)) for row in rows), dtype)
     code = _CODES[dtype]
     return _over(bytearray().join(array(code, row) for row in rows), dtype)
 
