@@ -157,7 +157,7 @@ def test_ranks_that_do_not_meet_leave_it_in_the_log_of_their_run(
 
 def test_what_is_watched_follows_the_run(calls: Any) -> None:
     watched = calls.double("watched")
-    calls.put(machine, "PhaseTimer")
+    calls.replace(machine, PhaseTimer=lambda **given: given)
     one = Machine("cpu", calls.double("ranks"), calls.double("collectives"), None, watched)
     one.attach(Path("run"), "resume")
     one.forget_last_failure()
@@ -166,18 +166,16 @@ def test_what_is_watched_follows_the_run(calls: Any) -> None:
     followed: list[Any] = []
     watched.watch.activity.follow = followed.append
     meter = calls.double("meter")
-    assert one.phase_timer(progress, meter) == "PhaseTimer()"
+    timer: Any = one.phase_timer(progress, meter)
     assert followed[0]() == 5
-    assert calls.taken() == [
-        f"watched.attach({Path('run')!r}, 'resume')",
-        "watched.watch.folder.clear()",
-        "PhaseTimer(listener=watched, meter=meter)",
-    ]
+    assert (timer["listener"], timer["meter"]) == (watched, meter)
+    watched.watch.activity.waited = 7.5
+    assert timer["waited"]() == 7.5
+    assert calls.taken() == [f"watched.attach({Path('run')!r}, 'resume')", "watched.watch.folder.clear()"]
     alone = Machine("cpu", calls.double("ranks"), calls.double("collectives"))
     alone.attach(Path("run"), "resume")
     alone.forget_last_failure()
-    assert alone.phase_timer(progress) == "PhaseTimer()"
-    assert calls.taken() == ["PhaseTimer(meter=None)"]
+    assert alone.phase_timer(progress) == {"meter": None}
 
 
 @pytest.mark.parametrize(
