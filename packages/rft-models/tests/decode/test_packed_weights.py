@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(not fast_linear._onednn_packs(), reason="this bu
 def policy(tiny_model: Build, monkeypatch: pytest.MonkeyPatch) -> CausalPolicy:
     """In float32, and every product of it goes to oneDNN."""
     monkeypatch.setattr(fast_linear, "_FEW_PRODUCTS", 1)
+    monkeypatch.setattr(fast_linear, "_SMALL_WEIGHT", 0)
     return CausalPolicy(tiny_model("qwen2", num_hidden_layers=2), None, packed=False)
 
 

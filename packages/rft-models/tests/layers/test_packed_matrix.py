@@ -35,14 +35,14 @@ def test_a_matrix_is_laid_out_once_and_only_for_products_that_go_to_onednn(monke
     made: list[Tensor] = []
     layout = module._packed
     monkeypatch.setattr(module, "_packed", lambda weight: made.append(weight) or layout(weight))
-    packed = PackedMatrix(matrix(256, 64))
+    packed = PackedMatrix(matrix(512, 320))
     with torch.no_grad():
-        packed.linear(matrix(63, 64))
+        packed.linear(matrix(6, 320))
         assert (len(made), packed.packed_bytes) == (0, 0)
-        packed.linear(matrix(64, 64))
-        packed.linear(matrix(80, 64))
+        packed.linear(matrix(7, 320))
+        packed.linear(matrix(80, 320))
         # small products still go to torch
-        assert torch.equal(packed.linear(matrix(3, 64)), torch.nn.functional.linear(matrix(3, 64), matrix(256, 64)))
+        assert torch.equal(packed.linear(matrix(3, 320)), torch.nn.functional.linear(matrix(3, 320), matrix(512, 320)))
     assert len(made) == 1
 
 

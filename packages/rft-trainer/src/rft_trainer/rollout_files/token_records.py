@@ -14,11 +14,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rft_core.durable_files import replace_bytes
 from rft_core.errors import DataError
-from rft_trainer.records.flat_numbers import flat_tensor
 
 FORM, VERSION = "rft token records", 1
 _KEY_FORM, _KEY_VERSION = b"form", b"version"
@@ -115,23 +112,25 @@ def write_token_records(file: Path, records: Sequence[TokenRecord]) -> None:
 
 def _column(values: Sequence[Any], kind: Any) -> Any:
     """Return a column of Arrow; lists go in as one array of their numbers, since a step may have millions of them."""
+    # readers of records start without torch
     import pyarrow as pa
+    import torch
+
+    from rft_trainer.records.flat_numbers import flat_tensor
 
     if not pa.types.is_list(kind):
         return pa.array(values, kind)
     rows = [() if value is None else value for value in values]
     absent = [value is None for value in values]
     ends = torch.tensor([0, *accumulate(map(len, rows))], dtype=torch.int32)
-    numbers = flat_tensor(rows, _TYPES[str(kind.value_type)])
+    dtype = {"float": torch.float32, "int32": torch.int32, "bool": torch.bool}[str(kind.value_type)]
+    numbers = flat_tensor(rows, dtype)
     return pa.ListArray.from_arrays(
         pa.array(ends.numpy()),
         pa.array(numbers.numpy(), kind.value_type),
         type=kind,
         mask=pa.array(absent, pa.bool_()) if any(absent) else None,
     )
-
-
-_TYPES = {"float": torch.float32, "int32": torch.int32, "bool": torch.bool}
 
 
 def read_token_records(file: Path) -> list[TokenRecord]:
