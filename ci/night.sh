@@ -6,4 +6,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 uv run pytest -n "${RFT_TEST_PROCESSES:-2}" --dist loadgroup -m night
 uv run pytest -s -m "night and system" tests/system || [ "$?" -eq 5 ] # 5: none was selected, for want of bubblewrap
+ci/trackers.sh
 uv run python ci/mutate.py --jobs 2

@@ -73,6 +73,7 @@ ONLY_IN = {
     "triton": "rft_kernels",
     "wandb": "rft_trainer.sinks",
     "trackio": "rft_trainer.sinks",
+    "mlflow": "rft_trainer.sinks",
     "tensorboard": "rft_trainer.sinks",
     "torch.utils.tensorboard": "rft_trainer.sinks",
     "rich": "rft_cli",

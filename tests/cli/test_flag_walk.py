@@ -193,6 +193,7 @@ SHARED = IMAGES | {
     "wandb_run_name": Row("--wandb_run_name first", "calls:wandb", "--use_wandb ours"),
     "use_tensorboard": Row("--use_tensorboard events", "calls:tensorboard"),
     "use_trackio": Row("--use_trackio ours", "calls:trackio"),
+    "use_mlflow": Row("--use_mlflow ours", "calls:mlflow"),
 }
 
 RL = SHARED | {
@@ -686,6 +687,7 @@ class Spies:
             "wandb",
             "tensorboard",
             "trackio",
+            "mlflow",
             "watch",
             "ranks",
             "rows set aside",

@@ -35,7 +35,23 @@ def install_trackers(keep: Callable[[str, Any], None], patch: pytest.MonkeyPatch
 
     wandb.init, trackio.init = partial(init, "wandb"), partial(init, "trackio")
     trackio.log, trackio.finish = silent.log, silent.finish
+    wandb.Table = trackio.Table = lambda **_: None
     tensorboard.SummaryWriter = Writer
+    client = SimpleNamespace(
+        get_experiment_by_name=lambda name: keep("mlflow", name),
+        create_experiment=lambda *_, **__: "1",
+        search_runs=lambda *_, **__: [],
+        create_run=lambda *_, **__: SimpleNamespace(info=SimpleNamespace(run_id="1")),
+        log_batch=silent.log,
+        log_dict=silent.log,
+        set_terminated=silent.log,
+    )
+    mlflow: Any = ModuleType("mlflow")
+    entities: Any = ModuleType("mlflow.entities")
+    mlflow.MlflowClient = lambda _: client
+    entities.Metric = entities.Param = lambda *_: None
+    for module in (mlflow, entities, ModuleType("sqlalchemy")):
+        patch.setitem(sys.modules, module.__name__, module)
     fakes = {"wandb": wandb, "trackio": trackio, "tensorboard": ModuleType("tensorboard")}
     for name, module in (fakes | {"torch.utils.tensorboard": tensorboard}).items():
         patch.setitem(sys.modules, name, module)

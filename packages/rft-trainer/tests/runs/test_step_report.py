@@ -140,6 +140,9 @@ class Sink:
     def evaluation(self, record: Any) -> None:
         self.rows.append(record)
 
+    def samples(self, step: int, rows: Any) -> None:
+        self.rows.append((step, [row["prompt_id"] for row in rows]))
+
 
 class Timer:
     def step(self, *, num_samples: int, num_tokens: int) -> dict[str, float]:
@@ -210,6 +213,13 @@ def test_rollouts_are_written_by_the_first_rank_at_the_first_step_and_every_so_m
     assert file.exists() == written
     if written:
         assert [json.loads(line)["prompt_id"] for line in file.read_text().splitlines()] == ["p0", "p0", "p2"]
+
+
+def test_sinks_get_the_rows_of_the_rollouts_that_are_written(tmp_path: Path) -> None:
+    report, sink, _ = reporter(tmp_path, [0.0], rollout_every=2, rollouts_kept=2)
+    for step in (2, 3):
+        report.rollouts([group(0, rollout(0, 1.0), rollout(1, 0.0))], Progress(step=step))
+    assert sink.rows == [(2, ["p0", "p0"])]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 6])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rft_trainer.metrics.sink import RunInfo
+from rft_trainer.metrics.sink import RunInfo, sample_table
 from rft_trainer.runs.optional_files import OptionalFiles
 from rft_trainer.sinks.optional import OptionalSink
 
@@ -32,6 +32,9 @@ class Tracker:
 
     evaluation = finish = step
 
+    def samples(self, step: int, rows: Any) -> None:
+        self.step((step, rows))
+
 
 def test_rows_that_are_refused_are_counted_and_later_ones_come_again(tmp_path: Path) -> None:
     tracker, files = Tracker(), OptionalFiles()
@@ -47,6 +50,26 @@ def test_rows_that_are_refused_are_counted_and_later_ones_come_again(tmp_path: P
     sink.finish({})
     assert tracker.rows[1:] == [{"step": 3}]
     assert files.lost == {"TensorBoard": 4}
+
+
+def test_samples_that_are_refused_are_counted() -> None:
+    tracker, files = Tracker(), OptionalFiles()
+    sink, rows = OptionalSink(tracker, "TensorBoard", files), [{"response": "2"}]
+    sink.samples(3, rows)
+    tracker.full = True
+    sink.samples(4, rows)
+    assert tracker.rows == [(3, rows)]
+    assert files.lost == {"TensorBoard": 1}
+
+
+def test_a_table_of_samples_has_a_type_for_each_column() -> None:
+    columns, cells = sample_table(
+        [{"response": "2", "label": {"all": ["2"]}, "reward": 1, "num_tokens": 3}, {"response": "", "reward": None}]
+    )
+    rows = [dict(zip(columns, row, strict=True)) for row in cells]
+    assert rows[0]["label"] == '{"all": ["2"]}'
+    assert (rows[0]["reward"], type(rows[0]["reward"]), rows[0]["num_tokens"]) == (1.0, float, 3)
+    assert (rows[1]["response"], rows[1]["reward"], rows[1]["prompt"]) == ("", None, None)
 
 
 def test_a_tracker_that_cannot_begin_is_an_error(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from rft_core.errors import OptionsError, PreflightError
 from rft_trainer.metrics.sink import RunInfo, Sink, evaluation_scalars, scalars
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.sinks.jsonl import JsonlSink
+from rft_trainer.sinks.mlflow import MlflowSink
 from rft_trainer.sinks.tensorboard import TensorboardSink
 from rft_trainer.sinks.trackio import TrackioSink
 from rft_trainer.sinks.wandb import DEFAULT_PROJECT, WandbSink, wandb_name
@@ -144,7 +145,12 @@ def test_tensorboard_gets_scalars_and_hides_steps_that_a_resume_repeats(
 
 @pytest.mark.parametrize(
     ("make", "name"),
-    [(lambda: WandbSink("p"), "wandb"), (TensorboardSink, "tensorboard"), (lambda: TrackioSink("p"), "trackio")],
+    [
+        (lambda: WandbSink("p"), "wandb"),
+        (TensorboardSink, "tensorboard"),
+        (lambda: TrackioSink("p"), "trackio"),
+        (lambda: MlflowSink("p"), "mlflow"),
+    ],
 )
 def test_a_missing_extra_is_one_error_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, make: Any, name: str

@@ -14,17 +14,19 @@ from rft_core.errors import PreflightError
 from rft_trainer.metrics.sink import RunInfo
 from rft_trainer.runs.optional_files import OptionalFiles
 from rft_trainer.settings.run import RunSettings
+from rft_trainer.sinks.mlflow import MlflowSink
 from rft_trainer.sinks.trackers import requested_trackers
 from rft_trainer.sinks.trackio import TrackioSink
 from rft_trainer.sinks.wandb import WandbSink
 
 
 def test_each_tracker_of_the_settings_gets_a_sink(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("wandb", "trackio"):
+    for name in ("wandb", "trackio", "mlflow", "mlflow.entities", "sqlalchemy"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     assert requested_trackers(RunSettings(), OptionalFiles()) == []
-    sinks = requested_trackers(RunSettings(use_wandb="ours", wandb_org="us", use_trackio="mine"), OptionalFiles())
-    assert [type(vars(sink)["_sink"]) for sink in sinks] == [WandbSink, TrackioSink]
+    asked = RunSettings(use_wandb="ours", wandb_org="us", use_trackio="mine", use_mlflow="theirs")
+    sinks = requested_trackers(asked, OptionalFiles())
+    assert [type(vars(sink)["_sink"]) for sink in sinks] == [WandbSink, TrackioSink, MlflowSink]
 
 
 def test_a_tracker_that_is_not_installed_is_an_error_before_anything_is_reported(

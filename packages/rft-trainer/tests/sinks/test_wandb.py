@@ -60,6 +60,17 @@ def test_names_of_the_settings_stand_for_organisation_group_and_run(opened: Open
     assert kept == {"project": "ours", "entity": "org", "group": "sweep", "name": "first", "id": "fox"}
 
 
+def test_a_name_that_is_no_id_gets_one_of_its_own(opened: OpenedRun, tmp_path: Path) -> None:
+    ids: list[str] = []
+    for name in ("it's", "it:s", "its", "x" * 200 + ":"):
+        WandbSink("ours").start(RunInfo(name, tmp_path, {}, None))
+        ids.append(opened.opened["id"])
+    assert ids[2] == "its"
+    assert len(set(ids)) == 4
+    assert not any(set(":;,#?/'") & set(found) for found in ids)
+    assert all(len(found) <= 128 for found in ids)
+
+
 @pytest.mark.parametrize(
     ("summary", "code"),
     [({"outcome": "finished"}, 0), ({}, 0), ({"outcome": "failed"}, 1), ({"outcome": "stopped"}, 1)],

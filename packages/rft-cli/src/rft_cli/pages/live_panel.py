@@ -7,7 +7,7 @@ files and never fails for a metric that is missing.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -366,6 +366,9 @@ class PanelSink:
     def step(self, record: Mapping[str, Any]) -> None:
         """Redraw the panel after a step."""
         self._panel.step(record)
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Nothing: the panel draws numbers."""
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """Redraw the panel after an evaluation."""

@@ -138,6 +138,8 @@ class Reporter:
             prompts, folder = [group.prompt for group in groups], self._directory.rollouts_directory
             with self._directory.optional.tried("rollouts/", len(rows)):
                 self._directory.write_rollouts(progress.step, keep_images(rows, prompts, folder, self._rollouts_kept))
+            for sink in self._sinks:
+                sink.samples(progress.step, rows)
 
     def evaluation(self, name: str, measured: Mapping[str, object], progress: Progress, **lists: object) -> None:
         """Write one row of `evals.jsonl`; `lists` hold a number a prompt, so that two evaluations can be paired."""

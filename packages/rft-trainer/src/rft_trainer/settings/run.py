@@ -82,6 +82,10 @@ class RunSettings(SeedSettings):
     use_trackio: str = field(default="", metadata={"bare": "rft"})
     """Project of trackio to report to; bare = rft; empty = none."""
 
+    use_mlflow: str = field(default="", metadata={"bare": "rft"})
+    """Experiment of MLflow to report to, on the server of MLFLOW_TRACKING_URI or in the run's directory; bare = rft;
+    empty = none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RlRunSettings(RunSettings):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rft_trainer.health.watch import Alarm, HealthWatch, replayed
@@ -63,6 +63,9 @@ class FindingSink:
             if any(alarm.name == "data_wait" for alarm in self._watch.alarms):
                 return  # a detector has said it with the same words
             _LOG.info("speed: %s\n        do  %s", bound.what, bound.do)
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Nothing: detectors read metrics alone."""
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """Keep the evaluation, which rewards of training are compared with."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rft_trainer.metrics.sink import RunInfo
@@ -20,6 +20,9 @@ class JsonlSink:
 
     def step(self, record: Mapping[str, Any]) -> None:
         self._run.append_metrics(record)
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Nothing: they are in rollouts/ already."""
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         self._run.append_evaluation(record)

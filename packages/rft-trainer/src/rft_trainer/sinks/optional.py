@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -32,6 +32,10 @@ class OptionalSink:
     def evaluation(self, record: Mapping[str, Any]) -> None:
         with self._files.tried(self._name):
             self._sink.evaluation(record)
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        with self._files.tried(self._name):
+            self._sink.samples(step, rows)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         with self._files.tried(self._name):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import html
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rft_trainer.metrics.sink import RunInfo, evaluation_scalars, scalars
+from rft_trainer.metrics.sink import RunInfo, evaluation_scalars, sample_table, scalars
 from rft_trainer.sinks.extras import import_extra
 
 
@@ -34,6 +36,10 @@ class TensorboardSink:
     def evaluation(self, record: Mapping[str, Any]) -> None:
         self._add(evaluation_scalars(record), record["step"])
 
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._writer.add_text("samples", _markdown(*sample_table(rows)), step)
+        self._writer.flush()
+
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._writer.close()
 
@@ -42,3 +48,17 @@ class TensorboardSink:
             self._writer.add_scalar(name, value, step)
         # at every step: a kill loses what is only buffered
         self._writer.flush()
+
+
+def _markdown(columns: Sequence[str], cells: Sequence[Sequence[Any]]) -> str:
+    """Return a table of Markdown in which what the policy wrote is text and no markup."""
+    lines = [list(columns), ["---"] * len(columns), *([_quoted(cell) for cell in row] for row in cells)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _quoted(cell: Any) -> str:
+    if not isinstance(cell, str):
+        return "" if cell is None else f"{cell:g}"
+    # a line's end would end the row of the table
+    escaped = html.escape(cell).replace("\n", "<br>")
+    return re.sub(r"[|*_`\[\]\\#~]", lambda found: f"&#{ord(found[0])};", escaped)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rft_trainer.metrics.sink import Sink
 from rft_trainer.runs.optional_files import OptionalFiles
 from rft_trainer.settings.run import TENSORBOARD_IN_RUN, RunSettings
+from rft_trainer.sinks.mlflow import MlflowSink
 from rft_trainer.sinks.optional import OptionalSink
 from rft_trainer.sinks.tensorboard import TensorboardSink
 from rft_trainer.sinks.trackio import TrackioSink
@@ -31,4 +32,6 @@ def requested_trackers(run: RunSettings, files: OptionalFiles) -> list[Sink]:
         trackers["TensorBoard"] = TensorboardSink(None if is_own else run.use_tensorboard)
     if run.use_trackio:
         trackers["Trackio"] = TrackioSink(project=run.use_trackio)
+    if run.use_mlflow:
+        trackers["MLflow"] = MlflowSink(experiment=run.use_mlflow)
     return [OptionalSink(sink, name, files) for name, sink in trackers.items()]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rft_trainer.metrics.sink import RunInfo, evaluation_scalars, scalars
+from rft_trainer.metrics.sink import RunInfo, evaluation_scalars, sample_table, scalars
 from rft_trainer.sinks.extras import import_extra
 
 
@@ -24,6 +24,10 @@ class TrackioSink:
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         self._trackio.log(evaluation_scalars(record), step=record["step"])
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        columns, cells = sample_table(rows)
+        self._trackio.log({"samples": self._trackio.Table(columns=columns, data=cells)}, step=step)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._trackio.finish()

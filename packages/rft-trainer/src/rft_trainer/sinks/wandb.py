@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rft_core.errors import OptionsError
-from rft_trainer.metrics.sink import RunInfo, evaluation_scalars, scalars
+from rft_trainer.metrics.sink import RunInfo, evaluation_scalars, sample_table, scalars
 from rft_trainer.sinks.extras import import_extra
 
 DEFAULT_PROJECT = "rft"
 _KEY = re.compile(r"(?<![0-9a-zA-Z])[0-9a-fA-F]{40}(?![0-9a-zA-Z])|wandb_v\d+_", re.IGNORECASE)
 _FORBIDDEN = set("/\\#?%:")
 _MAX_NAME = 128
+_NOT_OF_AN_ID = re.compile(r"[:;,#?/'\\]")
 
 
 def wandb_name(value: str | bool, flag: str = "--use_wandb") -> str:
@@ -46,6 +48,14 @@ def wandb_name(value: str | bool, flag: str = "--use_wandb") -> str:
     return name
 
 
+def _run_id(name: str) -> str:
+    """Return an id that Weights & Biases takes: the name, or what is left of it and a digest that no other name has."""
+    if not _NOT_OF_AN_ID.search(name):
+        return name[:_MAX_NAME]
+    digest = hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+    return f"{_NOT_OF_AN_ID.sub('-', name)[: _MAX_NAME - 9]}-{digest}"
+
+
 class WandbSink:
     """Sink to one Weights & Biases run; imports the package at construction, so that a missing one fails early."""
 
@@ -70,7 +80,7 @@ class WandbSink:
             entity=self._entity,
             group=self._group,
             name=self._run_name or info.name,
-            id=info.name[:_MAX_NAME],
+            id=_run_id(info.name),
             resume="allow",
             dir=str(info.directory),
             config=dict(info.config),
@@ -82,6 +92,10 @@ class WandbSink:
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         self._run.log({"step": record["step"], **evaluation_scalars(record)})
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        columns, cells = sample_table(rows)
+        self._run.log({"step": step, "samples": self._wandb.Table(columns=columns, data=cells)})
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._run.summary.update(scalars(summary))

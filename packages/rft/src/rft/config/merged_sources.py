@@ -26,7 +26,7 @@ from rft.resolved import Origin, Resolved
 from rft_core.errors import Problem
 from rft_core.secrets import looks_like_key
 
-_TRACKERS = ("use_wandb", "use_tensorboard", "use_trackio")
+_TRACKERS = ("use_wandb", "use_tensorboard", "use_trackio", "use_mlflow")
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,9 @@ REFUSED_FLAGS: dict[str, Refusal] = {
         f"{_NOT_YET}: evaluation reads any file of prompts and answers", "--eval_data PATH", "benchmarks", "benchmark"
     ),
     # saving and reporting
-    **_rows("a tracker has a flag of its own", "--use_wandb or --use_tensorboard or --use_trackio", "report_to"),
+    **_rows(
+        "a tracker has a flag of its own", "--use_wandb, --use_tensorboard, --use_trackio or --use_mlflow", "report_to"
+    ),
     **_rows(
         "a run ends with its last weights (sft: --patience ends it with the best); the best are kept as a checkpoint",
         "--keep_best",
@@ -175,7 +177,7 @@ REFUSED_FLAGS: dict[str, Refusal] = {
 _TYPES = {"bfloat16": "--bf16", "bf16": "--bf16", "float32": _OUT, "fp32": _OUT}
 _BY_VALUE = {
     **{(name, value): do for name in ("dtype", "torch_dtype") for value, do in _TYPES.items()},
-    **{("report_to", tracker): f"--use_{tracker}" for tracker in ("wandb", "tensorboard", "trackio")},
+    **{("report_to", tracker): f"--use_{tracker}" for tracker in ("wandb", "tensorboard", "trackio", "mlflow")},
     ("report_to", "none"): _OUT,
 }
 """What to do instead of a refused name with this value."""

@@ -65,7 +65,7 @@ FREE = _names("""
     remote_rm_batch_size remote_rm_concurrency remote_rm_retries remote_rm_timeout reward_batch_tokens reward_memory
     reward_offload reward_random reward_variables reward_wait reward_workers rollout_log_interval run_name sample_texts
     sample_tokens save_interval save_minutes save_model_only save_steps save_trajectories save_value_network
-    shard_size sp_mode sp_size token_records token_records_mib tp_size use_tensorboard use_trackio use_wandb
+    shard_size sp_mode sp_size token_records token_records_mib tp_size use_mlflow use_tensorboard use_trackio use_wandb
     wandb_group wandb_org wandb_run_name watchdog_collective_seconds watchdog_first_seconds watchdog_seconds
     weight_check_steps zero_stage zpg
 """)

@@ -63,6 +63,9 @@ class CallbackSink:
         for callback in self._callbacks:
             self._stop_if(callback.on_step(self._started, int(record["step"]), record))
 
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Nothing: callbacks get records of steps and evaluations."""
+
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """Call `on_evaluation` of every callback."""
         for callback in self._callbacks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -56,6 +56,9 @@ class NotebookPanel:
             if is_number(record.get(name)):
                 self._first.setdefault(name, float(record[name]))
         self._draw()
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Nothing: the panel draws numbers."""
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """Draw an evaluation of the held-out rows."""

@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,9 @@ class ProfileSink:
         self._rows.append(self._without_start(record))
         if self._last >= self._steps.last:
             self._end()
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Nothing: a profile has times alone."""
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """Do nothing: an evaluation is part of the step after it."""

@@ -100,6 +100,7 @@ class TrainingKeywords(TypedDict, total=False):
     wandb_run_name: str
     use_tensorboard: str | bool
     use_trackio: str | bool
+    use_mlflow: str | bool
     nproc: int
     watchdog_seconds: float
     watchdog_first_seconds: float
