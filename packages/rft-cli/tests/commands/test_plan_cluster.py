@@ -107,6 +107,7 @@ def test_heads_that_do_not_divide_leave_a_tensor_group_out(capsys: pytest.Captur
         ("rl --cluster 64xB7 --model_size 32B", "plan.cluster"),
         ("sft --cluster 64xH100 --model_size 32B", "plan.cluster_setting"),
         ("rl --cluster 64xH100 --model_size 32B --adam_offload", "plan.cluster_setting"),
+        ("rl --cluster 64xH100 --model_size 32B --sp_size 2", "plan.cluster_setting"),
         ("rl --cluster 64xH100 --model_size 32B --engine_type native", "plan.cluster_setting"),
     ],
 )

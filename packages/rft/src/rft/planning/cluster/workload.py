@@ -11,6 +11,10 @@ from rft.resolved import Resolved
 from rft_core.errors import OptionsError
 from rft_dist.planning.memory_estimate import DecoderSizes
 
+_DIVIDED = {
+    "sp_size": "sequences that are divided over ranks are not counted",
+    "ep_size": "the exchanges of experts are not counted",
+}
 _NOT_COUNTED = {
     "lora_rank": "gradients and moments of adapters alone travel and stay",
     "adam_offload": "the copies to the host at every step are not counted",
@@ -87,6 +91,9 @@ def step_shape(resolved: Resolved[Any]) -> StepShape:
         raise beside_cluster(
             resolved.command, "a step is one of rollouts and updates", "rft-train plan rl --cluster 64xH100"
         )
+    for name, why in _DIVIDED.items():
+        if values[name] > 1:
+            raise beside_cluster(f"{name} = {values[name]}", why, f"leave {name} out")
     for name, why in _NOT_COUNTED.items():
         if values.get(name):
             raise beside_cluster(name, why, f"leave {name} out")
