@@ -14,7 +14,8 @@ from rft_trainer.runs.reader import read_run
 pytestmark = pytest.mark.xdist_group("quickstart")
 
 STEPS = 100
-"""Of 1,200: enough to see it learn with any order of sums. The learning rate falls over these steps, so that the last weights are settled."""
+"""Of 1,200: enough to see it learn with any order of sums. The learning rate falls over these steps, so that the last
+weights are settled."""
 
 
 @pytest.fixture(scope="module")
