@@ -116,7 +116,9 @@ REFUSED_FLAGS: dict[str, Refusal] = {
     ),
     # saving and reporting
     **_rows(
-        "a tracker has a flag of its own", "--use_wandb, --use_tensorboard, --use_trackio or --use_mlflow", "report_to"
+        "a tracker has a flag of its own",
+        "--use_wandb or --use_tensorboard or --use_trackio or --use_mlflow",
+        "report_to",
     ),
     **_rows(
         "a run ends with its last weights (sft: --patience ends it with the best); the best are kept as a checkpoint",
