@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -94,13 +95,15 @@ class ThreadRank:
         return self._all(data)
 
     def _all(self, value: Any) -> list[Any]:
+        self.board[self.rank] = value
         try:
-            self.board[self.rank] = value
-            self.barrier.wait()
-            found = list(self.board)
             self.barrier.wait()
         except threading.BrokenBarrierError:
             raise PeerError(code="collective.failed", what="a rank is gone", where="", why="", do="") from None
+        found = list(self.board)
+        # all have come: what is broken here was broken by a rank that is through, and this exchange took place
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.barrier.wait()
         return found
 
 
