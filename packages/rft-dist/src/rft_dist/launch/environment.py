@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from rft_core.errors import PreflightError
@@ -29,6 +29,9 @@ START_TIMEOUT = "RFT_START_TIMEOUT"
 
 SPAWNED = "RFT_NPROC"
 """Set by `--nproc` in the ranks that it starts: their number."""
+
+LATER_PORTS = "RFT_LATER_PORTS"
+"""Ports at which the ranks of one launcher meet after their first meeting, in that order, with commas between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,17 @@ def ranks_from_environment(environment: Mapping[str, str] | None = None, *, num_
     required = {name.lower(): origin_of(variables, name) for name in _REQUIRED}
     origins = required | {"local_rank": local_origin, "node_rank": node_origin}
     return RankInfo(rank, world_size, local_rank, node_rank, values["MASTER_ADDR"], port, origins)
+
+
+def take_next_port(environment: MutableMapping[str, str]) -> None:
+    """Have the next meeting of these ranks be at the next port that their launcher holds.
+
+    The store at which they met before closed with that meeting. Nothing changes where no launcher holds further ports:
+    a single process meets nobody, and torchrun serves one store for all meetings.
+    """
+    first, _, rest = environment.get(LATER_PORTS, "").partition(",")
+    if first:
+        environment |= {"MASTER_PORT": first, LATER_PORTS: rest}
 
 
 def _is_launched(values: Mapping[str, str]) -> bool:

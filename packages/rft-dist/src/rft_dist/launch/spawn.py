@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from rft_core.errors import ExitCode
-from rft_dist.launch.environment import SPAWNED
+from rft_dist.launch.environment import LATER_PORTS, SPAWNED
 
 GRACE_SECONDS = 5.0
 """From the first failure to SIGTERM for the others, and from there to SIGKILL twice that."""
@@ -64,14 +64,21 @@ def spawn_ranks(
     log_folder: Path,
     environment: Mapping[str, str] | None = None,
     nodes: Nodes | None = None,
+    meetings: int = 1,
 ) -> Ended:
-    """Run `command` as `nproc` ranks of this machine, and wait for them; without `nodes` they meet at a free port."""
+    """Run `command` as `nproc` ranks of this machine, and wait for them; without `nodes` they meet at a free port.
+
+    `meetings` is how often the ranks of one machine meet, each time at another port (`take_next_port`).
+    """
     values = dict(os.environ if environment is None else environment)
     log_folder.mkdir(parents=True, exist_ok=True)
     first = nodes.node_rank * nproc if nodes else 0
     logs = tuple(log_folder / f"output_rank_{first + local}.log" for local in range(1, nproc))
     with contextlib.ExitStack() as stack:
         port = nodes.master_port if nodes else stack.enter_context(_held_port())
+        later = [stack.enter_context(_held_port()) for _ in range(meetings - 1)]
+        if later:
+            values[LATER_PORTS] = ",".join(map(str, later))
         processes = [
             stack.enter_context(_started(command, values | rank_variables(local, nproc, port, nodes), log))
             for local, log in enumerate((None, *logs))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 
+import torch
+
 from rft_engine.completions import Completion, EngineStats
 from rft_engine.native.continuous_batch import ContinuousBatch
 from rft_engine.protocols import CacheT
@@ -12,18 +14,26 @@ from rft_engine.typed_lists import to_floats, to_ints
 
 def completions_of(batch: ContinuousBatch[CacheT], weight_version: int) -> list[Completion]:
     """Return the results as records, on the host; one copy from the device for each of the three tables."""
-    tokens_SM, logprobs_SM, mass_SM = batch.tokens_SM.cpu(), batch.logprobs_SM.cpu(), batch.log_kept_mass_SM.cpu()
+    lengths_S = torch.tensor(batch.lengths_S)
+    tokens_SM = batch.tokens_SM.cpu()
+    # one conversion for all samples: one a sample costs more than its numbers where responses are short
+    drawn_SM = torch.arange(tokens_SM.shape[1]) < lengths_S[:, None]
+    token_ids = to_ints(tokens_SM[drawn_SM])
+    logprobs, mass = (to_floats(table_SM.cpu()[drawn_SM]) for table_SM in (batch.logprobs_SM, batch.log_kept_mass_SM))
     completions: list[Completion] = []
-    for sample, (length, stopped) in enumerate(zip(batch.lengths_S, batch.stopped_S, strict=True)):
+    start = 0
+    for length, stopped in zip(batch.lengths_S, batch.stopped_S, strict=True):
+        own = slice(start, start + length)
         completions.append(
             Completion(
-                token_ids=tuple(to_ints(tokens_SM[sample, :length])),
-                logprobs=tuple(to_floats(logprobs_SM[sample, :length])),
-                log_kept_mass=tuple(to_floats(mass_SM[sample, :length])),
+                token_ids=tuple(token_ids[own]),
+                logprobs=tuple(logprobs[own]),
+                log_kept_mass=tuple(mass[own]),
                 finish_reason="stop" if stopped else "length",
                 weight_version=weight_version,
             )
         )
+        start += length
     return completions
 
 

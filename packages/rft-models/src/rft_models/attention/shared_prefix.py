@@ -212,30 +212,39 @@ def find_shared_prefixes(
     # below the share the separate attention of groups costs more than it saves
     if saved == 0 or saved < _LEAST_SAVING * token_ids_T.shape[0]:
         return None
-    place_T = torch.empty(token_ids_T.shape[0], dtype=torch.int64)
-    kept: list[Tensor] = []
-    common: list[int] = []
+    common = [_common_length(group) for group in groups]
+    # (start in the row, length, start among the kept tokens): the prompts of all segments, those that are kept (of a
+    # segment that shares nothing: all of it), and what follows them
+    prompts, firsts, owns = list[_Range](), list[_Range](), list[_Range]()
     num_kept = 0
-    for group in groups:  # the prompts (of a segment that shares nothing: all of it)
-        first, length = group[0].start, _common_length(group)
-        kept.append(torch.arange(first, first + length))
-        for segment in group:
-            place_T[segment.start : segment.start + length] = torch.arange(num_kept, num_kept + length)
-        common.append(length)
+    for group, length in zip(groups, common, strict=True):
+        firsts.append((group[0].start, length, num_kept))
+        prompts += [(segment.start, length, num_kept) for segment in group]
         num_kept += length
     responses: list[Piece] = []
-    for group in (group for group in groups if len(group) > 1):
-        prompt_length = group[0].prompt_length
-        prompt = int(place_T[group[0].start])
-        for segment in group:
-            first = segment.start + prompt_length
-            kept.append(torch.arange(first, segment.stop))
-            responses.append(Piece(num_kept, segment.own_length, prompt, prompt_length))
-            place_T[first : segment.stop] = torch.arange(num_kept, num_kept + segment.own_length)
+    for group, (_, length, prompt) in zip(groups, firsts, strict=True):
+        for segment in group if len(group) > 1 else ():
+            owns.append((segment.start + length, segment.own_length, num_kept))
+            responses.append(Piece(num_kept, segment.own_length, prompt, length))
             num_kept += segment.own_length
+    place_T = torch.empty(token_ids_T.shape[0], dtype=torch.int64)
+    from_T, to_T = _numbers(prompts + owns)
+    place_T[from_T] = to_T
+    kept_K, _ = _numbers(firsts + owns)
     device = device or token_ids_T.device
     layout = SharedLayout.of(PackedLayout.from_lengths(common, device), responses, device)
-    return SharedPrompts(layout, to_device(torch.cat(kept), device), to_device(place_T, device))
+    return SharedPrompts(layout, to_device(kept_K, device), to_device(place_T, device))
+
+
+_Range = tuple[int, int, int]
+
+
+def _numbers(ranges: Sequence[_Range]) -> tuple[Tensor, Tensor]:
+    """Return the numbers from the first start of each (start, length, other start), and those from the other."""
+    start_S, length_S, other_S = torch.tensor(ranges, dtype=torch.int64).reshape(-1, 3).unbind(1)
+    segment_T = torch.repeat_interleave(torch.arange(len(ranges)), length_S)
+    within_T = torch.arange(segment_T.shape[0]) - (length_S.cumsum(0) - length_S)[segment_T]
+    return start_S[segment_T] + within_T, other_S[segment_T] + within_T
 
 
 def _segments(segment_ids_T: Tensor, target_mask_T: Tensor) -> list[_Segment]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
+from itertools import islice
 from typing import Any
 
 import torch
@@ -46,18 +47,23 @@ class ExchangedGroups:
 
     def groups(self, prompts: Mapping[tuple[int, int], Prompt]) -> list[RolloutGroup]:
         """Return the groups; `prompts` has the prompt of each (epoch, position)."""
-        columns = list(self._lists())
-        start, groups = 0, list[RolloutGroup]()
+        rollouts = iter(self._rollouts())
+        groups = list[RolloutGroup]()
         for row in self._header["groups"]:
-            rollouts: list[Rollout] = []
-            for one in row["rollouts"]:
-                end = start + one["num_tokens"]
-                per_token = {name: column[start:end] for name, column in zip(_PER_TOKEN, columns, strict=True)}
-                rollouts.append(rollout_from_json({name: one[name] for name in _IN_HEADER} | per_token))
-                start = end
+            own = tuple(islice(rollouts, row["num_rollouts"]))
             prompt = prompts[row["epoch"], row["position"]]
-            groups.append(RolloutGroup(prompt, row["epoch"], row["position"], tuple(rollouts), row["baseline_reward"]))
+            groups.append(RolloutGroup(prompt, row["epoch"], row["position"], own, row["baseline_reward"]))
         return groups
+
+    def _rollouts(self) -> Iterable[Rollout]:
+        columns = list(self._lists())
+        fields_of_all = [_column(one, len(self._header["lengths"])) for one in self._header["fields"]]
+        start = 0
+        for length, *values in zip(self._header["lengths"], *fields_of_all, strict=True):
+            end = start + length
+            per_token = {name: column[start:end] for name, column in zip(_PER_TOKEN, columns, strict=True)}
+            yield rollout_from_json(dict(zip(_IN_HEADER, values, strict=True)) | per_token)
+            start = end
 
     def _lists(self) -> Iterable[list[Any]]:
         start, num_tokens = 0, self._header["num_tokens"]
@@ -84,12 +90,20 @@ def encode_groups(groups: Sequence[RolloutGroup]) -> bytes:
             "epoch": group.epoch,
             "position": group.position,
             "baseline_reward": group.baseline_reward,
-            "rollouts": [_header_row(rollout) for rollout in group.rollouts],
+            "num_rollouts": len(group.rollouts),
         }
         for group in groups
     ]
-    num_tokens = sum(len(rollout.completion_ids) for rollout in rollouts)
-    header = exact_bytes({"groups": rows, "types": [code for code, _ in columns], "num_tokens": num_tokens})
+    lengths = [len(rollout.completion_ids) for rollout in rollouts]
+    header = exact_bytes(
+        {
+            "groups": rows,
+            "types": [code for code, _ in columns],
+            "num_tokens": sum(lengths),
+            "lengths": lengths,
+            "fields": [_same_or_all([getattr(rollout, name) for rollout in rollouts]) for name in _IN_HEADER],
+        }
+    )
     return b"".join([header, *(data for _, data in columns)])
 
 
@@ -112,11 +126,15 @@ def exchange_groups(
     Raises:
         OutageError: another rank has none, because its reward server is away (`share_outage`).
     """
-    parts = [ExchangedGroups(data) for data in collectives.gather_bytes(encode_groups(groups))]
-    for part in parts:
+    sent = encode_groups(groups)
+    # its own groups are here already
+    arrived = [
+        ExchangedGroups(data) for rank, data in enumerate(collectives.gather_bytes(sent)) if rank != collectives.rank
+    ]
+    for part in arrived:
         if part.error is not None:
             raise OutageError(**part.error)
-    return in_order(parts, entries, prompts)
+    return in_order(arrived, entries, prompts, own=groups)
 
 
 def share_outage(collectives: Collectives, outage: OutageError) -> None:
@@ -126,12 +144,17 @@ def share_outage(collectives: Collectives, outage: OutageError) -> None:
 
 
 def in_order(
-    parts: Sequence[ExchangedGroups], entries: Sequence[LedgerEntry], prompts: Sequence[Prompt]
+    parts: Sequence[ExchangedGroups],
+    entries: Sequence[LedgerEntry],
+    prompts: Sequence[Prompt],
+    *,
+    own: Sequence[RolloutGroup] = (),
 ) -> list[RolloutGroup]:
-    """Return the groups of all ranks in the order of `entries`, with these prompts."""
+    """Return the groups of all ranks in the order of `entries`, with these prompts; `own` were not exchanged."""
     by_place = {(entry.epoch, entry.position): prompt for entry, prompt in zip(entries, prompts, strict=True)}
     # by place and not by rank: the result is that of one rank that had sampled all
     groups = {(group.epoch, group.position): group for part in parts for group in part.groups(by_place)}
+    groups |= {(group.epoch, group.position): group for group in own}
     return [groups[position] for position in by_place]
 
 
@@ -161,8 +184,21 @@ def group_from_json(row: Mapping[str, Any]) -> RolloutGroup:
     )
 
 
-def _header_row(rollout: Rollout) -> dict[str, Any]:
-    return {name: getattr(rollout, name) for name in _IN_HEADER} | {"num_tokens": len(rollout.completion_ids)}
+def _same_or_all(values: list[Any]) -> dict[str, Any]:
+    """Return a field of all rollouts: one value where all have the same, which most fields have."""
+    first = values[0] if values else None
+    # of a float equality is not enough: it would take -0.0 for 0.0
+    if not isinstance(first, float) and all(type(value) is type(first) and value == first for value in values):
+        return {"same": first} if _has_no_float(first) else {"all": values}
+    return {"all": values}
+
+
+def _has_no_float(value: Any) -> bool:
+    return value is None or isinstance(value, str | int) or value in ((), {})
+
+
+def _column(field: Mapping[str, Any], count: int) -> Iterable[Any]:
+    return field["all"] if "all" in field else [field["same"]] * count
 
 
 def _floats(rows: Iterable[Sequence[float]]) -> tuple[str, bytes]:

@@ -369,20 +369,15 @@ def _samples(
     def rows(values_T: Tensor | None) -> Sequence[tuple[Any, ...]]:
         return [] if values_T is None else [tuple(row.tolist()) for row in values_T.split(lengths)]
 
-    # of the loss tokens; kept as tensors, since a step has millions of them
-    of_loss = [
-        row[mask]
-        for row, mask in zip(credit.advantages_T.split(lengths), batch.loss_mask_T.split(lengths), strict=True)
-    ]
+    first_N, constant_N = _one_number(credit.advantages_T, batch.segment_ids_T, batch.loss_mask_T, len(lengths))
     # one number in place of a tuple where all loss tokens have the same, as for outcome rewards
-    constant = [len(row) <= 1 or bool((row == row[0]).all()) for row in of_loss]
     token_advantages = [
         () if same else tuple(row.tolist())
-        for row, same in zip(credit.advantages_T.split(lengths), constant, strict=True)
+        for row, same in zip(credit.advantages_T.split(lengths), constant_N.tolist(), strict=True)
     ]
     return build_samples(
         groups,
-        [row[0].item() if len(row) else 0.0 for row in of_loss],
+        first_N.tolist(),
         scores.old,
         scores.reference,
         token_advantages=token_advantages,
@@ -391,3 +386,18 @@ def _samples(
         token_weights=rows(credit.weights_T),
         selected=rows(credit.selected_T),
     )
+
+
+def _one_number(values_T: Tensor, segment_ids_T: Tensor, mask_T: Tensor, num_segments: int) -> tuple[Tensor, Tensor]:
+    """Return [N] the first value of each segment under the mask (0 without one), and [N] whether all others equal it.
+
+    NaN differs from itself; a segment of one value or none has no others.
+    """
+    index_L = mask_T.nonzero()[:, 0]
+    segment_L, num_values = segment_ids_T[index_L], values_T.shape[0]
+    first_N = torch.full((num_segments,), num_values).scatter_reduce_(0, segment_L, index_L, "amin")
+    # a number behind the values for segments that have none
+    value_N = torch.cat([values_T, values_T.new_zeros(1)])[first_N]
+    differs_L = values_T[index_L] != value_N[segment_L]
+    count_N = torch.bincount(segment_L, minlength=num_segments)
+    return value_N, (count_N <= 1) | (torch.bincount(segment_L[differs_L], minlength=num_segments) == 0)

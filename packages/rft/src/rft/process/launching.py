@@ -50,10 +50,17 @@ def spawned(
     if nodes is not None:
         place = (nodes.node_rank, nodes.num_nodes, nodes.master_addr, nodes.master_port)
         _LOG.info("machine %d of %d; the ranks of all machines meet at %s:%d", *place)
+    return started_ranks(program, nproc, folder, nodes=nodes)
+
+
+def started_ranks(
+    program: Sequence[str], nproc: int, folder: Path, *, nodes: Nodes | None = None, meetings: int = 1
+) -> int:
+    """Run `program` as ranks, as `spawn_ranks` does, say how they ended, and give the exit code of all."""
     first = nodes.node_rank * nproc if nodes else 0
     if nproc > 1:
         _LOG.info("starting %d ranks; all but the first write to %s/output_rank_N.log", nproc, folder)
-    ended = spawn_ranks(program, nproc, log_folder=folder, nodes=nodes)
+    ended = spawn_ranks(program, nproc, log_folder=folder, nodes=nodes, meetings=meetings)
     if ended.rank is not None:
         _LOG.warning(
             "\nrank %d ended with exit code %d; exit codes of all ranks: %s",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 import torch
 
 from rft.installation.start import check_installation, why_no_gpu
+from rft.process.cores import usable_cores
 from rft.process.determinism import repeat_exactly
 from rft.process.monitored import MonitoredProcess, first_line, watched_process
 from rft.process.rank_log import logged
@@ -33,7 +33,6 @@ from rft_trainer.metrics.compute_meter import ComputeMeter
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.runs.checkpointing import Progress
 
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _PROCESSOR = Path("/proc/cpuinfo")
 
 
@@ -159,15 +158,6 @@ def of_unstarted_ranks(machine: Machine, grid: ParallelDims) -> Machine:
     """Return the first of the ranks of this grid, none of which is started, as pages show it."""
     ranks = replace(machine.ranks, world_size=grid.world_size)
     return replace(machine, ranks=ranks, preflight=PreflightReport(grid, None, ""))
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: its affinity, and the quota of its control group where there is one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = _read(_QUOTA).partition(" ")
-    if quota.isdigit() and period.strip().isdigit():
-        cores = min(cores, math.ceil(int(quota) / int(period)))
-    return max(1, cores)
 
 
 def bfloat16_arithmetic(device: str) -> str:

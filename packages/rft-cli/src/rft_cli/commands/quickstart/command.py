@@ -15,6 +15,8 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rft.process.cores import usable_cores
+from rft_cli.commands.quickstart import ranks
 from rft_cli.commands.quickstart.tasks import TASKS, Task
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
@@ -22,7 +24,7 @@ from rft_trainer.runs.directory import RUN_MARKS, RunDirectory
 from rft_trainer.runs.names import run_name
 from rft_trainer.runs.reader import read_run
 
-USAGE = """usage: rft-train quickstart [--task NAME] [--seed N] [--save_path DIR] [--control NAME]
+USAGE = """usage: rft-train quickstart [--task NAME] [--seed N] [--save_path DIR] [--control NAME] [--nproc N]
 
 Build a small model, warm it up on additions such as 47+25=072, then improve it by reinforcement
 learning (GRPO) with a reward that checks the answer. Two CPU cores, a few minutes, no download.
@@ -37,7 +39,9 @@ learning (GRPO) with a reward that checks the answer. Two CPU cores, a few minut
                      noisy_answers (with --task calculator or guess-number: the answers say nothing)
                      sft (supervised training goes on instead, for --seconds)
   --seconds S        how long --control sft trains (default 120)
-  --steps N          steps of reinforcement learning, to stop early (default: the recipe's)"""
+  --steps N          steps of reinforcement learning, to stop early (default: the recipe's)
+  --nproc N          processes that share the samples of a step (default: 2 for the additions, where two cores
+                     are usable, else 1)"""
 
 CONTROLS = ("none", "shuffled_rewards", "shuffled_images", "noisy_answers", "sft")
 WARMUP_STEPS = 36
@@ -55,6 +59,8 @@ class QuickstartOptions:
     seconds: float = 120.0
     steps: int = 0
     task: str = "additions"
+    nproc: int = 0
+    """Processes that share the samples of a step; 0: as many as are quickest on this machine."""
 
     @property
     def learned(self) -> Task:
@@ -69,14 +75,28 @@ def run(argv: list[str]) -> int:
         return 0
     choices = parse(argv)
     path = Path(choices.save_path or Path("runs") / run_name("quickstart", under=Path("runs")))
-    # a warm-up alone makes the directory a run already
-    RunDirectory(path).refuse_existing(marks=(*RUN_MARKS, WARM_START))
+    if not ranks.is_started_rank():
+        # a warm-up alone makes the directory a run already
+        RunDirectory(path).refuse_existing(marks=(*RUN_MARKS, WARM_START))
+        # what another start has left would tell the other ranks that everything is there
+        (path / CHOICES).unlink(missing_ok=True)
+        words = argv if choices.save_path else [*argv, "--save_path", str(path)]
+        code = ranks.started(["quickstart", *words], _num_ranks(choices), path / "logs")
+        if code is not None:
+            return code
     _one_thread()
-    prepare(path, choices)
+    if ranks.is_first():
+        prepare(path, choices)
+    else:
+        ranks.wait_for(path / CHOICES)
     command = ["rft-train", "quickstart", *argv]
     _warm_up(path, choices, command, fresh=True)
     _second_stage(path, choices, command)
     return 0
+
+
+def _num_ranks(choices: QuickstartOptions) -> int:
+    return choices.nproc or min(choices.learned.ranks, usable_cores())
 
 
 def _one_thread() -> None:
@@ -110,6 +130,7 @@ def parse(argv: list[str]) -> QuickstartOptions:
         seconds=float(_number(values, "seconds", 120)),
         steps=_number(values, "steps", 0),
         task=values.get("task", "additions"),
+        nproc=_number(values, "nproc", 0),
     )
     if choices.task not in TASKS:
         raise _refused(f"--task {choices.task} is not one of {', '.join(TASKS)}", "--task images")
@@ -183,12 +204,14 @@ def _more_supervised(path: Path, choices: QuickstartOptions, command: list[str])
     words += ["--max_epochs", str(steps), "--max_steps", str(steps), "--target_loss", "0", "--eval_steps", "500"]
     training.train(resolve("sft", words), command, show_end=False)
     for name in ("warm_start", "control_sft"):
+        ranks.meet_anew()
         print(f"\nheld-out accuracy of {name}:")
         words = ["--pretrain", str(final_model(path / name)), "--eval_data", str(path / "data" / "heldout.jsonl")]
         eval_command.run([*words, *choices.learned.eval_words])
 
 
 def _second_stage(path: Path, choices: QuickstartOptions, command: list[str]) -> None:
+    ranks.meet_anew()
     if choices.control == "sft":
         _more_supervised(path, choices, command)
         return
@@ -219,22 +242,26 @@ def resume(path: Path, overrides: list[str]) -> int:
     from rft_cli.commands import training
     from rft_cli.config.resolve import resolve
 
-    _one_thread()
     stored = json.loads((path / CHOICES).read_text())
     choices = QuickstartOptions(**stored, save_path=str(path))
+    warm_start = path / WARM_START
+    saved = any(warm_start.glob("checkpoints/step_*/manifest.json"))
+    if not ranks.is_started_rank():
+        # without a checkpoint there is nothing to go on from, and nothing is lost
+        if warm_start.exists() and not saved:
+            print("the warm-up had saved nothing; it starts again")
+            shutil.rmtree(warm_start)
+        code = ranks.started(["resume", str(path), *overrides], _num_ranks(choices), path / "logs")
+        if code is not None:
+            return code
+    _one_thread()
     command = shlex.split(read_run(path).command) or ["rft-train", "quickstart"]
     # the second stage has begun; its settings are those that it wrote
     if (path / "config.yaml").exists():
         words = ["--config", str(path / "config.yaml"), "--save_path", str(path), *overrides]
         training.train(resolve("rl", words), command, in_place=path)
         return 0
-    warm_start = path / WARM_START
     if read_run(warm_start).summary.get("outcome") != "finished":
-        saved = any(warm_start.glob("checkpoints/step_*/manifest.json"))
-        # without a checkpoint there is nothing to go on from, and nothing is lost
-        if warm_start.exists() and not saved:
-            print("the warm-up had saved nothing; it starts again")
-            shutil.rmtree(warm_start)
         _warm_up(path, choices, command, fresh=not saved)
     _second_stage(path, choices, command)
     return 0

@@ -28,6 +28,8 @@ class Task:
     """File of the rows that the warm-up trains on."""
     noisy: str = ""
     """The environment of the control whose answers say nothing; empty where the task has no environment."""
+    ranks: int = 1
+    """Processes that are quickest, where as many cores are usable."""
 
 
 def _additions(path: Path, seed: int) -> str:
@@ -83,6 +85,7 @@ TASKS = {
         second="64 prompts x 8 answers a step, reward 1 for the right sum",
         prepare=_additions,
         eval_words=("--generate_max_len", "8"),
+        ranks=2,
     ),
     "images": Task(
         sft_recipe="drawn-images-sft",

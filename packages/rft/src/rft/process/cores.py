@@ -1,0 +1,18 @@
+"""Cores that this process may use. No torch is imported here."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, and the quota of its control group where there is one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = (_QUOTA.read_text() if _QUOTA.is_file() else "").partition(" ")
+    if quota.isdigit() and period.strip().isdigit():
+        cores = min(cores, math.ceil(int(quota) / int(period)))
+    return max(1, cores)
