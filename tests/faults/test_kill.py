@@ -140,7 +140,7 @@ def test_a_second_sigint_stops_at_once_and_loses_only_the_step(
 
 def test_a_quickstart_killed_in_its_warm_up_is_resumed(server: ForkServer, runs: Path) -> None:
     kill = {"RFT_FAULT": "checkpoint.publish.before:1:kill"}
-    assert server.run("quickstart", "--save_path", str(runs / "run"), environment=kill).code == KILLED
+    assert server.run("quickstart", "--nproc", "1", "--save_path", str(runs / "run"), environment=kill).code == KILLED
     for path in (runs / "run", runs / "run" / "warm_start"):  # the second is what the warm-up itself names
         resumed = server.run("resume", str(path), environment={"RFT_FAULT": "sft.logged:2:kill"})
         assert resumed.code == KILLED, resumed.output[-3000:]

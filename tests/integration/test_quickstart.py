@@ -14,7 +14,7 @@ from rft_trainer.runs.reader import read_run
 pytestmark = pytest.mark.xdist_group("quickstart")
 
 STEPS = 100
-"""Of 1,200: enough to see it learn with any order of sums. The learning rate falls over these steps, so that the last
+"""Of 600: enough to see it learn with any order of sums. The learning rate falls over these steps, so that the last
 weights are settled."""
 
 
@@ -31,7 +31,7 @@ def test_held_out_accuracy_rises(folder: Path) -> None:
     before, after = run.accuracy("before"), run.accuracy("after")
     assert before is not None
     assert after is not None
-    assert 0.3 <= before <= 0.55
+    assert 0.3 <= before <= 0.65
     assert after >= before + 0.1
     assert run.summary["outcome"] == "finished"
     assert run.step == STEPS

@@ -20,6 +20,7 @@ from rft.config.commands import GROUP, load, typed
 from rft.process.detached import INTERRUPTED, open_standard_streams
 from rft_cli.diagnostics import debug_mode
 from rft_cli.records.discovery import command_of_words, commands, run_command
+from rft_core import garbage_collection
 from rft_core.errors import OptionsError, Problem, RftError, StorageError
 from rft_core.terminal_text import visible
 from rft_trainer.installed_tasks.discovery import listed_tasks
@@ -41,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:
         # whatever the umask says, nobody but owner and group can write what is made: a resume runs what it names
         os.umask(os.umask(0) | stat.S_IWOTH)
+        garbage_collection.pause()
     words = list(sys.argv[1:] if argv is None else argv)
     from rft_cli.diagnostics import problems
 
@@ -147,7 +149,14 @@ def _run(words: list[str]) -> int:
     debug_mode.show_crashes()
     fault_injection.install_from(os.environ)
     notices.show_notices()
+    _collect_garbage(command)
     return run_command(command, argv)
+
+
+def _collect_garbage(command: Command) -> None:
+    """Have the collector go on, unless the command is short or trains: then it does at the first step."""
+    if not (command.makes_runs or command.name == "check"):
+        garbage_collection.go_on()
 
 
 def _refuse_early(command: Command, argv: list[str]) -> Resolved[Any]:

@@ -13,6 +13,7 @@ from rft_dist.launch.environment import (
     ranks_from_environment,
     requested_backend,
     start_seconds,
+    take_next_port,
     timeout_seconds,
 )
 
@@ -196,3 +197,15 @@ def test_the_process_s_own_environment_is_read_where_no_other_is_given(monkeypat
     assert [name for name, _, _ in environment_report()] == [*BY_HAND_AS_REPORTED, "NCCL_TIMEOUT", "NCCL_BACKEND"]
     monkeypatch.setenv("RFT_START_TIMEOUT", "3")
     assert (timeout_seconds(), start_seconds()) == (604800.0, 3.0)
+
+
+def test_the_next_meeting_is_at_the_next_port_that_is_held() -> None:
+    values = {"MASTER_PORT": "1", "RFT_LATER_PORTS": "2,3"}
+    seen = [values["MASTER_PORT"]]
+    for _ in range(3):
+        take_next_port(values)
+        seen.append(values["MASTER_PORT"])
+    assert seen == ["1", "2", "3", "3"]
+    alone: dict[str, str] = {}
+    take_next_port(alone)
+    assert alone == {}

@@ -42,6 +42,23 @@ def test_every_rank_has_its_number_and_one_place_to_meet(tmp_path: Path) -> None
     assert [log.read_text() for log in ended.logs] == ["rank 1 was here\n", "rank 2 was here\n"]
 
 
+def test_ranks_that_meet_more_than_once_have_a_port_for_each_meeting(tmp_path: Path) -> None:
+    text = """
+    from rft_dist.launch.environment import take_next_port
+    ports = []
+    for _ in range(4):
+        ports.append(os.environ["MASTER_PORT"])
+        take_next_port(os.environ)
+    open(sys.argv[1] + f"/{rank}", "w").write(" ".join(ports))
+    """
+    ended = spawn_ranks([*program(text), str(tmp_path)], 2, log_folder=tmp_path / "logs", meetings=3)
+    assert ended.code == 0
+    first, second = ((tmp_path / f"{rank}").read_text().split() for rank in range(2))
+    assert first == second
+    assert len(set(first)) == 3
+    assert first[3] == first[2], "no further port is held"
+
+
 def test_the_variables_are_those_of_a_rank_of_this_machine() -> None:
     values = rank_variables(1, 4, 29512)
     info = ranks_from_environment(values)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from rft_algos.algorithms import components
 from rft_algos.algorithms.published import Grpo
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
 from rft_trainer.records.scores import RewardStatus
+from rft_trainer.scoring import advantages
 from rft_trainer.scoring.advantages import AdvantageEstimator, PolicyScores, RewardShapingConfig
 
 
@@ -81,3 +83,22 @@ def test_a_teacher_adds_its_log_prob_above_the_policy_s_to_every_token_less_the_
         assert list(after.token_advantages) == pytest.approx(expected)
     total, number = metrics["kl/teacher"]
     assert (float(total), float(number)) == pytest.approx((-(1.0 - 0.5 + 0.0 + 0.5), 4))
+
+
+def test_a_segment_has_one_number_where_all_its_loss_tokens_have_it() -> None:
+    nan = math.nan
+    rows = [
+        ([0.5, 0.5, 9.0], [True, True, False], 0.5, True),
+        ([9.0, -1.0, 2.0], [False, True, True], -1.0, False),
+        ([nan, nan], [True, True], nan, False),
+        ([nan], [True], nan, True),
+        ([0.0, -0.0], [True, True], 0.0, True),
+        ([3.0], [False], 0.0, True),
+        ([], [], 0.0, True),
+    ]
+    ids = [index for index, (values, *_) in enumerate(rows) for _ in values]
+    values_T = torch.tensor([value for values, *_ in rows for value in values], dtype=torch.float64)
+    mask_T = torch.tensor([kept for _, mask, *_ in rows for kept in mask])
+    first_N, same_N = advantages._one_number(values_T, torch.tensor(ids), mask_T, len(rows))
+    assert first_N.tolist() == pytest.approx([first for *_, first, _ in rows], nan_ok=True)
+    assert same_N.tolist() == [same for *_, same in rows]

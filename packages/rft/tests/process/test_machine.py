@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from rft.process import cores as cores_module
 from rft.process import machine
-from rft.process.machine import bfloat16_arithmetic, open_machine, usable_cores
+from rft.process.machine import bfloat16_arithmetic, open_machine
 from rft_core.errors import PeerError
 from rft_dist.launch import rendezvous
 from rft_dist.planning.parallel_dims import BatchShare, SourcedNumber
@@ -30,26 +31,8 @@ def threads() -> Iterator[int]:
 def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, cores: int, quota: str) -> None:
     file = tmp_path / "cpu.max"
     file.write_text(quota)
-    monkeypatch.setattr(machine, "_QUOTA", file)
+    monkeypatch.setattr(cores_module, "_QUOTA", file)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
-
-
-@pytest.mark.parametrize(
-    ("cores", "quota", "usable"),
-    [
-        (8, "max 100000\n", 8),
-        (8, "300000 100000\n", 3),
-        (8, "250000 100000\n", 3),
-        (2, "900000 100000\n", 2),
-        (4, "10000 100000\n", 1),
-        (4, "", 4),
-    ],
-)
-def test_the_usable_cores_are_those_of_affinity_and_quota(
-    cores: int, quota: str, usable: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    given(monkeypatch, tmp_path, cores=cores, quota=quota)
-    assert usable_cores() == usable
 
 
 def test_threads_are_lowered_to_what_may_be_used_and_never_raised(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -195,11 +194,3 @@ def test_a_machine_is_described_in_a_line(
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     one = Machine("meta", calls.double("ranks", world_size=world_size), calls.double("collectives"))
     assert one.describe() == text
-
-
-def test_cores_are_counted_where_there_is_no_affinity(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine, "_QUOTA", tmp_path / "none")
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    for counted, usable in ((5, 5), (None, 1)):
-        monkeypatch.setattr(os, "cpu_count", lambda counted=counted: counted)
-        assert machine.usable_cores() == usable

@@ -34,12 +34,14 @@ def test_a_quickstart_never_writes_over_a_run(name: str, tmp_path: Path, monkeyp
         ("--save-path=a=b --control sft --seconds 5", {"save_path": "a=b", "control": "sft", "seconds": 5.0}),
         ("--task images --control shuffled_images", {"task": "images", "control": "shuffled_images"}),
         ("--task images", {"task": "images"}),
+        ("--nproc 3", {"nproc": 3}),
         ("--task calculator --control noisy_answers", {"task": "calculator", "control": "noisy_answers"}),
         ("--control shuffled_rewards --seed 0", {"control": "shuffled_rewards"}),
     ],
 )
 def test_flags_are_choices_and_the_rest_is_as_documented(words: str, choices: dict[str, Any]) -> None:
     documented = {"seed": 0, "save_path": "", "control": "none", "seconds": 120.0, "steps": 0, "task": "additions"}
+    documented |= {"nproc": 0}
     parsed = quickstart.parse(words.split())
     assert asdict(parsed) == {**documented, **choices}
     assert quickstart.QuickstartOptions() == quickstart.parse([])

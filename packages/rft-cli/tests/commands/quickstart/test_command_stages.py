@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,11 @@ import torch
 from rft_cli.commands import eval as eval_command
 from rft_cli.commands import training
 from rft_cli.commands.quickstart import command as quickstart
+from rft_cli.commands.quickstart import ranks
 from rft_cli.commands.quickstart.tasks import TASKS
 from rft_cli.config.resolve import resolve
+from rft_dist.launch import spawn
+from rft_dist.launch.environment import LATER_PORTS
 
 Stage = dict[str, Any]
 SAVED = Path("checkpoints/step_000001")
@@ -87,6 +91,23 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int, Path]]:
+    """What was started as several ranks: (words, number, folder of their logs); one core is usable."""
+    asked: list[tuple[list[str], int, Path]] = []
+
+    def start(program: Sequence[str], nproc: int, folder: Path, *, meetings: int) -> int:
+        assert program[1:3] == ["-m", "rft_cli.main"]
+        assert meetings == 4
+        asked.append((list(program[3:]), nproc, folder))
+        return 7
+
+    monkeypatch.setattr(quickstart, "usable_cores", lambda: 1)
+    monkeypatch.setattr(ranks, "started_ranks", start)
+    monkeypatch.setattr(ranks, "run_has_begun", lambda: None)
+    return asked
+
+
 def warm_up(path: Path, task: str = "additions", seed: int = 0, **changes: Any) -> Stage:
     """The warm-up as it has to begin."""
     data = path / "data" / f"{TASKS[task].demonstrations}.jsonl"
@@ -134,7 +155,7 @@ def test_a_quickstart_prepares_warms_up_and_learns(task: str, stages: Stages, th
         warm_up(path, task, 7, command=command),
         second(path, task, 7, command=command),
     ]
-    stored = {"seed": 7, "control": "none", "seconds": 120.0, "steps": 0, "task": task}
+    stored = {"seed": 7, "control": "none", "seconds": 120.0, "steps": 0, "task": task, "nproc": 0}
     assert json.loads((path / "choices.json").read_text()) == stored
     assert threads == [1]
 
@@ -201,6 +222,58 @@ def test_the_supervised_control_goes_on_for_the_time_and_is_compared(
     held_out = {**asked, "eval_data": str(path / "data" / "heldout.jsonl")}
     assert stages.calls[3]["given"] == {**held_out, "pretrain": start}
     assert stages.calls[4]["given"] == {**held_out, "pretrain": str(path / "control_sft" / SAVED / "model")}
+
+
+# --- several ranks
+
+Started = list[tuple[list[str], int, Path]]
+
+
+@pytest.mark.parametrize(
+    ("cores", "words", "nproc"),
+    [(2, "", 2), (8, "", 2), (1, "", 1), (1, "--nproc 3", 3), (8, "--nproc 1", 1), (8, "--task calculator", 1)],
+)
+def test_the_ranks_are_as_many_as_are_quickest_or_as_asked(
+    cores: int, words: str, nproc: int, stages: Stages, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quickstart, "usable_cores", lambda: cores)
+    argv = [*words.split(), "--save_path", "here"]
+    code = quickstart.run(argv)
+    if nproc == 1:
+        assert (code, started, len(stages.calls)) == (0, [], 3)
+    else:
+        assert (code, started, stages.calls) == (7, [(["quickstart", *argv], nproc, Path("here/logs"))], [])
+
+
+def test_ranks_are_told_the_directory_that_was_chosen(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quickstart, "run_name", lambda prefix, *, under: "fox")
+    assert quickstart.run(["--nproc", "2"]) == 7
+    assert started[0][0] == ["quickstart", "--nproc", "2", "--save_path", "runs/fox"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_rank_alone_prepares_and_each_stage_meets_at_another_port(
+    rank: int, stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (spawn.rank_variables(rank, 2, 29_501) | {LATER_PORTS: "29502,29503,29504"}).items():
+        monkeypatch.setenv(name, value)
+    if rank == 1:
+        Path("here").mkdir()
+        Path("here/choices.json").write_text("{}")
+    assert quickstart.run(["--save_path", "here"]) == 0
+    assert stages.names() == [*(["prepare"] if rank == 0 else []), "sft", "rl"]
+    assert (os.environ["MASTER_PORT"], os.environ[LATER_PORTS]) == ("29502", "29503,29504")
+
+
+def test_a_resume_starts_ranks_behind_what_it_clears(
+    stopped: Path, stages: Stages, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quickstart, "usable_cores", lambda: 2)
+    (stopped / "warm_start" / SAVED).mkdir(parents=True)
+    assert quickstart.resume(stopped, ["--log_interval", "9"]) == 7
+    assert started == [(["resume", str(stopped), "--log_interval", "9"], 2, stopped / "logs")]
+    assert not (stopped / "warm_start").exists()
+    assert stages.calls == []
 
 
 # --- a resume

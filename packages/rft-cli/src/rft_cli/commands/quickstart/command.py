@@ -246,9 +246,10 @@ def resume(path: Path, overrides: list[str]) -> int:
     choices = QuickstartOptions(**stored, save_path=str(path))
     warm_start = path / WARM_START
     saved = any(warm_start.glob("checkpoints/step_*/manifest.json"))
+    is_warm = read_run(warm_start).summary.get("outcome") == "finished" if warm_start.exists() else False
     if not ranks.is_started_rank():
         # without a checkpoint there is nothing to go on from, and nothing is lost
-        if warm_start.exists() and not saved:
+        if warm_start.exists() and not (saved or is_warm):
             print("the warm-up had saved nothing; it starts again")
             shutil.rmtree(warm_start)
         code = ranks.started(["resume", str(path), *overrides], _num_ranks(choices), path / "logs")
@@ -261,7 +262,7 @@ def resume(path: Path, overrides: list[str]) -> int:
         words = ["--config", str(path / "config.yaml"), "--save_path", str(path), *overrides]
         training.train(resolve("rl", words), command, in_place=path)
         return 0
-    if read_run(warm_start).summary.get("outcome") != "finished":
+    if not is_warm:
         _warm_up(path, choices, command, fresh=not saved)
     _second_stage(path, choices, command)
     return 0
