@@ -162,7 +162,7 @@ def prepare(path: Path, choices: QuickstartOptions) -> None:
     stored = {name: value for name, value in asdict(choices).items() if name != "save_path"}
     # written last: with it, a resume relies on data and model being complete
     (path / CHOICES).write_text(json.dumps(stored))
-    print(made)
+    print(made, flush=True)  # here and below: what is logged meanwhile goes to a stream without a buffer
 
 
 def _warm_up(path: Path, choices: QuickstartOptions, command: list[str], *, fresh: bool) -> None:
@@ -175,7 +175,7 @@ def _warm_up(path: Path, choices: QuickstartOptions, command: list[str], *, fres
     words = [*_data_words(path, task.sft_recipe, task.demonstrations), "--pretrain", str(path / "untrained")]
     words += ["--seed", str(choices.seed)]
     words += ["--save_path", str(directory)]
-    print(f"1. warm-up: supervised training on {task.about}\n")
+    print(f"1. warm-up: supervised training on {task.about}\n", flush=True)
     resolved = resolve("sft", words)
     training.train(resolved, command, in_place=None if fresh else directory, show_end=False)
 
@@ -195,7 +195,7 @@ def _more_supervised(path: Path, choices: QuickstartOptions, command: list[str])
     seconds = read_run(path / WARM_START).series("time/step")
     seconds_a_step = sum(seconds) / len(seconds)
     steps = max(1, round(choices.seconds / seconds_a_step))
-    print(f"\n2. control: {steps:,} more steps of supervised training, about {choices.seconds:g} s\n")
+    print(f"\n2. control: {steps:,} more steps of supervised training, about {choices.seconds:g} s\n", flush=True)
     directory = path / "control_sft"
     words = _data_words(path, choices.learned.sft_recipe, choices.learned.demonstrations)
     words += ["--pretrain", str(final_model(path / WARM_START))]
@@ -205,7 +205,7 @@ def _more_supervised(path: Path, choices: QuickstartOptions, command: list[str])
     training.train(resolve("sft", words), command, show_end=False)
     for name in ("warm_start", "control_sft"):
         ranks.meet_anew()
-        print(f"\nheld-out accuracy of {name}:")
+        print(f"\nheld-out accuracy of {name}:", flush=True)
         words = ["--pretrain", str(final_model(path / name)), "--eval_data", str(path / "data" / "heldout.jsonl")]
         eval_command.run([*words, *choices.learned.eval_words])
 
@@ -219,7 +219,7 @@ def _second_stage(path: Path, choices: QuickstartOptions, command: list[str]) ->
     from rft_cli.commands import training
     from rft_cli.config.resolve import resolve
 
-    print(f"\n2. reinforcement learning: {choices.learned.second}\n")
+    print(f"\n2. reinforcement learning: {choices.learned.second}\n", flush=True)
     words = [*_data_words(path, choices.learned.rl_recipe), "--pretrain", str(final_model(path / WARM_START))]
     words += ["--eval_data", str(path / "data" / "heldout.jsonl")]
     words += ["--seed", str(choices.seed), "--save_path", str(path)]
