@@ -37,6 +37,7 @@ from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.update.critic import ValueAnnotator, ValueLoss, ValueObjective
 from rft_trainer.update.numeric_guard import NumericGuard
 from rft_trainer.update.optimizer_step import Updater
+from rft_trainer.update.weight_change import WeightSample
 
 
 def score_rules(settings: RlSettings, record: PolicyAlgorithm, longest_response: int) -> RewardShapingConfig:
@@ -232,6 +233,7 @@ def build_critic(
             device=machine.device,
             pin_memory=settings.data.dataloader_pin_memory,
             collective_forward=parallel.collective_forward,
+            sample=WeightSample(parallel.weights),
         ),
     )
     return BuiltCritic(critic, parallel, part)

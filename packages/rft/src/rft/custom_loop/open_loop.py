@@ -47,6 +47,7 @@ from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.update.numeric_guard import NumericGuard
 from rft_trainer.update.optimizer_step import Updater
 from rft_trainer.update.policy_loss import PolicyLoss
+from rft_trainer.update.weight_change import WeightSample
 
 _PATIENT = WatchSettings(watchdog_seconds=0.0, watchdog_first_seconds=0.0)
 """Between two calls stands code of a person, who may look at a result for an hour."""
@@ -212,6 +213,7 @@ class _Building:
             trace=make_tracer(parallel, machine),
             device=machine.device,
             collective_forward=parallel.collective_forward,
+            sample=WeightSample(parallel.weights),
         )
 
     def _policy(self) -> TrainedPolicy:

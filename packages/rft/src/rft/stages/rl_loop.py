@@ -75,6 +75,7 @@ from rft_trainer.update.numeric_guard import NumericGuard
 from rft_trainer.update.optimizer_step import Updater
 from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
+from rft_trainer.update.weight_change import WeightSample
 
 
 def _reference(
@@ -139,6 +140,7 @@ def _updater(
         pin_memory=settings.data.dataloader_pin_memory,
         collective_forward=parallel.collective_forward,
         meter=parallel.meter,
+        sample=WeightSample(parallel.weights),
     )
 
 

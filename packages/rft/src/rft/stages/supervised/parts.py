@@ -30,6 +30,7 @@ from rft_trainer.runs.checkpointing import Progress, Saver
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.update.numeric_guard import NumericGuard
 from rft_trainer.update.optimizer_step import MicroBatchLoss, Updater
+from rft_trainer.update.weight_change import WeightSample
 from rft_trainer.update.weight_check import WeightCheck
 
 SupervisedSettings = SftSettings | PretrainSettings | DpoSettings | RmSettings
@@ -133,6 +134,7 @@ class RunState(Generic[ModelT]):
             pin_memory=self.settings.data.dataloader_pin_memory,
             collective_forward=parallel.collective_forward,
             meter=parallel.meter,
+            sample=WeightSample(parallel.weights),
         )
 
 
