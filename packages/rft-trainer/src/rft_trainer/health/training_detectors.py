@@ -186,7 +186,8 @@ UPDATES = (
         when="change of the weights in a step, of updates with a gradient and a learning rate",
         says="no weight changed in the last {window} steps, though updates with a gradient were applied",
         setting="actor_learning_rate",
-        do="a larger learning rate, or weights in float32 (no --bf16): a step below half a bit of a weight is lost",
+        do="a larger learning rate, no factor of 0 in --lr_factors for what is trained, or weights in float32 (no "
+        "--bf16): a step below half a bit of a weight is lost",
     ),
     Detector(
         name="step_too_large",

@@ -3,15 +3,13 @@
 Every `every` steps, after the last update of the step, each rank adds up the bits of what it trains as integers (modulo
 2^64: one changed bit always changes the sum). Ranks that keep the same weights must have the same sum; and what
 no update has touched must have, at the beginning of the next step, the sum that it had at the end of the last.
-The same sums say whether the first update of a run changed anything.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -21,58 +19,7 @@ from rft_core.errors import NumericsError
 from rft_trainer.protocols import Collectives
 
 NamedTensors = Callable[[], Iterable[tuple[str, Tensor]]]
-_LOG = logging.getLogger(__name__)
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-@dataclass(slots=True, kw_only=True)
-class FirstUpdate:
-    """Comparison of the weights before and after the first update that had a gradient; a warning where none changed."""
-
-    tensors: NamedTensors
-    """Weights, and their copies of more bits where there are some, as this rank keeps them."""
-    collectives: Collectives
-    rate_flag: str
-    """The setting of the learning rate."""
-    factors: str = ""
-    """Value of lr_factors, which may be 0 for all that is trained."""
-    _before: dict[str, int] | None = None
-    _over: bool = False
-
-    def begin(self) -> None:
-        """Take the sums of the weights, once."""
-        if not self._over and self._before is None:
-            self._before = checksums(self.tensors())
-
-    def judge(self, step: int, record: Mapping[str, object]) -> None:
-        """Compare after a step with these metrics, where an update of it had a gradient; every rank calls it."""
-        norm, rate = record.get("policy/gradient_norm"), record.get("policy/learning_rate")
-        if self._over or self._before is None or not record.get("policy/updates"):
-            return
-        # equal rewards have no gradient, and are told elsewhere
-        if not isinstance(norm, float) or not norm > 0.0:
-            return
-        kept, self._before, self._over = self._before, None, True
-        now = checksums(self.tensors())
-        # a copy that the first update made counts as changed: it holds what the weights have no bits for
-        changed = torch.tensor(sum(kept.get(name) != total for name, total in now.items()))
-        changed = self.collectives.max(changed) if self.collectives.world_size > 1 else changed
-        if int(changed) == 0 and self.collectives.rank == 0:
-            _LOG.warning(
-                "step %d changed no weight: the gradient had the norm %.3g, the learning rate was %s, and all of %d "
-                "tensors have the bits that they had before\n        do  %s",
-                step,
-                norm,
-                rate,
-                len(now),
-                self._remedy(rate),
-            )
-
-    def _remedy(self, rate: object) -> str:
-        if self.factors:
-            return f"leave lr_factors out, or give a part a factor above 0: it is {self.factors}"
-        larger = max(1e-6, 100 * rate) if isinstance(rate, float) else 1e-6
-        return f"{self.rate_flag} {larger:.3g}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,14 +37,10 @@ class WeightCheck:
     replicated: bool
     """Whether every rank keeps the same tensors; otherwise each is compared with itself alone."""
     remedy: str
-    first: FirstUpdate | None = None
-    """Looks at the first update of this process."""
     _kept: dict[str, int] = field(default_factory=dict[str, int])
 
-    def after(self, step: int, saved_step: int | None, record: Mapping[str, object] | None = None) -> None:
-        """Compare the ranks after the last update of `step`, where it is due; `record` are its metrics."""
-        if self.first is not None:
-            self.first.judge(step, record or {})
+    def after(self, step: int, saved_step: int | None) -> None:
+        """Compare the ranks after the last update of `step`, where it is due."""
         self._kept = {}
         if not self.every or step % self.every:
             return
@@ -115,8 +58,6 @@ class WeightCheck:
 
     def before(self, step: int, saved_step: int | None) -> None:
         """Compare with the end of the step before: nothing may have changed since."""
-        if self.first is not None:
-            self.first.begin()
         changed: list[str] = []
         if self._kept:
             now = checksums(self.tensors())

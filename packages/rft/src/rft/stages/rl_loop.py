@@ -209,7 +209,7 @@ def build_rl(
         reporter=_reporter(settings, started, data, progress),
         collectives=machine.collectives,
         rules=step_rules(settings, data, record),
-        weight_check=make_weight_check(settings.run, started, trained, settings.optimizer),
+        weight_check=make_weight_check(settings.run, started, trained),
         progress=progress,
         timer=timer,
         resume_command=started.resume_command,

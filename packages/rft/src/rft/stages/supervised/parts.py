@@ -111,7 +111,7 @@ class RunState(Generic[ModelT]):
             max_steps=settings.training.max_steps,
             eval_every=settings.evaluation.eval_steps,
             max_refused_in_a_row=settings.run.max_refused_steps,
-            weight_check=make_weight_check(settings.run, started, [self.parallel], settings.optimizer),
+            weight_check=make_weight_check(settings.run, started, [self.parallel]),
             train_batch_size=settings.training.train_batch_size,
             resume_command=started.resume_command,
             best=self.best,
