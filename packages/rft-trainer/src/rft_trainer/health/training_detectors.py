@@ -251,9 +251,12 @@ MACHINE = (
         level="warning",
         rule=rules.memory_slope("memory/rss_mib"),
         when="rise of the process's memory over the window, in MiB, in each fifth of it",
-        says="the memory of rank 0 grows by {value:.3g} MiB a step: {detail}",
-        setting="reward",
-        do="a reward or callback of one's own that keeps what it was given; --reward_workers ends with its memory",
+        says="the memory of the process of rank 0 grows by {value:.3g} MiB a step: {detail}",
+        setting="generate_max_len",
+        do="look at what that process keeps from step to step: the trainer, its rows, an engine that samples in it, "
+        "and code of one's own where some runs in it (a loss, an advantage estimator, an environment); functions of "
+        "rewards have processes of their own, which this figure leaves out. `rft-train resume` begins with fresh "
+        "memory",
     ),
     Detector(
         name="device_memory_slope",
@@ -265,7 +268,8 @@ MACHINE = (
         when="rise of the tensors' memory on the GPU over the window, in MiB, in each fifth of it",
         says="the memory on the GPU grows by {value:.3g} MiB a step: {detail}",
         setting="micro_train_batch_size",
-        do="longer responses take more (completion/length_mean); else tensors are kept by a loss of one's own",
+        do="look at what keeps tensors on the GPU of rank 0 from step to step: a loss or an advantage estimator of "
+        "one's own comes first where there is one; where memory runs out, logs/memory_rank_0.json says who holds it",
     ),
     Detector(
         name="data_wait",
