@@ -24,10 +24,10 @@ from rft_trainer.batches.packing import count, filler_batches, pack, rank_micro_
 from rft_trainer.batches.units import MicroBatching, units_of
 from rft_trainer.metrics.compute_meter import ComputeMeter
 from rft_trainer.metrics.totals import Mark, MetricTotals
+from rft_trainer.metrics.weight_change import ReplicatedWeights, WeightSample
 from rft_trainer.protocols import Collectives, Optimizer
 from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
 from rft_trainer.update.numeric_guard import Diagnosis, NumericGuard
-from rft_trainer.update.weight_change import WeightSample, WholeWeights
 
 _LOG = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class Updater:
         self._pin_memory = pin_memory
         self._collective_forward = collective_forward
         self._meter = meter
-        self._sample = WeightSample(WholeWeights(loss.model)) if sample is None else sample
+        self._sample = WeightSample(ReplicatedWeights(loss.model)) if sample is None else sample
         self._batches: list[_Batch] = []
         self._update_index, self._rate = 0, math.nan
         self._under_way: Sequence[TrainingSample] = ()

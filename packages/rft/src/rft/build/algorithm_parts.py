@@ -30,6 +30,7 @@ from rft_models.policy.load_for_training import checkpointing_of
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.units import MicroBatching
 from rft_trainer.loops.rl import CriticTrainer, OldPolicyScorer
+from rft_trainer.metrics.weight_change import WeightSample
 from rft_trainer.protocols import Collectives
 from rft_trainer.runs.checkpointing import StatefulTensors
 from rft_trainer.scoring.advantages import AdvantageEstimator, ComputeAdvantages, RewardShapingConfig
@@ -37,7 +38,6 @@ from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.update.critic import ValueAnnotator, ValueLoss, ValueObjective
 from rft_trainer.update.numeric_guard import NumericGuard
 from rft_trainer.update.optimizer_step import Updater
-from rft_trainer.update.weight_change import WeightSample
 
 
 def score_rules(settings: RlSettings, record: PolicyAlgorithm, longest_response: int) -> RewardShapingConfig:

@@ -40,6 +40,7 @@ from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.loops.sft import TokenLikelihood
 from rft_trainer.loops.trainer import Trainer
+from rft_trainer.metrics.weight_change import WeightSample
 from rft_trainer.protocols import Engine
 from rft_trainer.rollouts.trained_policy import SamplingSource, TrainedPolicy
 from rft_trainer.runs.checkpointing import Progress
@@ -47,7 +48,6 @@ from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.update.numeric_guard import NumericGuard
 from rft_trainer.update.optimizer_step import Updater
 from rft_trainer.update.policy_loss import PolicyLoss
-from rft_trainer.update.weight_change import WeightSample
 
 _PATIENT = WatchSettings(watchdog_seconds=0.0, watchdog_first_seconds=0.0)
 """Between two calls stands code of a person, who may look at a result for an hour."""

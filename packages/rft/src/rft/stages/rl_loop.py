@@ -61,6 +61,7 @@ from rft_trainer.async_rollouts.scoring_threads import ThreadSafeReward
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.batches.units import MicroBatching
 from rft_trainer.loops.rl import RlLoop
+from rft_trainer.metrics.weight_change import WeightSample
 from rft_trainer.protocols import Engine
 from rft_trainer.records.rollouts import RolloutGroup
 from rft_trainer.records.scores import Reward
@@ -75,7 +76,6 @@ from rft_trainer.update.numeric_guard import NumericGuard
 from rft_trainer.update.optimizer_step import Updater
 from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
-from rft_trainer.update.weight_change import WeightSample
 
 
 def _reference(

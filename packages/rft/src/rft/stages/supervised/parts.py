@@ -25,12 +25,12 @@ from rft_trainer.data.mixture import Mixture
 from rft_trainer.evaluation.ema_evaluator import SwapInEma
 from rft_trainer.loops.early_stop import EarlyStop
 from rft_trainer.metrics.phase_timer import PhaseTimer
+from rft_trainer.metrics.weight_change import WeightSample
 from rft_trainer.protocols import Collectives
 from rft_trainer.runs.checkpointing import Progress, Saver
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.update.numeric_guard import NumericGuard
 from rft_trainer.update.optimizer_step import MicroBatchLoss, Updater
-from rft_trainer.update.weight_change import WeightSample
 from rft_trainer.update.weight_check import WeightCheck
 
 SupervisedSettings = SftSettings | PretrainSettings | DpoSettings | RmSettings

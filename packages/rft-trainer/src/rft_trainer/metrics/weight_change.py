@@ -52,7 +52,7 @@ class _Block:
     data: Tensor
 
 
-class WholeWeights:
+class ReplicatedWeights:
     """The weights of a model that every rank has whole."""
 
     def __init__(self, model: object) -> None:

@@ -10,8 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from rft_trainer.metrics.totals import MetricTotals
+from rft_trainer.metrics.weight_change import (
+    SAMPLED_NUMBERS,
+    SAMPLED_TENSORS,
+    ReplicatedWeights,
+    WeightBlock,
+    WeightSample,
+)
 from rft_trainer.testing.bigram import OneRank
-from rft_trainer.update.weight_change import SAMPLED_NUMBERS, SAMPLED_TENSORS, WeightBlock, WeightSample, WholeWeights
 
 SHAPES = {"matrix": (70, 60), "gain": (9,), "scale": (), "cube": (4, 30, 20)}
 
@@ -89,7 +95,7 @@ def test_shares_of_ranks_add_up_to_the_change_of_the_whole(size: int, dimension:
 def test_updates_of_a_step_are_added_over_the_size_of_the_weights() -> None:
     model = nn.Linear(3, 4, bias=False)
     nn.init.constant_(model.weight, 2.0)
-    sample = WeightSample(WholeWeights(model))
+    sample = WeightSample(ReplicatedWeights(model))
     assert relative(sample, lambda: None) == 0.0
     assert relative(sample, lambda: shift(model.weight, 0.5)) == pytest.approx(0.25)
     totals = MetricTotals()
@@ -103,7 +109,7 @@ def test_updates_of_a_step_are_added_over_the_size_of_the_weights() -> None:
 def test_weights_of_zero_have_no_relative_change() -> None:
     model = nn.Linear(3, 4, bias=False)
     nn.init.zeros_(model.weight)
-    assert relative(WeightSample(WholeWeights(model)), lambda: shift(model.weight, 1.0)) is None
+    assert relative(WeightSample(ReplicatedWeights(model)), lambda: shift(model.weight, 1.0)) is None
 
 
 def test_large_models_are_sampled_all_over_and_frozen_tensors_are_not() -> None:
@@ -111,7 +117,7 @@ def test_large_models_are_sampled_all_over_and_frozen_tensors_are_not() -> None:
     model = nn.Sequential(*layers)
     for layer in layers[:10]:
         layer.requires_grad_(False)
-    sample = WeightSample(WholeWeights(model))
+    sample = WeightSample(ReplicatedWeights(model))
     sample.begin()
     assert sample.num_kept <= SAMPLED_TENSORS * SAMPLED_NUMBERS
     assert relative(sample, lambda: [shift(layer.weight, 1.0) for layer in layers[:10]]) == 0.0
@@ -122,5 +128,5 @@ def test_large_models_are_sampled_all_over_and_frozen_tensors_are_not() -> None:
 def test_without_weights_that_are_trained_here_nothing_is_said() -> None:
     model = nn.Linear(2, 2).requires_grad_(False)
     for source in (model, object()):
-        sample = WeightSample(WholeWeights(source))
+        sample = WeightSample(ReplicatedWeights(source))
         assert relative(sample, lambda: None) is None
