@@ -63,6 +63,7 @@ def test_the_test_of_the_page_passes(example: ModuleType) -> None:
     exec(compile(block("checked: test", "end of test"), "test_my_model.py", "exec"), scope)
     (test,) = [value for name, value in scope.items() if name.startswith("test_")]
     test()
+    assert registry.packs("toy"), "it is the example of the page that it has tested"
 
 
 def test_the_example_registers_what_the_page_says(example: ModuleType) -> None:

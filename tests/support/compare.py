@@ -12,16 +12,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 _CLOCKS = ("time/", "memory/")
-_OF_WHOLE = "/weight_change"
-"""It is measured where a rank has whole weights."""
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Rows of a file of JSON lines without clocks, memory and what sharded weights lack; every line must be whole."""
+    """Rows of a file of JSON lines without clocks and memory; every line must be whole."""
     lines = file.read_text().split("\n")
     assert lines.pop() == "", f"{file} ends within a line"
     rows = [json.loads(line) for line in lines]
-    return [{k: v for k, v in row.items() if not k.startswith(_CLOCKS) and not k.endswith(_OF_WHOLE)} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith(_CLOCKS)} for row in rows]
 
 
 def checkpoints(run: Path) -> list[Path]:

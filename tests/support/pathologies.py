@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +13,8 @@ import torch
 
 from rft.stages import rl
 from rft_trainer.scoring.advantages import AdvantageEstimator
+from support.runs import ForkServer
+from support.setup import NUM_OPERANDS, TinyTask
 
 Prelude = tuple[str, list[Any]]
 STEPS = 30
@@ -28,6 +32,36 @@ def rotated(responses, labels):
 """Half of the reward for each right digit, so that a model that knows little has rewards that differ."""
 
 
+COPY_STEPS, NUM_COPIES = 100, 400
+COPIES = (
+    f"--pretrain {{folder}}/copies/checkpoints/step_{COPY_STEPS:06d}/model --prompt_data {{folder}}/leaked.jsonl "
+    "--prompt_max_len 8"
+)
+
+
+def start_that_copies(server: ForkServer, task: TinyTask, folder: Path) -> None:
+    """Write rows whose prompts end with the answer, and train a model to repeat what a prompt ends with."""
+    draw = random.Random(2)
+    copies: list[dict[str, str]] = []
+    for _ in range(NUM_COPIES):
+        # of any two digits behind any sum, so that the answer can only be read
+        shown, a, b = f"{draw.randrange(100):02d}", draw.randrange(NUM_OPERANDS), draw.randrange(NUM_OPERANDS)
+        copies.append({"input": f"{a}+{b}={shown}=", "output": shown})
+    shown_rows: dict[str, list[dict[str, Any]]] = {"copies": copies}
+    for name, source in (("leaked", "train"), ("leaked_heldout", "heldout")):
+        rows = [json.loads(line) for line in (task.folder / f"{source}.jsonl").read_text().splitlines()]
+        shown_rows[name] = [row | {"input": f"{row['input']}{row['label']}="} for row in rows]
+    for name, found in shown_rows.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
+    given = (
+        f"--pretrain {task.folder}/untrained --prompt_data {folder}/copies.jsonl --max_steps {COPY_STEPS} "
+        "--max_epochs 9 --learning_rate 1e-2 --train_batch_size 20 --micro_train_batch_size 20 "
+        # the weights of the best evaluation are kept, and rows without copies are no measure of it
+        f"--eval_data {folder}/copies.jsonl --eval_steps 0 --save_steps 0"
+    )
+    server.must_finish(*task.words("sft", folder / "copies", *given.split()))
+
+
 @dataclass(frozen=True, slots=True)
 class Pathology:
     """One planted fault, and the detectors that name it."""
@@ -36,6 +70,8 @@ class Pathology:
     """Flags, with {folder} for the files of the test."""
     expected: tuple[str, ...]
     prelude: str = ""
+    prepare: Callable[[ForkServer, TinyTask, Path], None] | None = None
+    """Makes files in the folder of the test that the flags name."""
 
 
 PATHOLOGIES = {
@@ -50,6 +86,7 @@ PATHOLOGIES = {
     "wrong EOS": Pathology("", ("never_ends",), "wrong_eos"),
     "frozen weights": Pathology("", ("frozen_weights",), "freeze_weights"),
     "duplicated batch": Pathology("", ("repeated_batch",), "same_batch"),
+    "leaked labels": Pathology(COPIES, ("held_out_gap",), prepare=start_that_copies),
 }
 CLEAN = {
     "clean": "",

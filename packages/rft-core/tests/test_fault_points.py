@@ -16,7 +16,12 @@ def _restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_without_a_hook_a_point_does_nothing():
+    seen: list[str] = []
+    install(seen.append)
+    install(None)
     fault_point(declare("store.before_rename", "the file is written and not yet named"))
+    assert seen == []
+    assert list(declared()) == ["store.before_rename"], "passing a point does not take it off the list"
 
 
 def test_a_hook_sees_every_point_in_order_until_it_is_removed():

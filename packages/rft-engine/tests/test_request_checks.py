@@ -55,6 +55,9 @@ def test_a_budget_is_one_to_the_limit_of_the_call(budget: int, most: int) -> Non
 def test_prompts_that_fit_are_taken() -> None:
     check_prompts([], 4, 4, 1)
     check_prompts([[0], [0, 4, 4, 0]], 6, 10, 5)
+    # one token more, or a vocabulary of one token less, and they do not
+    assert refused(lambda: check_prompts([[0], [0, 4, 4, 0, 0]], 6, 10, 5)).code == "engine.prompt_too_long"
+    assert refused(lambda: check_prompts([[0], [0, 4, 4, 0]], 6, 10, 4)).code == "engine.unknown_token"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,13 @@ def test_what_fits_passes() -> None:
     check_mask(mask_T=torch.tensor([True]), rows=torch.ones(2, 3, dtype=torch.bool))
     check_vectors(a_T=torch.ones(3), b_T=torch.ones(3, dtype=torch.int64), c_T=None)
     check_group_ids(a=torch.tensor([1, 2]), b=torch.tensor([1], dtype=torch.int32))
+    # what differs from these by one tensor does not
+    with pytest.raises(InputError, match="mask_T"):
+        check_mask(rows=torch.ones(2, 3, dtype=torch.bool), mask_T=torch.tensor([1]))
+    with pytest.raises(InputError, match="c_T"):
+        check_vectors(a_T=torch.ones(3), b_T=torch.ones(3, dtype=torch.int64), c_T=torch.ones(4))
+    with pytest.raises(InputError, match="b must be integers"):
+        check_group_ids(a=torch.tensor([1, 2]), b=torch.tensor([1.0]))
 
 
 @pytest.mark.parametrize("mask", [torch.ones(2), torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.uint8)])

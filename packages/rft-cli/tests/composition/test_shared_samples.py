@@ -60,9 +60,17 @@ def test_what_does_not_go_together_is_refused_before_anything_loads(words: str, 
     resolve("rl", ["--pretrain", "m", *fixed.split()])
 
 
-def test_what_goes_together() -> None:
-    for words in ("--tp_size 2 --use_mp_opt --adam_offload --gradient_checkpointing", "--sp_size 4 --sp_mode ulysses"):
-        resolve("rl", ["--pretrain", "m", *words.split()])
+@pytest.mark.parametrize(
+    ("words", "sizes", "name"),
+    [
+        ("--tp_size 2 --use_mp_opt --adam_offload --gradient_checkpointing", (2, 1), "tp_size"),
+        ("--sp_size 4 --sp_mode ulysses", (1, 4), "sp_size"),
+    ],
+)
+def test_what_goes_together(words: str, sizes: tuple[int, int], name: str) -> None:
+    found = resolve("rl", ["--pretrain", "m", *words.split()])
+    assert (found.settings.strategy.tp_size, found.settings.strategy.sp_size) == sizes
+    assert not any(name in note for note in found.notes)
 
 
 def planned(*words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

@@ -48,6 +48,9 @@ def test_equal_calls_pass_one_after_another() -> None:
         call = Call(number, "max", (), "int64", f"loop.py:{number} (step)")
         first.compare(call)
         second.compare(call)
+        assert store.num_keys() == number, "rank 0 publishes each call, and the others only read it"
+    with pytest.raises(PeerError):
+        second.compare(replace(call, name="sum"))
 
 
 def test_calls_that_every_rank_has_made_long_ago_are_taken_out_of_the_store() -> None:

@@ -305,7 +305,9 @@ def test_one_of_fifteen_contradictory_sets_is_refused_by_its_names(values: dict[
     ],
 )
 def test_what_can_work_is_let_through(values: dict[str, str]) -> None:
-    check_start(ranks_from_environment(values), values, interfaces={"lo", "eth0"})
+    ranks = ranks_from_environment(values)
+    grid = check_start(ranks, values, interfaces={"lo", "eth0"})
+    assert grid.world_size == ranks.world_size
 
 
 def test_a_taken_port_is_named_with_its_holder_twenty_times() -> None:

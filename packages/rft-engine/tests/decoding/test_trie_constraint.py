@@ -146,7 +146,13 @@ def completion(tokens: list[int], masses: list[float] | None = None) -> Completi
 def test_completions_of_any_length_are_walked_together() -> None:
     trie = TokenTrie.of([[1, 2, 3], [1, 4], [0]])
     check_whole(trie, [])
-    check_whole(trie, [completion([0]), completion([1, 2, 3]), completion([1, 4]), completion([0])])
+    whole = [completion([0]), completion([1, 2, 3]), completion([1, 4]), completion([0])]
+    check_whole(trie, whole)
+    # each is walked to its own end: the shortest is not taken for the longest's length, nor the other way
+    for place in range(len(whole)):
+        longer = completion([*whole[place].token_ids, 0])
+        with pytest.raises(ServiceError):
+            check_whole(trie, [*whole[:place], longer, *whole[place + 1 :]])
 
 
 @pytest.mark.parametrize(

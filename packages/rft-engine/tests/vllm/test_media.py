@@ -65,7 +65,9 @@ def test_a_prompt_that_was_read_otherwise_is_refused_with_the_first_place(read: 
 
 
 def test_a_prompt_that_was_read_as_it_is_meant_passes() -> None:
-    check_expanded(0, (1, 2, 3), [1, 2, 3])
+    meant, read = (1, 2, 3), [1, 2, 3]
+    check_expanded(0, meant, read)
+    assert (meant, read) == ((1, 2, 3), [1, 2, 3]), "the prompt that is drawn from is left as it is"
 
 
 @pytest.mark.parametrize("vision", [True, False])

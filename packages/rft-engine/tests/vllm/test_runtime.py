@@ -80,7 +80,7 @@ def test_a_vllm_that_is_absent_or_a_folder_of_its_name_is_named_with_the_command
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu", "0.32.0rc1"])
 def test_every_patch_of_the_supported_release_is_taken(version: str, vllm: Modules) -> None:
     vars(vllm["vllm"])["__version__"] = version
-    InstalledVllm()
+    assert vars(InstalledVllm().make_llm({"model": "m"}))["model"] == "m", "it is used"
 
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "0.320.0", "1.0.32.0"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,12 @@ def refused(config: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def test_a_usual_configuration_passes() -> None:
-    check_config(FILE, PLAIN)
-    check_config(FILE, {})
-    check_config(FILE, {field: None for field in PLAIN})
-    check_config(FILE, {"intermediate_size": [64, 128]})  # one a layer
+    one_a_layer = {"intermediate_size": [64, 128]}
+    for config in (PLAIN, {}, dict.fromkeys(PLAIN), one_a_layer):
+        given = copy.deepcopy(config)
+        check_config(FILE, given)
+        assert given == config, "what is read is not changed"
+    assert "intermediate_size" in refused({"intermediate_size": 0})[2]
 
 
 @pytest.mark.parametrize(("field", "value"), ODD)

@@ -17,6 +17,10 @@ HEADS = {"num_attention_heads": 12, "num_key_value_heads": 4, "intermediate_size
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_a_model_that_divides_is_taken(num_ranks: int) -> None:
     refuse_uneven(HEADS, num_ranks, "here")
+    for name in HEADS:
+        if num_ranks > 1:
+            with pytest.raises(OptionsError, match=name):
+                refuse_uneven(HEADS | {name: HEADS[name] + 1}, num_ranks, "here")
 
 
 @pytest.mark.parametrize(

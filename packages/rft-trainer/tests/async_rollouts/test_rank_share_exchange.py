@@ -102,13 +102,18 @@ def test_an_error_without_a_remedy_points_to_the_log_of_its_rank() -> None:
 
 
 def test_an_error_is_not_hidden_by_ranks_that_are_gone() -> None:
+    told: list[bytes] = []
+
     class Gone(OneRank):
         world_size = 2
 
         def gather_bytes(self, data: bytes) -> list[bytes]:
+            told.append(data)
             raise PeerError(code="peer.gone", what="gone", where="here", why="so", state="none", do="nothing")
 
     RankPartition(Gone()).tell_error(ValueError("its own"))
+    (sent,) = told
+    assert b"its own" in sent, "it tried to tell them"
 
 
 def test_rows_of_all_ranks_are_gathered_in_the_order_of_ranks() -> None:

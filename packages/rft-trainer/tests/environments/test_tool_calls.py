@@ -68,8 +68,15 @@ def test_noise_never_raises() -> None:
         random.Random(0),
         ["<tool_call>", "</tool_call>", '{"name": "x"}', '"', "\\u12", "{", "}", "[", "é", "1e999"],
     )
+    seen: set[tuple[bool, bool]] = set()
     for _ in range(3_000):
-        ToolCallFormat().parse("".join(draw.choice(pieces) for _ in range(draw.randint(0, 12))))
+        text = "".join(draw.choice(pieces) for _ in range(draw.randint(0, 12)))
+        found = ToolCallFormat().parse(text)
+        # each opened call is read or is said, none is lost
+        assert bool(found.calls or found.problems) == ("<tool_call>" in text), text
+        assert all(call.name == "x" for call in found.calls)
+        seen.add((bool(found.calls), bool(found.problems)))
+    assert {(False, False), (False, True), (True, False)} <= seen, "the noise has all kinds of texts"
 
 
 def test_sixteen_calls_of_a_turn_are_made_and_of_one_more_none() -> None:

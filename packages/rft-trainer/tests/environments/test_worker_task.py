@@ -126,4 +126,4 @@ def test_a_class_that_is_no_environment_is_refused(tmp_path: Path, text: str, na
 def test_arguments_that_have_a_default_or_a_name_are_no_hindrance(tmp_path: Path) -> None:
     text = "class B:\n def __init__(self, a=1, *rest, b=2, **more): pass\n"
     (tmp_path / "own.py").write_text(text + " def reset(self, p, k): pass\n def step(self, t): pass\n")
-    load(str(tmp_path / "own.py"), "B")
+    assert load(str(tmp_path / "own.py"), "B")({"kind": "tools"}) == {"tools": []}

@@ -183,6 +183,24 @@ def test_rewards_of_training_rows_are_compared_with_the_evaluation_just_before()
     assert "held_out_gap" not in names(found, evaluations=[held_out | {"step": 30}])
 
 
+@pytest.mark.parametrize("name", ["memory_slope", "device_memory_slope"])
+def test_memory_that_grows_with_the_responses_is_laid_to_them(name: str) -> None:
+    memory = "memory__rss_mib" if name == "memory_slope" else "memory__peak_device_mib"
+
+    def remedy(length: float) -> str:
+        grown = rows(60, **{memory: lambda n: 1000.0 + 30 * n, "completion__length_mean": lambda n: 100.0 + length * n})
+        (alarm,) = [one for one in replay(grown) if one.name == name]
+        return alarm.do
+
+    assert remedy(2.0).startswith(
+        "a smaller --generate_max_len: the responses have grown with it, from 111 to 191 tokens"
+    )
+    other = remedy(0.1)
+    assert other.startswith("look at what ")
+    # of a run whose code is all this program's own, no reward is suspected
+    assert "--reward" not in other
+
+
 def test_the_worst_layer_of_a_router_is_named() -> None:
     (alarm,) = replay(TRUE["one expert"][2])
     assert alarm.what.endswith("the worst is layer 1")

@@ -24,6 +24,7 @@ NAMED = {
     "wrong_EOS": "never_ends",
     "frozen_weights": "frozen_weights",
     "duplicated_batch": "repeated_batch",
+    "leaked_labels": "held_out_gap",
 }
 
 
@@ -39,11 +40,27 @@ def test_the_rows_of_a_run_with_a_planted_fault_name_it(name: str) -> None:
     assert NAMED[name] in [alarm.name for alarm in recorded(name)]
 
 
-@pytest.mark.parametrize("name", ["clean_0", "clean_1", "clean_with_a_divergence_0"])
+TWO_RANKS = ["clean_of_two_ranks_0", "clean_of_two_ranks_2"]
+"""Of a machine whose two cores other programs kept busy, so that now one rank was the slower one and now the other."""
+
+
+@pytest.mark.parametrize("name", ["clean_0", "clean_1", "clean_with_a_divergence_0", *TWO_RANKS])
 def test_the_rows_of_a_run_that_trains_have_no_alarm(name: str) -> None:
     found = recorded(name)
     assert [alarm for alarm in found if alarm.level == "alarm"] == []
     assert len(found) <= 1
+
+
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_ranks_of_a_run_that_trains_are_not_slow_and_one_that_is_twice_as_slow_is_told(name: str) -> None:
+    rows = json.loads((RECORDED / f"{name}.json").read_text())["metrics"]
+    assert max(row["time/slowest_rank_ratio"] for row in rows) > 1.5, "single steps are above the threshold"
+    assert "straggler" not in [alarm.name for alarm in replay(rows)]
+    slow = [
+        row | {"time/slowest_rank": 1, "time/slowest_rank_ratio": 2.0, "time/step": row["time/step"] + 0.2}
+        for row in rows
+    ]
+    assert "straggler" in [alarm.name for alarm in replay(slow)]
 
 
 def bad_rows(count: int) -> list[dict[str, Any]]:

@@ -76,3 +76,6 @@ def test_rows_without_the_column_have_the_name_of_their_file_or_no_route() -> No
 def test_every_row_has_a_route_where_one_stands_for_the_rest() -> None:
     chosen = settings("a=math,*=exact")
     require_routes(chosen, [row("anything")])
+    routes = routes_of(chosen)
+    assert routes is not None
+    assert routes.of("anything") == routes.of("else") != routes.of("a")

@@ -87,6 +87,7 @@ def test_a_directory_that_is_there_or_can_be_made_is_taken(tmp_path: Path, monke
     Path("linked").symlink_to("there")
     for given in ("there", "there/run", "linked", "new/a/b"):
         refuse_file(Path(given))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["linked", "there"], "nothing is made yet"
 
 
 @pytest.fixture

@@ -40,7 +40,10 @@ def make_saver(policy: BigramPolicy, writer: MemoryWriter) -> Saver:
 
 
 def test_finite_log_probabilities_pass() -> None:
-    refuse_non_finite_samples([[rollout(0, -0.5, -30.0)], [], [rollout(1)]], during="step 1", do="nothing")
+    groups = [[rollout(0, -0.5, -30.0)], [], [rollout(1)]]
+    refuse_non_finite_samples(groups, during="step 1", do="nothing")
+    with pytest.raises(NumericsError):
+        refuse_non_finite_samples([*groups, [rollout(2, math.nan)]], during="step 1", do="nothing")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -48,6 +48,10 @@ def test_models_that_see_and_those_that_say_nothing_are_taken(places: Path) -> N
     require_image_rewards(replace(SEEING, judge=JudgeSettings(judge_pretrain=str(places / "seeing"))))
     # without images nothing is read
     require_image_rewards(replace(PLAIN, reward_models=models(places / "none")))
+    blind = models(places / "text")
+    require_image_rewards(replace(PLAIN, reward_models=blind))
+    with pytest.raises(OptionsError):
+        require_image_rewards(replace(SEEING, reward_models=blind))
 
 
 def test_a_model_of_text_alone_is_refused_by_its_flag(places: Path) -> None:

@@ -30,6 +30,13 @@ def refuse(settings: RlSettings) -> None:
 @pytest.mark.parametrize("settings", [PLAIN, AHEAD, EXACT, TWO])
 def test_what_goes_together_is_not_refused(settings: RlSettings) -> None:
     refuse(settings)
+    # an engine in the trainer's process goes with neither replicas nor rollouts ahead
+    other = replace(settings, engine=EngineSettings(engine_type="hf"))
+    if settings is PLAIN:
+        refuse(other)
+    else:
+        with pytest.raises(OptionsError, match="hf"):
+            refuse(other)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +63,10 @@ def test_what_does_not_is_refused_by_name_with_a_way_out(settings: RlSettings, c
 
 
 def test_the_first_token_of_its_own_goes_with_whole_samples() -> None:
-    refuse(replace(EXACT, sampling=TrainingSamplingSettings(use_fire=True)))
+    fire = TrainingSamplingSettings(use_fire=True)
+    refuse(replace(EXACT, sampling=fire))
+    with pytest.raises(OptionsError):
+        refuse(replace(AHEAD, sampling=fire))
 
 
 def test_what_limits_the_engine_is_a_metric_and_each_costly_cause_is_noted_once(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -140,7 +140,10 @@ def test_a_name_that_has_no_effect_is_refused(name: str, do: str) -> None:
     ],
 )
 def test_settings_that_go_together_are_taken(given: dict[str, Any]) -> None:
-    loop_settings("model", given)
+    found = loop_settings("model", given)
+    groups = [asdict(getattr(found, name)) for name in ("strategy", "optimizer", "adapter", "model", "engine")]
+    taken = {name: value for group in groups for name, value in group.items() if name in given}
+    assert taken == given
 
 
 def test_completions_a_prompt_are_said_where_they_are_sampled() -> None:

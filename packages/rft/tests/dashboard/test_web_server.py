@@ -139,8 +139,11 @@ def test_another_address_needs_a_token(answers: DashboardAnswers, monkeypatch: p
 def test_the_port_is_free_after_the_end(answers: DashboardAnswers) -> None:
     with serving(answers, "127.0.0.1", 0) as address:
         port = int(urlsplit(address).port or 0)
-    with socket.create_server(("127.0.0.1", port)):
-        pass
+        assert port > 0
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)) as again:
+        assert again.getsockname()[1] == port
 
 
 def test_a_fault_of_an_answer_is_told_without_its_details(

@@ -6,11 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
 from rft.parallel.step_guards import make_guards, make_weight_check
-from rft_dist.settings import AdamSettings, OptimizerSettings
 from rft_trainer.runs.checkpointing import Progress
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.settings.run import RunSettings
@@ -54,32 +52,9 @@ def test_weights_and_moments_of_every_model_are_checked_where_that_is_asked(tmp_
             shards_weights=shards,
         )
 
-    only_first = make_weight_check(RunSettings(), run, [model(False)], AdamSettings(lr_factors="w=0"))
-    assert (only_first.every, only_first.first is not None) == (0, True)
-    check = make_weight_check(RunSettings(weight_check_steps=5), run, [model(False), model(False)], OptimizerSettings())
+    assert make_weight_check(RunSettings(), run, [model(False)]).every == 0
+    check = make_weight_check(RunSettings(weight_check_steps=5), run, [model(False), model(False)])
     assert [name for name, _ in check.tensors()] == ["w", "exp_avg/w", "1/w", "1/exp_avg/w"]
     assert (check.every, check.replicated) == (5, True)
-    sharded = make_weight_check(RunSettings(weight_check_steps=5), run, [model(False), model(True)], AdamSettings())
+    sharded = make_weight_check(RunSettings(weight_check_steps=5), run, [model(False), model(True)])
     assert not sharded.replicated
-
-
-@pytest.mark.parametrize(
-    ("dtype", "names"), [(torch.float32, ["w"]), (torch.bfloat16, ["w", "master/w"])], ids=["float32", "bfloat16"]
-)
-def test_the_first_update_is_looked_for_in_the_weights_and_in_their_copy_of_more_bits(
-    tmp_path: Path, dtype: torch.dtype, names: list[str]
-) -> None:
-    state = {"exp_avg/w": torch.zeros(2), "master/w": torch.ones(2)}
-    model: Any = SimpleNamespace(
-        weights=SimpleNamespace(local_shards=lambda: iter([("w", torch.ones(2, dtype=dtype))])),
-        optimizer=SimpleNamespace(state_tensors=lambda: state),
-        shards_weights=False,
-    )
-    for adam, flag in (
-        (AdamSettings(lr_factors="w=0"), "--learning_rate"),
-        (OptimizerSettings(), "--actor_learning_rate"),
-    ):
-        first = make_weight_check(RunSettings(), started(tmp_path, is_first=True), [model], adam).first
-        assert first is not None
-        assert [name for name, _ in first.tensors()] == names
-        assert (first.rate_flag, first.factors) == (flag, adam.lr_factors)

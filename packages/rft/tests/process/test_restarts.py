@@ -48,7 +48,11 @@ def test_a_newer_checkpoint_another_job_or_a_person_begins_the_count_again(tmp_p
     requeued(tmp_path, 5, job="8")
     end_without_progress(tmp_path, 5, {"SLURM_JOB_ID": "8"}, Ranks(), is_first=True)
     (tmp_path / FILE).write_text("{")
-    requeued(tmp_path, 5, job="8")
+    for _ in range(3):
+        requeued(tmp_path, 5, job="8")
+    # the note that could not be read counted as none: this is the fourth from one checkpoint
+    with pytest.raises(NoProgressError, match="job 8 was started again 3 times"):
+        requeued(tmp_path, 5, job="8")
 
 
 def test_every_rank_ends_and_only_the_first_reads_the_note(tmp_path: Path) -> None:

@@ -64,7 +64,10 @@ def test_what_does_not_go_with_adapters_is_refused_with_a_way_out(command: str, 
 )
 def test_what_goes_with_adapters(words: str) -> None:
     for command in ("rl", "sft"):
-        resolve(command, ["--pretrain", "m", *LORA, *words.split()])
+        found = resolve(command, ["--pretrain", "m", *LORA, *words.split()])
+        assert found.settings.adapter.lora_rank == 8
+        # no adapter setting is said to have no effect
+        assert not any("lora" in note for note in found.notes)
 
 
 def test_a_supervised_run_may_drop_out_and_settings_without_a_rank_are_told() -> None:

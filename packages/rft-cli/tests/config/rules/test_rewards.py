@@ -145,4 +145,6 @@ def test_a_file_in_the_place_of_a_server_is_answered_with_its_function(given: st
 
 
 def test_a_server_whose_path_ends_as_a_file_is_a_server() -> None:
-    resolve("rl", ["--pretrain", "m", "--prompt_data", "d", "--remote_rm_url", "http://localhost:8000/score.py"])
+    url = "http://localhost:8000/score.py"
+    found = resolve("rl", ["--pretrain", "m", "--prompt_data", "d", "--remote_rm_url", url])
+    assert found.settings.reward_models.remote_rm_url == url

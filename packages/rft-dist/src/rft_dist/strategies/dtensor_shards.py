@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -162,6 +162,18 @@ class ShardedWeights:
         shard.copy_(tensor)
         if self._written is not None:
             self._written(shard)
+
+    def trained_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each full parameter that requires a gradient, by name."""
+        return {name: tuple(parameter.shape) for name, parameter in self._named_parameters() if parameter.requires_grad}
+
+    def own_blocks(self, names: Collection[str]) -> list[CheckpointShard]:
+        """Return this rank's shards of these parameters, sharing memory; of what several ranks keep, on the lowest."""
+        return [
+            CheckpointShard(name, tuple(parameter.shape), start_of(parameter), shard)
+            for name, parameter in self._named_parameters()
+            if name in names and is_first_copy(parameter, self._rank) and (shard := local(parameter.detach())).numel()
+        ]
 
     def blocks(self) -> list[CheckpointShard]:
         """Return this rank's shards with their places, sharing memory; also those that other ranks keep too."""

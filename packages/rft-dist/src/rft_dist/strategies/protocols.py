@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -155,6 +155,14 @@ class ModelWeights(Protocol):
 
     def checkpoint_tensors(self) -> list[Shard]:
         """Return the shards that this rank saves; with those of all ranks every parameter is covered exactly once."""
+        ...
+
+    def trained_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each whole parameter that requires a gradient, by name; the same on every rank."""
+        ...
+
+    def own_blocks(self, names: Collection[str]) -> list[Shard]:
+        """Return blocks of these parameters, sharing memory; with those of all ranks each is covered exactly once."""
         ...
 
     def blocks(self) -> list[Shard]:

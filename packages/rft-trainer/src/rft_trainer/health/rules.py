@@ -18,6 +18,9 @@ from rft_trainer.runs.verdict import RunFinding, collapse, rising_loss
 NEAR = 0.02
 """Share of the range of rewards within which a mean counts as its end."""
 
+LONGER = 1.25
+"""Growth of the mean response, as a factor, that accounts for memory that grows with it."""
+
 WAIT_SECONDS = 0.1
 """Seconds a step that ranks wait for another one, below which nothing is said of it."""
 
@@ -313,19 +316,35 @@ def memory_slope(name: str) -> Rule:
     """Return the rule that a use of memory rises through all fifths of the window, by the threshold (MiB) in all."""
 
     def rule(history: History, window: int, threshold: float) -> RuleResult | None:
-        values = history.series(name, window)
-        if not values:
+        fifths = _fifths(history, name, window)
+        if not fifths:
             return None
-        size = window // 5
-        fifths = [fmean(values[start : start + size]) for start in range(0, 5 * size, size)]
         grown = fifths[-1] - fifths[0]
         # an allocation that is kept is one rise; a leak is one in every part
         rises = [later - earlier for earlier, later in pairwise(fifths)]
         if grown <= threshold or min(rises) < grown / 8:
             return None
-        return RuleResult(grown / (window - size), f"{fifths[0]:.0f} -> {fifths[-1]:.0f} MiB")
+        detail = f"{fifths[0]:.0f} -> {fifths[-1]:.0f} MiB"
+        return RuleResult(grown / (window - window // 5), detail, _longer_responses(history, window))
 
     return rule
+
+
+def _fifths(history: History, name: str, window: int) -> list[float]:
+    """Return the means of the fifths of the window; empty where a row lacks the metric."""
+    values, size = history.series(name, window), window // 5
+    return [fmean(values[start : start + size]) for start in range(0, 5 * size, size)] if values else []
+
+
+def _longer_responses(history: History, window: int) -> str:
+    """Return the remedy where the responses have grown with the memory; empty where they have not."""
+    lengths = _fifths(history, "completion/length_mean", window)
+    if not lengths or lengths[-1] < LONGER * max(lengths[0], 1.0):
+        return ""
+    return (
+        f"a smaller --generate_max_len: the responses have grown with it, from {lengths[0]:.4g} to {lengths[-1]:.4g} "
+        "tokens, and longer ones take more memory"
+    )
 
 
 def data_wait(history: History, window: int, threshold: float) -> RuleResult | None:

@@ -186,7 +186,8 @@ UPDATES = (
         when="change of the weights in a step, of updates with a gradient and a learning rate",
         says="no weight changed in the last {window} steps, though updates with a gradient were applied",
         setting="actor_learning_rate",
-        do="a larger learning rate, or weights in float32 (no --bf16): a step below half a bit of a weight is lost",
+        do="a larger learning rate, no factor of 0 in --lr_factors for what is trained, or weights in float32 (no "
+        "--bf16): a step below half a bit of a weight is lost",
     ),
     Detector(
         name="step_too_large",
@@ -250,9 +251,12 @@ MACHINE = (
         level="warning",
         rule=rules.memory_slope("memory/rss_mib"),
         when="rise of the process's memory over the window, in MiB, in each fifth of it",
-        says="the memory of rank 0 grows by {value:.3g} MiB a step: {detail}",
-        setting="reward",
-        do="a reward or callback of one's own that keeps what it was given; --reward_workers ends with its memory",
+        says="the memory of the process of rank 0 grows by {value:.3g} MiB a step: {detail}",
+        setting="generate_max_len",
+        do="look at what that process keeps from step to step: the trainer, its rows, an engine that samples in it, "
+        "and code of one's own where some runs in it (a loss, an advantage estimator, an environment); functions of "
+        "rewards have processes of their own, which this figure leaves out. `rft-train resume` begins with fresh "
+        "memory",
     ),
     Detector(
         name="device_memory_slope",
@@ -264,7 +268,8 @@ MACHINE = (
         when="rise of the tensors' memory on the GPU over the window, in MiB, in each fifth of it",
         says="the memory on the GPU grows by {value:.3g} MiB a step: {detail}",
         setting="micro_train_batch_size",
-        do="longer responses take more (completion/length_mean); else tensors are kept by a loss of one's own",
+        do="look at what keeps tensors on the GPU of rank 0 from step to step: a loss or an advantage estimator of "
+        "one's own comes first where there is one; where memory runs out, logs/memory_rank_0.json says who holds it",
     ),
     Detector(
         name="data_wait",

@@ -155,7 +155,7 @@ class TrainingLoop(ABC, Generic[DataT]):
         for guard in guards:
             record |= guard.metrics
         if self.weight_check is not None:
-            self.weight_check.after(self.progress.step + 1, self.saver.saved_step, record)
+            self.weight_check.after(self.progress.step + 1, self.saver.saved_step)
         # only now: until here a checkpoint holds these rows as in flight, and a resume hands them out again
         self.ledger.advance(entries, EntryState.TRAINED)
         self.progress.step += 1

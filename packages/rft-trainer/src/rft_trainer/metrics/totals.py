@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import median_low
 from typing import Any
@@ -21,6 +22,7 @@ class MetricTotals:
     def __init__(self) -> None:
         self._pairs: dict[str, Tensor] = {}
         self._peaks: dict[str, Tensor] = {}
+        self._changes: dict[str, list[Tensor]] = {}
 
     def mark(self) -> Mark:
         """Return what is counted so far, for `restore`."""
@@ -43,6 +45,15 @@ class MetricTotals:
         value = value.detach().double()
         self._peaks[name] = torch.maximum(self._peaks[name], value) if name in self._peaks else value
 
+    def add_change(self, name: str, change: Tensor | None) -> None:
+        """Add how an update changed something.
+
+        `change` is [2]: the sums of squares of the change and of what was there before, this rank's share of both; None
+        = there is nothing to measure. Of a step that is taken again, only the update that was applied is added.
+        """
+        if change is not None:
+            self._changes.setdefault(name, []).append(change.detach().double())
+
     def merged(self, collectives: Collectives, *, worked: float | None = None) -> dict[str, float]:
         """Return the mean (or peak) of each name over micro-batches and ranks; names with a count of 0 are left out.
 
@@ -52,6 +63,7 @@ class MetricTotals:
         own: dict[str, Any] = {
             "pairs": _numbers(self._pairs),
             "peaks": _numbers(self._peaks),
+            "changes": {name: torch.stack(each).tolist() for name, each in sorted(self._changes.items())},
             "worked": worked,
         }
         shares = [own]
@@ -68,7 +80,22 @@ class MetricTotals:
             for name, value in share["peaks"].items():
                 peaks[name] = max(value, peaks.get(name, value))
         means = {name: total / count for name, (total, count) in sorted(totals.items()) if count > 0}
-        return means | peaks | slowest_rank([share["worked"] for share in shares])
+        changes = relative_changes([share["changes"] for share in shares])
+        return means | peaks | changes | slowest_rank([share["worked"] for share in shares])
+
+
+def relative_changes(shares: Sequence[Mapping[str, Sequence[Sequence[float]]]]) -> dict[str, float]:
+    """Return the root mean square of a change over that of what was before, added up over the updates of a step.
+
+    `shares` are those of the ranks: (squares of the change, squares before) of each update, by name.
+    """
+    found: dict[str, float] = {}
+    for name in sorted(set().union(*shares)):
+        updates = zip(*(share[name] for share in shares if name in share), strict=True)
+        sums = [[math.fsum(column) for column in zip(*pairs, strict=True)] for pairs in updates]
+        if all(before > 0 for _, before in sums):
+            found[name] = sum(math.sqrt(change / before) for change, before in sums)
+    return found
 
 
 def slowest_rank(seconds: Sequence[float | None]) -> dict[str, float]:

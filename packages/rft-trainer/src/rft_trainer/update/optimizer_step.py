@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
@@ -24,10 +24,10 @@ from rft_trainer.batches.packing import count, filler_batches, pack, rank_micro_
 from rft_trainer.batches.units import MicroBatching, units_of
 from rft_trainer.metrics.compute_meter import ComputeMeter
 from rft_trainer.metrics.totals import Mark, MetricTotals
+from rft_trainer.metrics.weight_change import ReplicatedWeights, WeightSample
 from rft_trainer.protocols import Collectives, Optimizer
 from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
 from rft_trainer.update.numeric_guard import Diagnosis, NumericGuard
-from rft_trainer.update.weight_check import WeightSample, relative_change
 
 _LOG = logging.getLogger(__name__)
 
@@ -93,8 +93,6 @@ class UpdateOutcome:
     num_micro_batches: int
     loss_scale: float | None = None
     """Loss scale of float16 training; a refused step has made it smaller. None = no loss scaling."""
-    weight_change: float | None = field(default=None, compare=False)
-    """How much the update changed a sample of the weights, over their size; None where they are sharded."""
 
     @property
     def sound(self) -> bool:
@@ -165,6 +163,7 @@ class Updater:
         pin_memory: bool = False,
         collective_forward: bool = False,
         meter: ComputeMeter | None = None,
+        sample: WeightSample | None = None,
     ) -> None:
         """Store the model's loss, its optimizer and the limits of a micro-batch.
 
@@ -180,6 +179,7 @@ class Updater:
             pin_memory: whether batches go to the device from page-locked memory.
             collective_forward: every forward and backward is a collective operation, so all ranks run equally many.
             meter: counts the arithmetic of the samples.
+            sample: of the weights, by which the size of an update is measured; None = every rank has all.
         """
         self._loss = loss
         self._optimizer = optimizer
@@ -192,6 +192,7 @@ class Updater:
         self._pin_memory = pin_memory
         self._collective_forward = collective_forward
         self._meter = meter
+        self._sample = WeightSample(ReplicatedWeights(loss.model)) if sample is None else sample
         self._batches: list[_Batch] = []
         self._update_index, self._rate = 0, math.nan
         self._under_way: Sequence[TrainingSample] = ()
@@ -283,8 +284,7 @@ class Updater:
             raise _nothing_to_step()
         # where an error ends it the gradients are dropped before the next batch
         self._interrupted = True
-        sample = WeightSample(self.model)
-        before = sample.numbers()
+        self._sample.begin()
         outcome = self._apply()
         attempt = 0
         # a refusal under a loss scale is how the scale is found, not a fault
@@ -293,7 +293,7 @@ class Updater:
             self._accumulate(self._batches)
             outcome, attempt = self._apply(), attempt + 1
         if outcome.applied:
-            outcome = replace(outcome, weight_change=relative_change(before, sample.numbers()))
+            self._batches[0].totals.add_change(f"{self._guard.part}/weight_change", self._sample.change())
             self._guard.applied(outcome.gradient_norm)
             for batch in self._batches:
                 # of losses that have something to do once the weights have changed, such as that of routers
@@ -484,7 +484,6 @@ def update_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> Mapping[str,
     # refused steps have norms that are not finite, which would take the mean with them
     applied = [outcome for outcome in outcomes if outcome.applied]
     norms = [outcome.gradient_norm for outcome in applied]
-    changes = [outcome.weight_change for outcome in applied if outcome.weight_change is not None]
     return {
         **scale_metrics(part, outcomes),
         f"{part}/gradient_norm": sum(norms) / len(norms) if norms else math.nan,
@@ -492,5 +491,4 @@ def update_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> Mapping[str,
         f"{part}/updates": len(applied),
         f"{part}/updates_refused": len(outcomes) - len(applied),
         f"{part}/micro_batches": sum(outcome.num_micro_batches for outcome in outcomes),
-        **({f"{part}/weight_change": sum(changes)} if changes else {}),
     }

@@ -3,15 +3,13 @@
 Every `every` steps, after the last update of the step, each rank adds up the bits of what it trains as integers (modulo
 2^64: one changed bit always changes the sum). Ranks that keep the same weights must have the same sum; and what
 no update has touched must have, at the beginning of the next step, the sum that it had at the end of the last.
-The same sums say whether the first update of a run changed anything.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -21,58 +19,7 @@ from rft_core.errors import NumericsError
 from rft_trainer.protocols import Collectives
 
 NamedTensors = Callable[[], Iterable[tuple[str, Tensor]]]
-_LOG = logging.getLogger(__name__)
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-@dataclass(slots=True, kw_only=True)
-class FirstUpdate:
-    """Comparison of the weights before and after the first update that had a gradient; a warning where none changed."""
-
-    tensors: NamedTensors
-    """Weights, and their copies of more bits where there are some, as this rank keeps them."""
-    collectives: Collectives
-    rate_flag: str
-    """The setting of the learning rate."""
-    factors: str = ""
-    """Value of lr_factors, which may be 0 for all that is trained."""
-    _before: dict[str, int] | None = None
-    _over: bool = False
-
-    def begin(self) -> None:
-        """Take the sums of the weights, once."""
-        if not self._over and self._before is None:
-            self._before = checksums(self.tensors())
-
-    def judge(self, step: int, record: Mapping[str, object]) -> None:
-        """Compare after a step with these metrics, where an update of it had a gradient; every rank calls it."""
-        norm, rate = record.get("policy/gradient_norm"), record.get("policy/learning_rate")
-        if self._over or self._before is None or not record.get("policy/updates"):
-            return
-        # equal rewards have no gradient, and are told elsewhere
-        if not isinstance(norm, float) or not norm > 0.0:
-            return
-        kept, self._before, self._over = self._before, None, True
-        now = checksums(self.tensors())
-        # a copy that the first update made counts as changed: it holds what the weights have no bits for
-        changed = torch.tensor(sum(kept.get(name) != total for name, total in now.items()))
-        changed = self.collectives.max(changed) if self.collectives.world_size > 1 else changed
-        if int(changed) == 0 and self.collectives.rank == 0:
-            _LOG.warning(
-                "step %d changed no weight: the gradient had the norm %.3g, the learning rate was %s, and all of %d "
-                "tensors have the bits that they had before\n        do  %s",
-                step,
-                norm,
-                rate,
-                len(now),
-                self._remedy(rate),
-            )
-
-    def _remedy(self, rate: object) -> str:
-        if self.factors:
-            return f"leave lr_factors out, or give a part a factor above 0: it is {self.factors}"
-        larger = max(1e-6, 100 * rate) if isinstance(rate, float) else 1e-6
-        return f"{self.rate_flag} {larger:.3g}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,14 +37,10 @@ class WeightCheck:
     replicated: bool
     """Whether every rank keeps the same tensors; otherwise each is compared with itself alone."""
     remedy: str
-    first: FirstUpdate | None = None
-    """Looks at the first update of this process."""
     _kept: dict[str, int] = field(default_factory=dict[str, int])
 
-    def after(self, step: int, saved_step: int | None, record: Mapping[str, object] | None = None) -> None:
-        """Compare the ranks after the last update of `step`, where it is due; `record` are its metrics."""
-        if self.first is not None:
-            self.first.judge(step, record or {})
+    def after(self, step: int, saved_step: int | None) -> None:
+        """Compare the ranks after the last update of `step`, where it is due."""
         self._kept = {}
         if not self.every or step % self.every:
             return
@@ -115,8 +58,6 @@ class WeightCheck:
 
     def before(self, step: int, saved_step: int | None) -> None:
         """Compare with the end of the step before: nothing may have changed since."""
-        if self.first is not None:
-            self.first.begin()
         changed: list[str] = []
         if self._kept:
             now = checksums(self.tensors())
@@ -152,43 +93,3 @@ def checksums(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
         own = (tensor if local is None else local()).detach().contiguous()
         sums[name] = int(own.view(_INTEGERS[own.element_size()]).sum(dtype=torch.int64)) if own.numel() else 0
     return sums
-
-
-SAMPLED_TENSORS, SAMPLED_NUMBERS = 8, 1024
-"""Trained tensors, and numbers of each, that stand for all of them in the size of a step."""
-
-
-class WeightSample:
-    """Some numbers of some trained tensors, by which the size of an update is seen at next to no cost."""
-
-    def __init__(self, model: object) -> None:
-        """Choose tensors of a model evenly among those that are trained and whole on this rank; maybe none."""
-        named = getattr(model, "named_parameters", None)
-        trained = [tensor for _, tensor in named() if _is_sampled(tensor)] if named is not None else []
-        step = max(1, -(-len(trained) // SAMPLED_TENSORS))
-        self._tensors = trained[::step]
-
-    def numbers(self) -> Tensor | None:
-        """Return the sampled numbers as they are now; None without any."""
-        if not self._tensors:
-            return None
-        chosen: list[Tensor] = []
-        for tensor in self._tensors:
-            flat = tensor.detach().reshape(-1)
-            # a last row may be a token that no text has: numbers from all over the tensor
-            chosen.append(flat[:: -(-flat.numel() // SAMPLED_NUMBERS)].float())
-        return torch.cat(chosen)
-
-
-def _is_sampled(tensor: Tensor) -> bool:
-    # a shard differs between ranks, and a gathered tensor is empty outside of a forward
-    return tensor.requires_grad and not hasattr(tensor, "to_local") and tensor.numel() > 0 and tensor.is_contiguous()
-
-
-def relative_change(before: Tensor | None, after: Tensor | None) -> float | None:
-    """Return the root mean square of a change over that of the numbers before it; None where there is none."""
-    if before is None or after is None or before.shape != after.shape:
-        return None
-    # read in one: each number waits for the device
-    size, change = torch.stack([before.square().sum(), (after - before).square().sum()]).sqrt().tolist()
-    return change / size if size > 0 else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from itertools import chain
 from typing import Any, Protocol
 
@@ -12,13 +11,12 @@ from torch import Tensor
 from rft.parallel.parallelize import ParallelModel
 from rft.process.machine import Machine
 from rft_core.durable_files import replace_record
-from rft_dist.settings import AdamSettings
 from rft_trainer.batches.memory_use import MemoryUse
 from rft_trainer.runs.checkpointing import Progress
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.settings.run import RunSettings
 from rft_trainer.update.numeric_guard import NumericGuard
-from rft_trainer.update.weight_check import FirstUpdate, WeightCheck
+from rft_trainer.update.weight_check import WeightCheck
 
 
 class GuardedRun(Protocol):
@@ -65,13 +63,8 @@ def make_guards(
     return progress.guards
 
 
-def make_weight_check(
-    settings: RunSettings, started: GuardedRun, models: Iterable[ParallelModel[Any]], adam: AdamSettings
-) -> WeightCheck:
-    """Make the comparison of checksums over the models that are trained, the first of which `adam` updates.
-
-    Its first update is looked at in any case; the steps after it where that is asked for.
-    """
+def make_weight_check(settings: RunSettings, started: GuardedRun, models: Iterable[ParallelModel[Any]]) -> WeightCheck:
+    """Make the comparison of checksums over the models that are trained."""
     trained = list(models)
 
     def tensors() -> Iterable[tuple[str, Tensor]]:
@@ -79,17 +72,7 @@ def make_weight_check(
             named = chain(model.weights.local_shards(), sorted(model.optimizer.state_tensors().items()))
             yield from ((f"{number}/{name}" if number else name, tensor) for name, tensor in named)
 
-    def weights() -> Iterable[tuple[str, Tensor]]:
-        shards = list(trained[0].weights.local_shards())
-        yield from shards
-        # where the weights have few bits, an update is seen in their copy first
-        if any(tensor.dtype.itemsize < 4 for _, tensor in shards):
-            copies = trained[0].optimizer.state_tensors().items()
-            yield from ((name, tensor) for name, tensor in copies if name.startswith("master/"))
-
     machine = started.machine
-    names = {item.name for item in fields(adam)}
-    rate_flag = "--actor_learning_rate" if "actor_learning_rate" in names else "--learning_rate"
     return WeightCheck(
         tensors=tensors,
         collectives=machine.collectives,
@@ -97,7 +80,4 @@ def make_weight_check(
         # where weights are sharded no two ranks keep the same
         replicated=not any(model.shards_weights for model in trained),
         remedy=started.resume_command,
-        first=FirstUpdate(
-            tensors=weights, collectives=machine.collectives, rate_flag=rate_flag, factors=adam.lr_factors
-        ),
     )

@@ -14,7 +14,7 @@ that carry their denominators, clipped by the norm of the whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -212,6 +212,14 @@ class ZeroModel:
     def checkpoint_tensors(self) -> list[Shard]:
         """Return this rank's shards of the weights, see `ZeroWeights.shards`."""
         return self.weights.shards()
+
+    def trained_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each whole weight that is trained, by name."""
+        return self.weights.trained_shapes()
+
+    def own_blocks(self, names: Collection[str]) -> list[Shard]:
+        """Return the blocks of these weights that this rank steps on, sharing memory."""
+        return self.weights.shards(names)
 
     def blocks(self) -> list[Shard]:
         """Return this rank's weights as blocks, see `ZeroWeights.blocks`."""

@@ -7,7 +7,7 @@ float16 is "loss_scale".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -53,10 +53,18 @@ class ZeroWeights:
         """Elements of weights that this rank keeps between two computations."""
         return sum(own_weights(parameter, self._rank)[1].numel() for parameter in self._parameters.values())
 
-    def shards(self) -> list[Shard]:
-        """This rank's blocks; of weights that every rank has, those that it steps on, and a share of the frozen."""
+    def trained_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each whole weight that is trained, by name."""
+        return {name: shape_of(each) for name, each in self._parameters.items() if each.requires_grad}
+
+    def shards(self, names: Collection[str] | None = None) -> list[Shard]:
+        """This rank's blocks; of weights that every rank has, those that it steps on, and a share of the frozen.
+
+        `names`: of these weights alone; None = of all.
+        """
         blocks: list[Shard] = []
-        for name, parameter in self._parameters.items():
+        chosen = self._parameters if names is None else {name: self._parameters[name] for name in names}
+        for name, parameter in chosen.items():
             offset, flat = own_weights(parameter, self._rank)
             if not hasattr(parameter, "ds_tensor") and parameter.requires_grad:
                 part = self._parts.get(name)

@@ -25,6 +25,7 @@ from rft_trainer.data.mixture import Mixture
 from rft_trainer.evaluation.ema_evaluator import SwapInEma
 from rft_trainer.loops.early_stop import EarlyStop
 from rft_trainer.metrics.phase_timer import PhaseTimer
+from rft_trainer.metrics.weight_change import WeightSample
 from rft_trainer.protocols import Collectives
 from rft_trainer.runs.checkpointing import Progress, Saver
 from rft_trainer.runs.step_report import Reporter
@@ -110,7 +111,7 @@ class RunState(Generic[ModelT]):
             max_steps=settings.training.max_steps,
             eval_every=settings.evaluation.eval_steps,
             max_refused_in_a_row=settings.run.max_refused_steps,
-            weight_check=make_weight_check(settings.run, started, [self.parallel], settings.optimizer),
+            weight_check=make_weight_check(settings.run, started, [self.parallel]),
             train_batch_size=settings.training.train_batch_size,
             resume_command=started.resume_command,
             best=self.best,
@@ -133,6 +134,7 @@ class RunState(Generic[ModelT]):
             pin_memory=self.settings.data.dataloader_pin_memory,
             collective_forward=parallel.collective_forward,
             meter=parallel.meter,
+            sample=WeightSample(parallel.weights),
         )
 
 
