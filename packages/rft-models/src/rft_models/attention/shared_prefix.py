@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -212,30 +212,35 @@ def find_shared_prefixes(
     # below the share the separate attention of groups costs more than it saves
     if saved == 0 or saved < _LEAST_SAVING * token_ids_T.shape[0]:
         return None
-    place_T = torch.empty(token_ids_T.shape[0], dtype=torch.int64)
-    kept: list[Tensor] = []
-    common: list[int] = []
-    num_kept = 0
-    for group in groups:  # the prompts (of a segment that shares nothing: all of it)
-        first, length = group[0].start, _common_length(group)
-        kept.append(torch.arange(first, first + length))
-        for segment in group:
-            place_T[segment.start : segment.start + length] = torch.arange(num_kept, num_kept + length)
-        common.append(length)
-        num_kept += length
+    # runs of tokens as (first, length): one tensor is made of all of them, where one for each takes ten times as long
+    kept: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
+    common = [_common_length(group) for group in groups]
+    kept += [(group[0].start, length) for group, length in zip(groups, common, strict=True)]
+    prompts = [num_before - length for num_before, length in zip(accumulate(common), common, strict=True)]
+    num_kept = sum(common)
     responses: list[Piece] = []
-    for group in (group for group in groups if len(group) > 1):
-        prompt_length = group[0].prompt_length
-        prompt = int(place_T[group[0].start])
+    for group, prompt, length in zip(groups, prompts, common, strict=True):
+        if len(group) == 1:
+            places.append((prompt, length))
+            continue
         for segment in group:
-            first = segment.start + prompt_length
-            kept.append(torch.arange(first, segment.stop))
-            responses.append(Piece(num_kept, segment.own_length, prompt, prompt_length))
-            place_T[first : segment.stop] = torch.arange(num_kept, num_kept + segment.own_length)
+            kept.append((segment.start + length, segment.own_length))
+            responses.append(Piece(num_kept, segment.own_length, prompt, length))
+            places += [(prompt, length), (num_kept, segment.own_length)]
             num_kept += segment.own_length
     device = device or token_ids_T.device
     layout = SharedLayout.of(PackedLayout.from_lengths(common, device), responses, device)
-    return SharedPrompts(layout, to_device(torch.cat(kept), device), to_device(place_T, device))
+    return SharedPrompts(layout, to_device(_joined_runs(kept), device), to_device(_joined_runs(places), device))
+
+
+def _joined_runs(runs: Sequence[tuple[int, int]]) -> Tensor:
+    """Join first, first + 1, ... first + length - 1 of each (first, length); int64."""
+    first_N, length_N = torch.tensor(runs, dtype=torch.int64).unbind(1)
+    ends_N = length_N.cumsum(0)
+    # what is added to a place in the joined runs is the same all along a run
+    added_N = first_N - (ends_N - length_N)
+    return torch.arange(int(ends_N[-1])) + torch.repeat_interleave(added_N, length_N)
 
 
 def _segments(segment_ids_T: Tensor, target_mask_T: Tensor) -> list[_Segment]:
