@@ -20,7 +20,7 @@ from rft_models.layers.fast_norm import FastRmsNorm, use_fast_norms
 SHAPES = [(7, 64), (1, 9, 4, 16), (2, 3, 5), (0, 8), (1, 1)]
 
 
-def pair(kind: type[Any], width: int, *, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, nn.Module]:
+def pair(kind: type[Any], width: int, *, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
     """One norm of transformers, and one from here with the same weights."""
     torch.manual_seed(0)
     theirs, ours = (kind(width, eps=1e-5).to(dtype) for _ in range(2))
@@ -46,15 +46,15 @@ def test_gradients_are_those_of_float64(shape: tuple[int, ...]) -> None:
     hidden = torch.randn(shape) * 2
     upstream = torch.randn(shape)
 
-    def gradients(module: nn.Module, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    def gradients(module: Any, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         at = hidden.to(dtype).requires_grad_()
         # Qwen3's own norm rounds to float32 inside: the reference is written out
         weight = module.weight.detach().to(dtype).requires_grad_()
         normed = at / (at.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-        return torch.autograd.grad(weight * normed, (at, weight), upstream.to(dtype))
+        return torch.autograd.grad(weight * normed, [at, weight], upstream.to(dtype))
 
     at = hidden.clone().requires_grad_()
-    found = torch.autograd.grad(ours(at), (at, ours.weight), upstream)
+    found = torch.autograd.grad(ours(at), [at, ours.weight], upstream)
     for ours_grad, expected in zip(found, gradients(theirs, torch.float64), strict=True):
         torch.testing.assert_close(ours_grad.double(), expected, rtol=1e-5, atol=1e-5)
 
@@ -78,7 +78,7 @@ def test_other_types_are_computed_as_transformers_does(dtype: torch.dtype) -> No
     found, expected = ours(hidden), theirs(hidden)
     assert found.dtype is expected.dtype
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    (by_ours,), (by_theirs,) = (torch.autograd.grad(each.sum(), (hidden,)) for each in (found, expected))
+    (by_ours,), (by_theirs,) = (torch.autograd.grad(each.sum(), [hidden]) for each in (found, expected))
     torch.testing.assert_close(by_ours, by_theirs, rtol=0, atol=0)
 
 
