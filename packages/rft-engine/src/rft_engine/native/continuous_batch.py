@@ -216,4 +216,7 @@ class ContinuousBatch(Generic[CacheT]):
         # None spares the sampler the distribution without stop tokens, which most steps do not need
         if not self._sampler.has_stop_tokens or min(ages) + step >= self._options.min_new_tokens:
             return None
+        if max(ages) + step < self._options.min_new_tokens:
+            # the usual case: a list of all rows made a tensor at every step takes five times as long
+            return torch.zeros(len(ages), dtype=torch.bool, device=self._device)
         return torch.tensor([age + step >= self._options.min_new_tokens for age in ages], device=self._device)

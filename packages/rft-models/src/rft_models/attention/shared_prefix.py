@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -212,39 +212,35 @@ def find_shared_prefixes(
     # below the share the separate attention of groups costs more than it saves
     if saved == 0 or saved < _LEAST_SAVING * token_ids_T.shape[0]:
         return None
+    # runs of tokens as (first, length): one tensor is made of all of them, where one for each takes ten times as long
+    kept: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
     common = [_common_length(group) for group in groups]
-    # (start in the row, length, start among the kept tokens): the prompts of all segments, those that are kept (of a
-    # segment that shares nothing: all of it), and what follows them
-    prompts, firsts, owns = list[_Range](), list[_Range](), list[_Range]()
-    num_kept = 0
-    for group, length in zip(groups, common, strict=True):
-        firsts.append((group[0].start, length, num_kept))
-        prompts += [(segment.start, length, num_kept) for segment in group]
-        num_kept += length
+    kept += [(group[0].start, length) for group, length in zip(groups, common, strict=True)]
+    prompts = [num_before - length for num_before, length in zip(accumulate(common), common, strict=True)]
+    num_kept = sum(common)
     responses: list[Piece] = []
-    for group, (_, length, prompt) in zip(groups, firsts, strict=True):
-        for segment in group if len(group) > 1 else ():
-            owns.append((segment.start + length, segment.own_length, num_kept))
+    for group, prompt, length in zip(groups, prompts, common, strict=True):
+        if len(group) == 1:
+            places.append((prompt, length))
+            continue
+        for segment in group:
+            kept.append((segment.start + length, segment.own_length))
             responses.append(Piece(num_kept, segment.own_length, prompt, length))
+            places += [(prompt, length), (num_kept, segment.own_length)]
             num_kept += segment.own_length
-    place_T = torch.empty(token_ids_T.shape[0], dtype=torch.int64)
-    from_T, to_T = _numbers(prompts + owns)
-    place_T[from_T] = to_T
-    kept_K, _ = _numbers(firsts + owns)
     device = device or token_ids_T.device
     layout = SharedLayout.of(PackedLayout.from_lengths(common, device), responses, device)
-    return SharedPrompts(layout, to_device(kept_K, device), to_device(place_T, device))
+    return SharedPrompts(layout, to_device(_joined_runs(kept), device), to_device(_joined_runs(places), device))
 
 
-_Range = tuple[int, int, int]
-
-
-def _numbers(ranges: Sequence[_Range]) -> tuple[Tensor, Tensor]:
-    """Return the numbers from the first start of each (start, length, other start), and those from the other."""
-    start_S, length_S, other_S = torch.tensor(ranges, dtype=torch.int64).reshape(-1, 3).unbind(1)
-    segment_T = torch.repeat_interleave(torch.arange(len(ranges)), length_S)
-    within_T = torch.arange(segment_T.shape[0]) - (length_S.cumsum(0) - length_S)[segment_T]
-    return start_S[segment_T] + within_T, other_S[segment_T] + within_T
+def _joined_runs(runs: Sequence[tuple[int, int]]) -> Tensor:
+    """Join first, first + 1, ... first + length - 1 of each (first, length); int64."""
+    first_N, length_N = torch.tensor(runs, dtype=torch.int64).unbind(1)
+    ends_N = length_N.cumsum(0)
+    # what is added to a place in the joined runs is the same all along a run
+    added_N = first_N - (ends_N - length_N)
+    return torch.arange(int(ends_N[-1])) + torch.repeat_interleave(added_N, length_N)
 
 
 def _segments(segment_ids_T: Tensor, target_mask_T: Tensor) -> list[_Segment]:

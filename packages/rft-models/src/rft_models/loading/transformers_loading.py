@@ -16,7 +16,9 @@ from rft_models.files.directories import damaged_weights, missing_weights, no_pr
 from rft_models.files.transformers_config import hf_config, refusals, refused_config
 from rft_models.layers import gradient_checkpointing as checkpointing
 from rft_models.layers.fast_linear import use_fast_linears
+from rft_models.layers.fast_norm import use_fast_norms
 from rft_models.layers.gradient_checkpointing import Checkpointing
+from rft_models.loading.freed_memory import keep_freed_memory
 from rft_models.own_decoder.dropout import turn_off_dropout
 
 Attention = Literal["auto", "packed", "native"]
@@ -31,6 +33,8 @@ def prepare(model: Any, *, packed: bool, gradient_checkpointing: Checkpointing |
         register()
         switched(model).set_attn_implementation(IMPLEMENTATION)
     use_fast_linears(model)
+    use_fast_norms(model)
+    keep_freed_memory()
     turn_off_dropout(model)
     if gradient_checkpointing:
         chosen = gradient_checkpointing if isinstance(gradient_checkpointing, Checkpointing) else Checkpointing()
