@@ -87,9 +87,9 @@ class Demonstrations:
             first=first,
         )
         made = self._conversations(prompts) if read.conversations else self._responses(prompts)
-        whole, prompt_lengths, _ = made
+        token_ids, prompt_lengths, _ = made
         # as in memory: a row counts there where its prompt fits, and is left out later where its response does not
-        lengths = map(len, whole) if read.conversations else prompt_lengths
+        lengths = map(len, token_ids) if read.conversations else prompt_lengths
         used = (prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= text.max_len)
         return self._fitting(prompts, *made, content=content_records(used) if self._hashes_rows else None)
 
