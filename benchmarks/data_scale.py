@@ -4,7 +4,8 @@
 
 One entry a part, in the order of a step of `rft-train rl`. Responses are random tokens with float32 log-probs and
 rewards of 0 and 1, so that every group has signal; GRPO without a KL term, micro-batches of 8 sequences. What a run of
-one rank without token records leaves out stands apart (`beside`). The digest is of all packed tensors.
+one rank without token records leaves out stands apart (`beside`). The digest is of all packed tensors. Modules are
+loaded before.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa  # here, so that its import is in no figure: a run makes it once
 import torch
 
 from rft_algos.algorithms.published import Grpo
@@ -52,6 +54,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     given = parser.parse_args()
     torch.set_num_threads(1)
+    pa.set_cpu_count(1)
     found = measured_step(given.samples, given.tokens)
     given.output.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))

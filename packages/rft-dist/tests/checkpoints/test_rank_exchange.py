@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from datetime import timedelta
 from typing import Any
 
@@ -44,6 +45,17 @@ def test_the_first_rank_that_does_not_come_is_named() -> None:
     assert problem.what.startswith("rank 1 ")
     assert "#1" in problem.what
     assert problem.where == "rank 2 of 3"
+
+
+def test_floats_of_the_results_keep_their_bits() -> None:
+    # a NaN with a payload, -0.0, the smallest number, and one that decimal digits hold
+    bits = [0x7FF80000DEADBEEF, 0x8000000000000000, 0x1, 0x3FB999999999999A]
+    sent = [struct.unpack("<d", struct.pack("<Q", one))[0] for one in bits]
+    found = run_ranks(2, lambda exchange: collective_call(exchange, lambda: {"bytes": 7, "seconds": sent}))
+    for of_rank in found:
+        for answer in of_rank:
+            assert [struct.unpack("<Q", struct.pack("<d", one))[0] for one in answer["seconds"]] == bits
+            assert answer["bytes"] == 7
 
 
 def test_a_channel_of_its_own_waits_as_long_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

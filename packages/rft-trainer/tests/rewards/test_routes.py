@@ -79,3 +79,6 @@ def test_every_row_has_a_route_where_one_stands_for_the_rest() -> None:
     routes = routes_of(chosen)
     assert routes is not None
     assert routes.of("anything") == routes.of("else") != routes.of("a")
+    unread = iter([row("anything")])
+    require_routes(chosen, unread)
+    assert len(list(unread)) == 1, "millions of rows are not read where none can lack a route"

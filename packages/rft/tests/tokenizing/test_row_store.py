@@ -110,6 +110,38 @@ def test_by_default_large_files_alone_have_a_store(
         assert not wants_store(settings_of(rows, tmp_path, **{"data_store": "auto", **change}).data, tokenizer)
 
 
+def test_many_records_of_parquet_have_a_store_though_their_file_is_small(
+    tokenizer: HfTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"input": ["1+1="] * 9, "output": ["2"] * 9}), tmp_path / "a.parquet")
+    data = settings_of(f"{tmp_path}/a.parquet", tmp_path, data_store="auto").data
+    assert not wants_store(data, tokenizer)
+    monkeypatch.setattr(row_store, "_AUTO_RECORDS", 8)
+    assert wants_store(data, tokenizer)
+    assert not wants_store(data, tokenizer, in_pairs=True)
+
+
+def test_a_store_that_is_made_by_default_has_hash_and_order_of_rows_in_memory(
+    tokenizer: HfTokenizer, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_store, "_AUTO_BYTES", 0)
+    # its prompt fits and the whole does not: such a row counts in the hash, and is left out of the samples
+    with (tmp_path / "sums.jsonl").open("a") as file:
+        file.write(json.dumps({"input": "1" * 30, "output": "2" * 30, "weight": 1.5}) + "\n")
+    for held_out in (0, 3):
+        auto, off = (
+            sft_data(settings_of(rows, tmp_path, data_store=choice, held_out_rows=held_out), tokenizer, 99)
+            for choice in ("auto", "off")
+        )
+        assert auto.stored is not None
+        assert (list(auto.samples), auto.held_out) == (list(off.samples), off.held_out)
+        assert auto.data_hash == off.data_hash
+        assert auto.mixture.order(1, 0).tolist() == off.mixture.order(1, 0).tolist()
+
+
 def test_rows_that_no_store_can_hold_are_refused_by_the_reason(
     tokenizer: HfTokenizer, rows: str, tmp_path: Path
 ) -> None:

@@ -84,6 +84,13 @@ def both(tokenizer: HfTokenizer) -> Read:
     return read
 
 
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of any number are many, and more than three have another order where a store has an order of its own."""
+    monkeypatch.setattr(row_store, "_AUTO_BYTES", 0)
+    monkeypatch.setattr(row_store, "MOST_IN_MEMORY", 3)
+
+
 def sums(count: int = 12) -> list[dict[str, Any]]:
     return [{"input": f"{n}+{n}=", "label": str(2 * n), "of": "sums", "n": n, "x": [n / 3, None]} for n in range(count)]
 
@@ -169,3 +176,37 @@ def test_what_no_store_can_hold_is_refused_by_the_reason(tokenizer: HfTokenizer)
         with pytest.raises(OptionsError, match=reason) as caught:
             rl_data(refused, tokenizer, 1)
         assert caught.value.problem.do == "--data_store off"
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("rewards", [ROUTED, {"reward": "exact"}])
+def test_a_store_that_is_made_by_default_has_hash_and_order_of_rows_in_memory(
+    tokenizer: HfTokenizer, rewards: dict[str, str]
+) -> None:
+    late = {**sums()[5], "label": "\u00e9\U0001f600", "x": [float("1e-320"), -0.0]}
+    write("sums.jsonl", [*sums(), {**sums()[0], "input": "1" * 60}, late])
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    write("words.jsonl", [{"input": talk, "label": "1", "of": "words"}] * 5)
+    rows = {"prompt_data": "sums.jsonl,words.jsonl", "apply_chat_template": True}
+    auto, off, on = (rl_data(settings_of(choice, rewards, **rows), tokenizer, 1) for choice in ("auto", "off", "on"))
+    assert auto.stored is not None
+    assert list(auto.prompts) == list(off.prompts)
+    assert auto.data_hash == off.data_hash != on.data_hash
+    assert auto.mixture.order(1, 3).tolist() == off.mixture.order(1, 3).tolist()
+    assert [int(index) for index in auto.mixture.sequence(1, 3)] != [int(index) for index in on.mixture.sequence(1, 3)]
+    again = rl_data(settings_of("auto", rewards, **rows), tokenizer, 1)
+    assert again.data_hash == off.data_hash
+    assert list(Path("store").rglob("rows.content")) == []
+
+
+def test_a_store_of_bytes_beyond_those_of_earlier_runs_in_memory_has_the_hash_that_it_had(
+    tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_store, "_AUTO_BYTES", 0)
+    monkeypatch.setattr(row_store, "_OWN_HASH_BYTES", 0)
+    write("sums.jsonl", sums())
+    auto, on = (
+        rl_data(settings_of(choice, {"reward": "exact"}, prompt_data="sums.jsonl"), tokenizer, 1)
+        for choice in ("auto", "on")
+    )
+    assert auto.data_hash == on.data_hash

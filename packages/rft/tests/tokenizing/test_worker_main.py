@@ -190,3 +190,8 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 def test_another_tokenizer_in_the_place_of_the_parents_is_refused(job: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="is not the tokenizer"):
         make_tokenize({**job, "digest": "0"})
+
+
+def test_a_worker_starts_without_torch() -> None:
+    code = "import sys, rft.tokenizing.worker_main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0, "it takes three seconds"

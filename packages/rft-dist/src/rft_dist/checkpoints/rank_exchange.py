@@ -9,7 +9,6 @@ differently on two ranks. It has a channel of its own on the store at which the 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from rft_core.errors import CheckpointError, OptionsError, PeerError, Problem, RftError, StorageError
+from rft_core.exact_records import exact_bytes, exact_value
 from rft_dist.launch.environment import ranks_from_environment
 from rft_dist.launch.rendezvous import another_client
 
@@ -91,7 +91,7 @@ class StoreExchange:
 
 
 def collective_call(exchange: Exchange, work: Callable[[], Any]) -> list[Any]:
-    """Do this rank's part, and give the results of all ranks (JSON values), in rank order.
+    """Do this rank's part, and give the results of all ranks (JSON values), in rank order; floats keep their bits.
 
     Where any rank raised, every rank raises: its own error, or else that of the lowest rank that failed.
     """
@@ -102,7 +102,7 @@ def collective_call(exchange: Exchange, work: Callable[[], Any]) -> list[Any]:
         result = {"done": work()}
     except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait for this answer
         own, result = error, {"error": _as_json(error, exchange.rank)}
-    answers = [json.loads(answer) for answer in exchange.gather_bytes(json.dumps(result).encode())]
+    answers = [exact_value(answer) for answer in exchange.gather_bytes(exact_bytes(result))]
     # only after the exchange: a rank that raised before it would leave the others waiting
     if own is not None:
         raise own

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, time
 from decimal import Decimal
 from typing import Any
 
 from rft_core.errors import DataError
+from rft_core.json_records import compiled_encoder
 from rft_trainer.data.columns import Columns
 from rft_trainer.data.image_placeholders import check_column, check_images, check_mixture, check_no_column
 from rft_trainer.data.images import ImageColumn, RowImage, images_of
@@ -26,6 +27,10 @@ HASH_SCHEME = 1
 
 Runs record it beside the hash. Runs of versions before it record none, and their rows may have been hashed otherwise.
 """
+
+_ENCODE = compiled_encoder()
+_HASHED_AT_ONCE = 4096
+"""Rows whose bytes are in memory together while they are hashed."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -218,21 +223,30 @@ def _images(
 def content_hash(prompts: Sequence[PromptRow]) -> str:
     """Compute the SHA-256 of ids, inputs, labels, outputs and images in order: equal only for the same data."""
     digest = hashlib.sha256()
-    for prompt in prompts:
-        messages = None if prompt.messages is None else [_hashed(message) for message in prompt.messages]
-        record = [prompt.prompt_id, prompt.text, messages, prompt.label, prompt.output]
-        # only where there are any: data without images have one hash, with and without an image column
-        if prompt.images:
-            record.append([image.digest for image in prompt.images])
-        # as with images: a column of ones is no column
-        if prompt.weight != 1.0:
-            record.append(prompt.weight)
-        # only where a reward may read them; in order of their names, which says nothing
-        if prompt.columns:
-            record.append(json.dumps(prompt.columns, sort_keys=True))
-        # one line a record, so that no two lists of prompts come to the same bytes
-        digest.update(json.dumps(record).encode() + b"\n")
+    for start in range(0, len(prompts), _HASHED_AT_ONCE):
+        digest.update(content_records(prompts[start : start + _HASHED_AT_ONCE]))
     return digest.hexdigest()
+
+
+def content_records(prompts: Iterable[PromptRow]) -> bytes:
+    """Return the bytes that `content_hash` hashes: those of all rows are these of any parts of them, in order."""
+    # one line a record, so that no two lists of prompts come to the same bytes
+    return "".join([_ENCODE(_content(prompt)) + "\n" for prompt in prompts]).encode()
+
+
+def _content(prompt: PromptRow) -> list[Any]:
+    messages = None if prompt.messages is None else [_hashed(message) for message in prompt.messages]
+    record = [prompt.prompt_id, prompt.text, messages, prompt.label, prompt.output]
+    # only where there are any: data without images have one hash, with and without an image column
+    if prompt.images:
+        record.append([image.digest for image in prompt.images])
+    # as with images: a column of ones is no column
+    if prompt.weight != 1.0:
+        record.append(prompt.weight)
+    # only where a reward may read them; in order of their names, which says nothing
+    if prompt.columns:
+        record.append(json.dumps(prompt.columns, sort_keys=True))
+    return record
 
 
 def _hashed(message: Message) -> list[Any]:

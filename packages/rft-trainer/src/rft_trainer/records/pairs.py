@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+# workers that tokenise pairs start without torch, which takes seconds
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FIRST_IS_BETTER, EQUAL, SECOND_IS_BETTER, UNLABELLED = 1.0, 0.0, -1.0, 2.0
 """Outcomes of a comparison under one head."""

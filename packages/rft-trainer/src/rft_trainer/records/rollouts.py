@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from rft_core.packed_tokens import PackedTokens
 from rft_trainer.records.scores import RewardStatus
 from rft_trainer.records.turns import Turn, sampled_mask
+
+# workers that tokenise rows start without torch, which takes seconds
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rft_core.packed_tokens import PackedTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +260,8 @@ class TokenBatch:
     @property
     def tokens(self) -> PackedTokens:
         """The input of the models' forwards; the targets are the tokens in the loss."""
+        from rft_core.packed_tokens import PackedTokens
+
         of_text = (self.token_ids_T, self.positions_T, self.segment_ids_T, self.loss_mask_T)
         return PackedTokens(*of_text, self.mm_inputs, host=self.host)
 

@@ -10,7 +10,7 @@ from rft_core.errors import DataError, OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_trainer.data.readers.rows import shown
 from rft_trainer.installed_tasks.discovery import task_names
-from rft_trainer.rewards.routed import ANY, Routes
+from rft_trainer.rewards.routed import ANY, SOURCE_KEY, Routes
 from rft_trainer.rewards.rules.table import find_rule, rule_names
 from rft_trainer.settings.rewards import RewardFunctionSettings
 
@@ -65,7 +65,8 @@ def require_routes(chosen: RewardFunctionSettings, rows: Iterable[RoutedRow]) ->
         DataError: no route leads to a row.
     """
     routes = routes_of(chosen)
-    if routes is None:
+    # with a route for the rest, and the file's name for rows without the column, none is asked: there may be millions
+    if routes is None or (ANY in routes.by_source and routes.key == SOURCE_KEY):
         return
     for row in rows:
         source = routes.source_of(row.columns, row.source)

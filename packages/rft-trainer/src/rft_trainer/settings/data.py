@@ -121,7 +121,7 @@ class StoredRowsSettings(TrainRowsSettings):
 
     data_store: Literal["auto", "on", "off"] = "auto"
     """Whether the training rows are tokenised once into files that are mapped into memory, so that they need not fit:
-    auto = for .jsonl and .parquet files of more than 256 MiB in all."""
+    auto = for .jsonl and .parquet files of more than 16 MiB, or 131,072 records of parquet; for pairs, of 256 MiB."""
 
     data_store_path: str = ""
     """Directory of these files, which later runs on the same data take again; empty = data in

@@ -114,7 +114,7 @@ def preference_data(settings: DpoSettings, tokenizer: HfTokenizer, max_positions
             do="--prompt_data pairs.jsonl",
         )
     reason = "loss_type kto gives every prompt the response to another one" if settings.loss.loss_type == "kto" else ""
-    if wants_store(data, tokenizer, images_key=settings.images.images_key, reason=reason):
+    if wants_store(data, tokenizer, images_key=settings.images.images_key, reason=reason, in_pairs=True):
         training = _stored(settings, tokenizer, reader.max_len)
         unused = training.stored.unused if training.stored else ()
     else:

@@ -82,7 +82,7 @@ def reward_data(
     limit = min(training.max_len or max_positions, max_positions)
     column = encoder.column
     reason = "the model reads images" if encoder.takes_images else ""
-    if wants_store(data, encoder.tokenizer, images_key=column.key if column else "", reason=reason):
+    if wants_store(data, encoder.tokenizer, images_key=column.key if column else "", reason=reason, in_pairs=True):
         return _Stored(data, training, keys, encoder, limit, max_positions).read(seed)
     loaded = _read(data, keys, encoder)
     pairs = first_of(loaded.pairs, loaded.specs, data.max_samples) if data.max_samples else list(loaded.pairs)

@@ -10,7 +10,7 @@ from typing import Any
 from rft.hub.download import ASIDE
 from rft.tokenizing.texts import encoded, named, prompt_tokens
 from rft_models.tokenization.tokenizer import HfTokenizer
-from rft_trainer.data.prompts import PromptRow, prompts_from_rows
+from rft_trainer.data.prompts import PromptRow, content_records, prompts_from_rows
 from rft_trainer.data.readers.rows import Row
 from rft_trainer.data.rendering import PromptRenderer
 from rft_trainer.data.row_forms import Keys, as_read
@@ -58,10 +58,13 @@ class StoredText:
 
 
 class Demonstrations:
-    """Tokeniser of rows: prompt, response and end token; or whole conversations, some turns of which are learned."""
+    """Tokeniser of rows: prompt, response and end token; or whole conversations, some turns of which are learned.
 
-    def __init__(self, text: StoredText, tokenizer: HfTokenizer) -> None:
-        self._text, self._tokenizer = text, tokenizer
+    With `hashes_rows` it tells what the hash of the rows in memory is of.
+    """
+
+    def __init__(self, text: StoredText, tokenizer: HfTokenizer, *, hashes_rows: bool = False) -> None:
+        self._text, self._tokenizer, self._hashes_rows = text, tokenizer, hashes_rows
         self._renderer = text.renderer(tokenizer)
 
     def __call__(self, source: int, rows: Sequence[Row], first: int) -> Tokenized:
@@ -84,7 +87,11 @@ class Demonstrations:
             first=first,
         )
         made = self._conversations(prompts) if read.conversations else self._responses(prompts)
-        return self._fitting(prompts, *made)
+        token_ids, prompt_lengths, _ = made
+        # as in memory: a row counts there where its prompt fits, and is left out later where its response does not
+        lengths = map(len, token_ids) if read.conversations else prompt_lengths
+        used = (prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= text.max_len)
+        return self._fitting(prompts, *made, content=content_records(used) if self._hashes_rows else None)
 
     def _fitting(
         self,
@@ -92,6 +99,7 @@ class Demonstrations:
         token_ids: Sequence[Sequence[int]],
         prompt_lengths: Sequence[int],
         masks: Sequence[Sequence[bool]],
+        content: bytes | None,
     ) -> Tokenized:
         limit = self._text.max_len
         too_long = [
@@ -106,7 +114,7 @@ class Demonstrations:
             [masks[row] for row in kept],
         )
         weightless = len(prompts) - len(kept) - len(too_long)
-        return Tokenized(columns, too_long, {WEIGHTLESS: weightless})
+        return Tokenized(columns, too_long, {WEIGHTLESS: weightless}, content)
 
     def _responses(self, prompts: Sequence[PromptRow]) -> tuple[list[list[int]], list[int], list[Sequence[bool]]]:
         end = list(self._tokenizer.eos_ids[:1])

@@ -21,7 +21,7 @@ _TEXTS: Mapping[str, Callable[[Mapping[str, Any]], Text]] = {
     "reward_pairs": PairText.of,
     "prompts": PromptText.of,
 }
-_TOKENIZERS: Mapping[str, Callable[[Any, HfTokenizer], Tokenize]] = {
+_TOKENIZERS: Mapping[str, Callable[..., Tokenize]] = {
     "demonstrations": Demonstrations,
     "preferences": PreferenceTokens,
     "reward_pairs": RewardPairTokens,
@@ -35,16 +35,21 @@ class StoredRowsText:
 
     kind: Kind
     text: Text
+    hashes_rows: bool = False
+    """Whether the store has the hash of the rows that they have in memory; of prompts and demonstrations alone."""
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> StoredRowsText:
         """Return what came as JSON."""
-        return cls(record["kind"], _TEXTS[record["kind"]](record["text"]))
+        return cls(record["kind"], _TEXTS[record["kind"]](record["text"]), record.get("hashes_rows", False))
 
     def as_record(self) -> dict[str, Any]:
         """Return it as JSON."""
-        return asdict(self)
+        record = asdict(self)
+        # without it a store has the name that it had before there were such hashes
+        return record if self.hashes_rows else {name: record[name] for name in ("kind", "text")}
 
     def tokenizer_of_rows(self, tokenizer: HfTokenizer) -> Tokenize:
         """Return what makes samples of rows."""
-        return _TOKENIZERS[self.kind](self.text, tokenizer)
+        make = _TOKENIZERS[self.kind]
+        return make(self.text, tokenizer, hashes_rows=True) if self.hashes_rows else make(self.text, tokenizer)

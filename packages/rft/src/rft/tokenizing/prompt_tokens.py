@@ -13,7 +13,7 @@ from rft.tokenizing.texts import texts_and_tokens
 from rft_core.errors import DataError
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.columns import has_column
-from rft_trainer.data.prompts import PromptRow, prompts_from_rows
+from rft_trainer.data.prompts import PromptRow, content_records, prompts_from_rows
 from rft_trainer.data.readers.rows import Row
 from rft_trainer.data.rendering import PromptRenderer
 from rft_trainer.data.row_forms import Keys, ReadRows, as_read
@@ -58,10 +58,10 @@ def text_key(text: str) -> int:
 
 
 class PromptTokens:
-    """Tokeniser of prompts that a policy answers."""
+    """Tokeniser of prompts that a policy answers; with `hashes_rows` it tells what their hash in memory is of."""
 
-    def __init__(self, text: PromptText, tokenizer: HfTokenizer) -> None:
-        self._text, self._tokenizer = text, tokenizer
+    def __init__(self, text: PromptText, tokenizer: HfTokenizer, *, hashes_rows: bool = False) -> None:
+        self._text, self._tokenizer, self._hashes_rows = text, tokenizer, hashes_rows
         self._renderer = PromptRenderer(
             tokenizer,
             input_template=text.input_template or None,
@@ -104,7 +104,8 @@ class PromptTokens:
             for prompt, ids in zip(prompts, token_ids, strict=True)
             if len(ids) > text.max_len
         ]
-        return Tokenized(columns, too_long, {})
+        content = content_records(prompts[row] for row in kept) if self._hashes_rows else None
+        return Tokenized(columns, too_long, {}, content)
 
     def _record(self, prompt: PromptRow, text: str) -> bytes:
         return prompt_record(text, prompt.label, self._renderer.messages(prompt), prompt.columns)

@@ -8,7 +8,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,15 @@ from rft.tokenizing.texts import tokenizer_digest
 from rft_core.errors import OptionsError
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.mixture import Mixture
+from rft_trainer.data.readers.arrow import count_parquet
 from rft_trainer.data.readers.formats import resolve_files
 from rft_trainer.data.readers.rows import Row
 from rft_trainer.data.sources import SourceSpec
 from rft_trainer.data.store.build import BuildShards, build_store, first_row, in_this_process, row_at
+from rft_trainer.data.store.content_hash import kept_content_hash
 from rft_trainer.data.store.samples import StoredSamples
 from rft_trainer.data.store.shard_plan import SUFFIXES
-from rft_trainer.data.store.shards import VERSION
+from rft_trainer.data.store.shards import VERSION, ShardFacts
 from rft_trainer.data.store.worker_pool import FEWEST_SHARDS, BuildWorkers, available_cores, in_workers
 from rft_trainer.data.task_rows import is_task
 from rft_trainer.data.token_shards.open import store_directory
@@ -34,8 +36,18 @@ from rft_trainer.runs.stop_signals import stop_requested
 from rft_trainer.settings.data import StoredRowsSettings
 
 _LOG = logging.getLogger(__name__)
-_AUTO_BYTES = 256 * 1024**2
-"""From here on Python objects of the rows would take gigabytes: some ten times their files."""
+_AUTO_BYTES, _AUTO_RECORDS = 16 * 1024**2, 1 << 17
+"""Bytes of all files, and records of parquet files, which are compressed, from which on `auto` makes a store.
+
+Measured on prompts of 92 bytes (`benchmarks/data_start.py`): rows in memory cost 74 us of CPU and 2 kB each at every
+start, those of a store 51 us once and 1 us later. Below, a start takes seconds in either way, and a store is no use.
+"""
+_OWN_HASH_BYTES = 256 * 1024**2
+"""Above it a store that `auto` makes has a hash and, above `MOST_IN_MEMORY` rows, an order of its own.
+
+Up to it rows have the hash and the order that they have in memory. It is where `auto` once began: earlier runs of
+fewer bytes, whose rows were in memory, go on with a store, and those of more with the store that they had.
+"""
 
 MOST_IN_MEMORY = 1 << 20
 """Rows whose order is that of a run without a store; above them it is computed place by place, and is another one."""
@@ -59,6 +71,8 @@ class StoredRows:
     counts: Counter[str]
     """Numbers of rows that are told to people, by the names of what tokenises them."""
     data_hash: str
+    as_in_memory: bool = False
+    """Whether hash and order are those of the rows in memory, however many they are."""
 
     def row(self, name: str) -> Row:
         """Return the row of a sample, "<source>:<number>", as its file has it; all rows before it are read."""
@@ -75,7 +89,10 @@ class StoredRows:
         """Return the mixture by which an epoch visits the rows, without those of these ids."""
         known = [spec.probability for spec in self.specs if spec.probability is not None]
         probabilities = known if len(known) == len(self.specs) else None
-        return Mixture(self.sizes_without(without, samples_a_row), probabilities, most_in_memory=MOST_IN_MEMORY)
+        sizes = self.sizes_without(without, samples_a_row)
+        if self.as_in_memory:
+            return Mixture(sizes, probabilities)
+        return Mixture(sizes, probabilities, most_in_memory=MOST_IN_MEMORY)
 
     def lines(self, samples_a_row: int = 1, noun: str = "samples", longest: str = "longest sample") -> list[str]:
         """Return the lines of the plan."""
@@ -88,7 +105,14 @@ class StoredRows:
         return [*lines, f"tokens are mapped from the data store {self.directory}"]
 
 
-def wants_store(data: StoredRowsSettings, tokenizer: HfTokenizer, *, images_key: str = "", reason: str = "") -> bool:
+def wants_store(
+    data: StoredRowsSettings,
+    tokenizer: HfTokenizer,
+    *,
+    images_key: str = "",
+    reason: str = "",
+    in_pairs: bool = False,
+) -> bool:
     """Return whether the training rows go into a store.
 
     Args:
@@ -96,6 +120,7 @@ def wants_store(data: StoredRowsSettings, tokenizer: HfTokenizer, *, images_key:
         tokenizer: makes their tokens.
         images_key: column of images; no store holds such rows.
         reason: what else of the settings speaks against a store; empty = nothing.
+        in_pairs: whether the rows are pairs, whose hash in memory no store has: `auto` keeps more of them there.
 
     Raises:
         OptionsError: a store is asked for, and these rows cannot be in one.
@@ -113,7 +138,18 @@ def wants_store(data: StoredRowsSettings, tokenizer: HfTokenizer, *, images_key:
                 do="--data_store off",
             )
         return True
-    return not reason and sum(file.stat().st_size for files in _files(data) for file in files) > _AUTO_BYTES
+    return not reason and _are_many(_files(data), in_pairs=in_pairs)
+
+
+def _are_many(files: Sequence[Sequence[Path]], *, in_pairs: bool) -> bool:
+    if in_pairs:
+        return _num_bytes(files) > _OWN_HASH_BYTES
+    parquet = [file for one in files for file in one if file.suffix.lower() == ".parquet"]
+    return _num_bytes(files) > _AUTO_BYTES or sum(map(count_parquet, parquet)) > _AUTO_RECORDS
+
+
+def _num_bytes(files: Sequence[Sequence[Path]]) -> int:
+    return sum(file.stat().st_size for one in files for file in one)
 
 
 def _reason_against(data: StoredRowsSettings, tokenizer: HfTokenizer, images_key: str) -> str:
@@ -165,11 +201,14 @@ def open_store(
         DataError: a row cannot be used, or none fits.
     """
     specs, files = stored_sources(data), _files(data)
+    if data.data_store == "auto" and rows.kind in ("prompts", "demonstrations"):
+        rows = replace(rows, hashes_rows=_num_bytes(files) <= _OWN_HASH_BYTES)
     root = store_directory(data.data_store_path)
     directory = root / _name(rows, files, tokenizer)
     _LOG.info("training rows are tokenised into %s", directory, extra=ASIDE)
     build = _builder(directory, files, rows, tokenizer, data.data_store_workers)
-    shards = build_store(directory, files, within(root, directory, data.data_store_max_gb, build))
+    build = within(root, directory, data.data_store_max_gb, build)
+    shards = build_store(directory, files, build, hashes_rows=rows.hashes_rows)
     samples = StoredSamples(directory, shards, [spec.name for spec in specs])
     too_long = tuple(row for facts in shards for row in facts.too_long)
     counts: Counter[str] = Counter()
@@ -188,8 +227,13 @@ def open_store(
         longest=max(facts.longest for facts in shards),
         too_long=too_long,
         counts=counts,
-        data_hash=hashlib.sha256("".join(facts.sha256 for facts in shards).encode()).hexdigest(),
+        data_hash=kept_content_hash(directory) if rows.hashes_rows else _hash_of_shards(shards),
+        as_in_memory=rows.hashes_rows,
     )
+
+
+def _hash_of_shards(shards: Sequence[ShardFacts]) -> str:
+    return hashlib.sha256("".join(facts.sha256 for facts in shards).encode()).hexdigest()
 
 
 def _builder(

@@ -20,6 +20,7 @@ from rft_trainer.data.readers.arrow import iter_parquet
 from rft_trainer.data.readers.files import no_rows
 from rft_trainer.data.readers.json import iter_jsonl
 from rft_trainer.data.readers.rows import Row, SkipLog
+from rft_trainer.data.store.content_hash import keep_content_hash
 from rft_trainer.data.store.shard_plan import Place, ShardPlan, Span, plan_shards
 from rft_trainer.data.store.shards import ShardFacts, published_shards, shard_facts, write_shard
 from rft_trainer.data.store.token_columns import TokenColumns
@@ -39,6 +40,8 @@ class Tokenized:
     too_long: Sequence[tuple[str, int]]
     counts: Mapping[str, int]
     """Numbers of rows that are told to people, such as those of weight 0, which are left out too."""
+    content: bytes | None = None
+    """What the hash of the rows is of (`content_records`), in a store whose rows have that of rows in memory."""
 
 
 Tokenize = Callable[[int, Sequence[Row], int], Tokenized]
@@ -54,6 +57,7 @@ def build_store(
     build: BuildShards,
     *,
     rows_of_shard: int = ROWS_OF_SHARD,
+    hashes_rows: bool = False,
 ) -> list[ShardFacts]:
     """Build what is missing of a store, and return its shards.
 
@@ -62,6 +66,7 @@ def build_store(
         sources: the files of each source, in order.
         build: `in_this_process`, or the workers of `worker_pool`.
         rows_of_shard: rows that are read for a shard.
+        hashes_rows: whether the hash of the rows is kept beside them, as `content_hash` reads it.
 
     Raises:
         KeyboardInterrupt: the process was asked to stop; the next build goes on with the missing shards.
@@ -78,6 +83,8 @@ def build_store(
             shards += build(plan_shards(sources, begin, len(shards), rows_of_shard))
             if not shards:
                 raise no_rows(sources[0][0])
+            if hashes_rows:
+                keep_content_hash(directory, len(shards))
             (directory / _COMPLETE).touch()
     return shards
 
@@ -126,6 +133,7 @@ def build_shard(
     blocks: list[tuple[int, TokenColumns]] = []
     too_long: list[tuple[str, int]] = []
     counts: Counter[str] = Counter()
+    content: list[bytes | None] = []
     for span in plan.spans:
         source, index = span.begin.source, span.begin.index
         reading = _rows(sources[source][span.begin.file], span)
@@ -137,9 +145,11 @@ def build_shard(
             blocks.append((source, made.samples))
             too_long += made.too_long
             counts.update(made.counts)
+            content.append(made.content)
             index += len(rows)
     facts = {"num_rows": plan.num_rows, **asdict(plan.end), "too_long": tuple(too_long), "counts": dict(counts)}
-    return write_shard(directory, plan.number, blocks, facts)
+    known = [part for part in content if part is not None]
+    return write_shard(directory, plan.number, blocks, facts, b"".join(known) if len(known) == len(content) else None)
 
 
 def first_row(files: Sequence[Path]) -> Row:

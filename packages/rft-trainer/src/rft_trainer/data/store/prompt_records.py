@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from json import encoder
+from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
+from rft_core.json_records import compiled_encoder
 from rft_trainer.data.store.samples import StoredSamples
 from rft_trainer.records.rollouts import Prompt
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False)
-
-
-def _encoding() -> Callable[[Any], str]:
-    """Return `_ENCODER.encode` with its compiled part made once and not at every call, which is 2.7 of 3.8 us."""
-    make = vars(encoder).get("c_make_encoder")
-    if make is None:  # an interpreter without the compiled part
-        return _ENCODER.encode
-    # no markers: values that came from JSON hold no cycle
-    parts = make(None, _ENCODER.default, encoder.encode_basestring, None, ": ", ", ", False, False, True)
-    return lambda value: "".join(parts(value, 0))
-
-
-_ENCODE = _encoding()
+_ENCODE = compiled_encoder(ensure_ascii=False)
 
 
 def prompt_record(

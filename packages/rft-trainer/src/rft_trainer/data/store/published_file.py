@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,7 +29,14 @@ def shard_path(directory: Path, number: int) -> Path:
 
 
 def publish_shard(
-    target: Path, name: str, make_batch: Callable[[], Any], facts_of: Callable[[str], Facts], *, task: str, written: str
+    target: Path,
+    name: str,
+    make_batch: Callable[[], Any],
+    facts_of: Callable[[str], Facts],
+    *,
+    task: str,
+    written: str,
+    beside: Mapping[str, bytes] | None = None,
 ) -> Facts:
     """Write a record batch and its manifest, and give them their place.
 
@@ -40,6 +47,7 @@ def publish_shard(
         facts_of: makes the manifest from the file's SHA-256.
         task: what could not be done where the disk refuses.
         written: the fault point before the rename.
+        beside: contents of further files of the shard by name, which the manifest has no hash of.
 
     Raises:
         StorageError: it cannot be written.
@@ -53,8 +61,10 @@ def publish_shard(
         batch = make_batch()
         with pa.OSFile(str(temporary / name), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
             writer.write_batch(batch)
-        with (temporary / name).open("rb+") as file:
-            os.fsync(file.fileno())
+        _sync(temporary / name)
+        for other, content in (beside or {}).items():
+            (temporary / other).write_bytes(content)
+            _sync(temporary / other)
         facts = facts_of(file_sha256(temporary / name))
         replace_record(temporary / MANIFEST, asdict(facts))
         fault_point(written)
@@ -67,6 +77,11 @@ def publish_shard(
             shutil.rmtree(temporary)
         sync_directory(target.parent)
     return facts
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def map_shard(path: Path, name: str) -> Any:

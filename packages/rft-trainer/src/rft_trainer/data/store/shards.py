@@ -22,6 +22,7 @@ import numpy as np
 
 from rft_core.errors import StorageError
 from rft_core.fault_points import declare
+from rft_trainer.data.store.content_hash import CONTENT
 from rft_trainer.data.store.published_file import MANIFEST, file_sha256, map_shard, publish_shard, shard_path
 from rft_trainer.data.store.token_columns import TokenColumns, joined
 
@@ -82,9 +83,15 @@ def samples_schema(num_numbers: int, *, has_records: bool = False) -> Any:
 
 
 def write_shard(
-    directory: Path, number: int, blocks: Sequence[tuple[int, TokenColumns]], facts: Mapping[str, Any]
+    directory: Path,
+    number: int,
+    blocks: Sequence[tuple[int, TokenColumns]],
+    facts: Mapping[str, Any],
+    content: bytes | None = None,
 ) -> ShardFacts:
     """Write (source, samples) of a shard and publish it; `facts` are those that the samples do not tell.
+
+    `content` is what the hash of the rows is of; None where the store has none.
 
     Raises:
         StorageError: it cannot be written.
@@ -111,7 +118,8 @@ def write_shard(
         )
 
     task = "make a shard of the data store"
-    return publish_shard(shard_path(directory, number), _SAMPLES, make_batch, made, task=task, written=_WRITTEN)
+    target, beside = shard_path(directory, number), {} if content is None else {CONTENT: content}
+    return publish_shard(target, _SAMPLES, make_batch, made, task=task, written=_WRITTEN, beside=beside)
 
 
 def _arrays(blocks: Sequence[tuple[int, TokenColumns]], samples: TokenColumns) -> list[Any]:
