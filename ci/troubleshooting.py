@@ -2,8 +2,8 @@
 
 docs/troubleshooting/rows_*.json     one record a failure of users' guides: what RFT does about it, and the tests
 docs/troubleshooting/matrix.json     one record a row of the fault matrix
-docs/troubleshooting/missing_zh.json what a row lacks (ID), and what was not run on a GPU (ID.gpu), in Chinese, each with
-                                     a digest of the English text that it translates
+docs/troubleshooting/missing_zh.json what a row lacks (ID), and what was not run on a GPU (ID.gpu), in Chinese, each
+                                     with a digest of the English text that it translates
 """
 
 from __future__ import annotations
