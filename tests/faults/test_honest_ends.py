@@ -59,18 +59,12 @@ def test_a_run_that_lost_its_metrics_says_which(server: ForkServer, task: TinyTa
     assert lost["what"] in " ".join(page.split())
 
 
-@pytest.mark.parametrize(
-    ("variant", "words", "remedy"),
-    [
-        ("sft", ["--lr_factors", "*=0"], "leave lr_factors out"),
-        ("rl", ["--lr_factors", "", "--actor_learning_rate", "1e-30"], "--actor_learning_rate 1e-06"),
-    ],
-    ids=["factors of 0", "a learning rate of 1e-30"],
-)
 def test_a_first_update_that_changes_no_weight_is_told_with_the_setting(
-    server: ForkServer, task: TinyTask, runs: Path, variant: str, words: list[str], remedy: str
+    server: ForkServer, task: TinyTask, runs: Path
 ) -> None:
-    given = task.words(variant, runs / "run", *words, "--max_steps", "2", "--lr_schedule", "constant")
+    # without the factors of the task, which would be what is named
+    words = ["--lr_factors", "", "--actor_learning_rate", "1e-30", "--max_steps", "2", "--lr_schedule", "constant"]
+    given = task.words("rl", runs / "run", *words)
     _, output = run(server, given, runs / "run", [])
     assert output.count("changed no weight") == 1
-    assert remedy in output.partition("changed no weight")[2]
+    assert "--actor_learning_rate 1e-06" in output.partition("changed no weight")[2]
