@@ -2,7 +2,8 @@
 
 docs/troubleshooting/rows_*.json     one record a failure of users' guides: what RFT does about it, and the tests
 docs/troubleshooting/matrix.json     one record a row of the fault matrix
-docs/troubleshooting/missing_zh.json what a row lacks, in Chinese, with a digest of the English text that it translates
+docs/troubleshooting/missing_zh.json what a row lacks (ID), and what was not run on a GPU (ID.gpu), in Chinese, each
+                                     with a digest of the English text that it translates
 """
 
 from __future__ import annotations
@@ -39,22 +40,52 @@ def matrix() -> tuple[dict[str, Any], ...]:
 
 @cache
 def missing_in_chinese() -> dict[str, dict[str, str]]:
-    """What rows lack, in Chinese, by row."""
+    """What rows lack (`F01`) and what of them was not run on a GPU (`F01.gpu`), in Chinese."""
     return json.loads((FOLDER / "missing_zh.json").read_text())
 
 
 def missing(row: dict[str, Any], language: str) -> str:
     """What a row lacks; in English where its Chinese translates an earlier text."""
-    chinese = missing_in_chinese().get(row["id"], {})
-    if language == "zh" and chinese.get("of") == hashlib.sha256(row["missing"].encode()).hexdigest()[:12]:
+    return _translated(row["id"], row["missing"], language)
+
+
+def to_show(row: dict[str, Any]) -> str:
+    """What of a row was not run on a GPU; empty where all was, or nothing needs one."""
+    return row.get("gpu", "")
+
+
+def _translated(key: str, text: str, language: str) -> str:
+    chinese = missing_in_chinese().get(key, {})
+    if language == "zh" and chinese.get("of") == hashlib.sha256(text.encode()).hexdigest()[:12]:
         return chinese["zh"]
-    return row["missing"]
+    return text
+
+
+def counts() -> dict[str, int]:
+    """How many rows there are, are complete, lack something, and were not wholly run on a GPU."""
+    complete = [row for row in rows() if not row["missing"]]
+    return {
+        "rows": len(rows()),
+        "complete": len(complete),
+        "lacking": len(rows()) - len(complete),
+        "gpu": sum(bool(to_show(row)) for row in rows()),
+        "gpu_complete": sum(bool(to_show(row)) for row in complete),
+    }
 
 
 def page(language: str) -> str:
     """The page in a language: an index by the texts that people see, then a section a failure."""
     words = texts()["words"][language]
-    lines = [f"# {words['title']}", "", words["intro"], "", f"## {words['index']}", ""]
+    lines = [
+        f"# {words['title']}",
+        "",
+        words["intro"],
+        "",
+        words["counts"].format(**counts()),
+        "",
+        f"## {words['index']}",
+        "",
+    ]
     lines += [f"| {words['text']} | {words['row']} |", "|---|---|"]
     index = sorted((text, row["id"]) for row in rows() for text in row["texts"])
     lines += [f"| {_cell(text)} | [{label}](#{label.lower()}) |" for text, label in index]
@@ -80,6 +111,8 @@ def _section(row: dict[str, Any], words: dict[str, str], language: str) -> list[
     lines += [f"{words['deeds']} ({', '.join(deeds)}): {row['what_happens'][language]}"]
     if row["missing"]:
         lines += ["", f"{words['missing']}: {missing(row, language)}"]
+    if to_show(row):
+        lines += ["", f"{words['to_show']}: {_translated(row['id'] + '.gpu', to_show(row), language)}"]
     if row["tests"]:
         gpu = f" ({words['gpu']})" if row["needs_gpu"] else ""
         lines += ["", f"{words['tests']}{gpu}: {', '.join(f'`{test}`' for test in row['tests'])}"]

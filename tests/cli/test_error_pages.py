@@ -72,6 +72,7 @@ def test_bad_input_is_told_and_leaves_nothing(
     assert outcome.problem["code"] == code
     assert remedy in outcome.problem["do"]
     assert all(outcome.problem[field] for field in ("what", "where", "why", "state", "do"))
+    assert outcome.problem["bundle"] == "", "the message is complete, and there is no run to look at"
     assert list(Path().rglob("*")) == [], "nothing is left behind"
 
 
@@ -117,7 +118,9 @@ def test_a_run_that_is_over_is_not_resumed(base_words: dict[str, list[str]], rft
 def test_what_is_not_there_is_told(words: str, exit_code: int, code: str, rft_train: Callable[..., Any]) -> None:
     outcome = rft_train(*words.split(), "--json_errors")
     assert (outcome.code, outcome.problem["code"]) == (exit_code, code)
-    assert outcome.problem["do"]
+    assert set(outcome.problem) == FIELDS
+    assert all(outcome.problem[field] for field in ("what", "where", "why", "state", "do"))
+    assert outcome.problem["bundle"] == "", "the message is complete, and there is no run to look at"
     assert list(Path().rglob("*")) == []
 
 

@@ -82,6 +82,7 @@ def test_only_new_rows_are_trained_and_a_resumed_run_goes_on_with_them(
         ("--train_only_tokens_from 100000", "freezing.no_new_tokens", "first new token"),
         ("--train_only_tokens_from 3 --freeze_prefix model.norm", "freezing.two_ways", "--train_only_tokens_from 3"),
         ("--freeze_prefix model.norm --lr_factors model.norm=2", "optimizer.no_such_parameter", "--lr_factors"),
+        ("--freeze_prefix model.norm --lr_factors *=0", "optimizer.nothing_trained", "--lr_factors"),
         ("--train_only_tokens_from 3 --l2_factors model.layers=0.5", "optimizer.no_such_parameter", "--l2_factors"),
         ("--aux_loss_coef 0.1", "router.none", "leave aux_loss_coef out"),
         ("--model_code absent.py", "models.model_code", "--model_code FILE.py"),

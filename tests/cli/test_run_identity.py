@@ -198,6 +198,8 @@ REFUSED_FLAGS = {
     "--max_staleness 2": "--ckpt_weights_only",
     "--lora_rank 4": "leave --lora_rank out",
     "--enable_ema": "--ckpt_weights_only",
+    "--freeze_prefix model.norm": "--ckpt_weights_only",
+    "--train_only_tokens_from 3": "--ckpt_weights_only",
 }
 
 
@@ -299,6 +301,8 @@ def test_a_flag_of_a_resume_is_recorded_and_holds_in_the_next(flag: Flag, moved:
 def test_a_flag_that_no_resume_can_take_is_refused_before_a_model_loads(words: str, moved: Path, call: Any) -> None:
     outcome = call("resume", moved / "run", *words.split(), "--json_errors")
     assert (outcome.code, outcome.problem["code"]) == (2, "identity.fixed")
+    name = words.partition(" ")[0].removeprefix("--")
+    assert outcome.problem["what"].startswith(f"a resume cannot change {name} from ")
     assert REFUSED_FLAGS[words] in outcome.problem["do"]
 
 

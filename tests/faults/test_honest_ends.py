@@ -59,18 +59,11 @@ def test_a_run_that_lost_its_metrics_says_which(server: ForkServer, task: TinyTa
     assert lost["what"] in " ".join(page.split())
 
 
-@pytest.mark.parametrize(
-    ("variant", "words", "remedy"),
-    [
-        ("sft", ["--lr_factors", "*=0"], "no factor of 0 in --lr_factors"),
-        ("rl", ["--lr_factors", "", "--actor_learning_rate", "1e-30"], "a larger learning rate"),
-    ],
-    ids=["factors of 0", "a learning rate of 1e-30"],
-)
 def test_updates_that_change_no_weight_are_told_with_the_setting(
-    server: ForkServer, task: TinyTask, runs: Path, variant: str, words: list[str], remedy: str
+    server: ForkServer, task: TinyTask, runs: Path
 ) -> None:
-    given = task.words(variant, runs / "run", *words, "--max_steps", "4", "--lr_schedule", "constant")
-    _, output = run(server, given, runs / "run", [])
+    # without the factors of the task, which would be what is named
+    words = ["--lr_factors", "", "--actor_learning_rate", "1e-30", "--max_steps", "4", "--lr_schedule", "constant"]
+    _, output = run(server, task.words("rl", runs / "run", *words), runs / "run", [])
     assert "no weight changed in the last 3 steps" in output
-    assert remedy in output.partition("no weight changed")[2]
+    assert "a larger learning rate" in output.partition("no weight changed")[2]

@@ -70,6 +70,15 @@ def sid(rft_train: Callable[..., Any], folder: Path, *more: str) -> Any:
     return rft_train("genrec", "sid", *words, "--json_errors")
 
 
+def test_an_encoder_that_is_not_installed_is_told_before_the_items_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rft_train: Any
+) -> None:
+    monkeypatch.setattr("rft_genrec.embedding.minilm.PACKAGE", "a_package_that_is_not_installed")
+    refused = rft_train("genrec", "embed", "--catalogue", str(tmp_path), "--encoder", "minilm", "--json_errors")
+    # an empty directory is no catalogue, which reading it would say
+    assert (refused.code, problem(refused)["code"]) == (3, "extra.minilm")
+
+
 def test_every_item_has_an_id_of_its_own_and_new_ones_leave_it(catalogue: Path, tmp_path: Path, rft_train: Any) -> None:
     made = sid(rft_train, catalogue)
     assert made.code == 0, made.err

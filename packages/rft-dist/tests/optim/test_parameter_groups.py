@@ -115,6 +115,17 @@ def test_an_entry_without_a_name_or_a_factor_is_refused(text: str) -> None:
         factors_of("lr_factors", text)
 
 
+def test_factors_with_which_no_weight_changes_are_refused() -> None:
+    names = ["model.embed_tokens.weight", "score.weight"]
+    require_known_names(AdamSettings(lr_factors="model=0"), names)
+    require_known_names(AdamSettings(lr_factors="*=0,score=0.1"), names)
+    for factors in ("*=0", "model=0,score=0", "*=1,*=0"):
+        with pytest.raises(OptionsError) as caught:
+            require_known_names(AdamSettings(lr_factors=factors), names)
+        assert caught.value.problem.code == "optimizer.nothing_trained"
+        assert "each of the 2 parameters" in caught.value.problem.what
+
+
 def test_a_name_that_nothing_trained_has_is_refused_with_the_nearest() -> None:
     names = ["model.embed_tokens.weight", "model.layers.0.mlp.weight", "score.weight"]
     require_known_names(AdamSettings(lr_factors="model.layers=2, score=1,*mlp*=3", l2_factors="score.weight=0"), names)

@@ -11,7 +11,7 @@ import pytest
 from rft_core.errors import DataError
 from rft_genrec.catalogue.chosen import chosen_dataset
 from rft_genrec.catalogue.index_files import write_index
-from rft_genrec.catalogue.index_seal import seal_file
+from rft_genrec.catalogue.index_seal import check_seal, seal_file
 from rft_genrec.catalogue.minionerec_files import write_items
 from rft_genrec.catalogue.records import Catalogue, Item, SemanticIds
 from rft_genrec.settings.catalogue import CatalogueSettings
@@ -91,6 +91,24 @@ def test_both_hashes_and_the_command_that_makes_the_index_are_told(folder: Path)
     named = CatalogueSettings(catalogue=str(folder / "own"), sid_index_path=str(index_of(folder)))
     with pytest.raises(DataError, match="does not match"):
         chosen_dataset(named)
+
+
+def test_an_index_of_other_codebooks_is_told_with_the_codes_of_each_level(folder: Path) -> None:
+    assert json.loads(seal_file(index_of(folder)).read_text())["codes"] == [2, 2]
+    index_of(folder).write_text(json.dumps({"0": ["<a_0>"], "1": ["<a_1>"], "2": ["<a_2>"]}))
+    with pytest.raises(DataError, match=r"codes in use by level are \[3\], and were \[2, 2\]"):
+        check_seal(index_of(folder), ITEMS)
+
+
+def test_a_seal_without_codes_is_one_of_an_earlier_version(folder: Path) -> None:
+    sealed = json.loads(seal_file(index_of(folder)).read_text())
+    del sealed["codes"]
+    seal_file(index_of(folder)).write_text(json.dumps(sealed))
+    check_seal(index_of(folder), ITEMS)
+    one_flipped_bit(folder)
+    with pytest.raises(DataError, match="SHA-256") as refused:
+        check_seal(index_of(folder), ITEMS)
+    assert "codes in use" not in refused.value.problem.what
 
 
 def test_an_index_of_another_program_is_read_without_a_seal(folder: Path) -> None:

@@ -102,6 +102,7 @@ class Made:
     ) -> None:
         self.ledger = ledger or Ledger(6, 2, lambda _: range(6), data_hash="", seed=0)
         self.engine: Any = Engine()
+        self.now = 0.0
         self.queue = AsyncRollouts(
             self.engine,
             DigitDecoder(),
@@ -112,6 +113,7 @@ class Made:
             rules=replace(RULES, **rules),
             collectives=collectives,
             kind=kind or Samples(),
+            clock=lambda: self.now,
         )
         self.board = Board.made
 
@@ -300,6 +302,8 @@ def test_staleness_is_counted_by_tokens_and_what_is_ahead_by_groups() -> None:
         "engine/x": 2.0,
         "engine/y_share": 0.5,
     }
+    made.now = 4.0
+    assert made.queue.metrics(groups)["time/engine_tokens_per_second"] == 20 / 4.0
     empty = [RolloutGroup(PROMPTS[0], 0, 0, (rollout("p", sampled=0),))]
     found = made.queue.metrics(empty)
     assert (found["async/staleness_mean"], found["async/staleness_max"], found["async/mixed_share"]) == (0.0, 0, 0.0)

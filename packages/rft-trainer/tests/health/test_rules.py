@@ -125,6 +125,14 @@ def test_it_is_said_at_the_step_at_which_it_became_true(case: str) -> None:
     assert alarm.do
 
 
+def test_steps_that_become_slower_are_told_with_the_phase_that_has_grown() -> None:
+    times = {"time__tokens_per_second": lambda n: 100.0 if n < 56 else 20.0, "time__train": 0.5}
+    found = rows(60, time__step=1.0, time__reward=lambda n: 0.1 if n < 56 else 4.1, **times)
+    (alarm,) = [one for one in replay(found) if one.name == "slower"]
+    assert alarm.what.endswith("100 -> 20 tokens a second; scoring took 0.1 -> 4.1 s of a step")
+    assert "--reward_workers" in alarm.do
+
+
 def test_every_detector_has_a_case() -> None:
     assert {name for name, _, _ in TRUE.values()} | {"held_out_gap"} == {detector.name for detector in DETECTORS}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
-from rft_trainer.runs.bottleneck import STEPS, WARM_UP, speed_verdict
+from rft_trainer.runs.bottleneck import STEPS, WARM_UP, grown_phase, speed_verdict
 
 
 def rows_of(
@@ -56,6 +56,25 @@ def test_what_takes_the_time_is_named(seconds: Mapping[Phase, float], code: str)
     assert bound is not None
     assert bound.code == code
     assert bound.do
+
+
+@pytest.mark.parametrize(
+    ("phase", "what", "remedy"),
+    [
+        (Phase.REWARD, "scoring took 0.1 -> 0.4 s of a step", "--reward_workers"),
+        (Phase.ROLLOUT, "sampling took 0.2 -> 0.5 s of a step", "time/engine_limit"),
+        (Phase.DATA, "waiting for data took 0 -> 0.3 s of a step", "--num_workers"),
+        (Phase.TRAIN, "forward, backward and optimizer took 0.5 -> 0.8 s of a step", "another program"),
+    ],
+)
+def test_the_phase_that_grew_is_named_and_not_the_largest(phase: Phase, what: str, remedy: str) -> None:
+    seconds = {Phase.ROLLOUT: 0.2, Phase.REWARD: 0.1, Phase.TRAIN: 0.5}
+    later = seconds | {phase: seconds.get(phase, 0.0) + 0.3, Phase.SAVE: 9.0}
+    grown = grown_phase(rows_of(seconds), rows_of(later), "rl")
+    assert grown is not None
+    assert grown.what == what
+    assert remedy in grown.do
+    assert grown_phase(rows_of(later), rows_of(seconds), "rl") is None
 
 
 def test_few_steps_say_nothing_and_the_first_ones_do_not_count() -> None:

@@ -66,6 +66,23 @@ def test_a_reward_that_does_not_repeat_itself_is_named_with_both_values(caplog: 
     assert "do  --reward_random" in told
 
 
+def test_a_reward_that_changes_during_a_run_is_named_once_with_both_values(caplog: pytest.LogCaptureFixture) -> None:
+    shift = [0.0]
+    given = Given(lambda texts: [value + shift[0] for value in own(texts)])
+    reward = RepeatedReward("mine", given)
+    later = [item(number, f"rows.jsonl:{number}") for number in range(9)]
+    with caplog.at_level(logging.WARNING):
+        for call in range(400):
+            shift[0] = 0.5 if call >= 150 else 0.0
+            reward(ITEMS if call == 0 else later)
+            assert bool(caplog.records) == (call >= 199), "looked at in the calls 100, 200, ..."
+    assert sum(given.calls) == 400 * 9 + 3 * 6, "six responses at the start, in the 100th and in the 200th call"
+    [record] = caplog.records
+    told = record.getMessage()
+    assert told.startswith("the reward mine has changed since the start: of 6 responses 6 get another score")
+    assert "it gave 0 and then 0.5 to the response 'response 0' of rows.jsonl:0" in told
+
+
 @pytest.mark.parametrize(
     "values",
     [

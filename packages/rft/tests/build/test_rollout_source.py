@@ -72,7 +72,7 @@ def test_the_first_token_of_its_own_goes_with_whole_samples() -> None:
 def test_what_limits_the_engine_is_a_metric_and_each_costly_cause_is_noted_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    busy = EngineStats(num_generated_tokens=100, num_decode_steps=10, mean_occupancy=0.95, seconds=1.0, rows=4)
+    busy = EngineStats(num_generated_tokens=100, num_decode_steps=10, mean_occupancy=0.95, seconds=0.5, rows=4)
     idle = replace(busy, mean_occupancy=0.3)
     waiting = replace(idle, tail_ratio=5.0)
     calls = iter([EngineStats(), busy, idle, waiting, idle])
@@ -80,6 +80,7 @@ def test_what_limits_the_engine_is_a_metric_and_each_costly_cause_is_noted_once(
     with caplog.at_level(logging.INFO):
         rows = [diagnose() for _ in range(5)]
     assert [row["time/engine_limit"] for row in rows] == ["nothing", "forward", "occupancy", "tail", "occupancy"]
+    assert [row.get("time/engine_tokens_per_second") for row in rows] == [None, 200.0, 200.0, 200.0, 200.0]
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == 2
     assert "occupancy 0.30" in texts[0]
@@ -89,5 +90,6 @@ def test_what_limits_the_engine_is_a_metric_and_each_costly_cause_is_noted_once(
 def test_other_ranks_note_nothing(caplog: pytest.LogCaptureFixture) -> None:
     idle = EngineStats(num_generated_tokens=100, num_decode_steps=10, mean_occupancy=0.3, seconds=1.0, rows=4)
     with caplog.at_level(logging.INFO):
-        assert EngineDiagnosis(lambda: idle, notify=False)() == {"time/engine_limit": "occupancy"}
+        found = EngineDiagnosis(lambda: idle, notify=False)()
+    assert found == {"time/engine_limit": "occupancy", "time/engine_tokens_per_second": 100.0}
     assert caplog.records == []

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rft.config.commands import PackageRecord
 from rft.doctor import examination
 from rft.doctor.examination import lines, report
 from rft.doctor.findings import Section
@@ -28,6 +29,16 @@ def test_this_machine_is_examined_and_nothing_is_changed(tmp_path: Path, monkeyp
     ]
     assert titles[-1].startswith("nothing stands in the way of a run")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_package_that_adds_commands_is_listed_with_its_version_and_its_extras(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # pytest stands in for a package with commands: it is installed, and it has an extra
+    monkeypatch.setattr(examination, "package_records", lambda: iter([PackageRecord("ours", "pytest", object())]))
+    found = {section.title: section for section in examination.examine(ExaminationSettings(), {})}
+    assert ("pytest", pytest.__version__) in [(fact.subject, fact.value) for fact in found["packages"].findings]
+    assert any("pytest[dev]" in fact.value for fact in found["packages for one feature alone"].findings)
 
 
 def test_a_problem_ends_with_an_error_after_the_page_and_the_report(

@@ -51,6 +51,21 @@ def test_what_one_feature_needs_is_no_problem_where_it_is_absent() -> None:
     assert findings["peft"].verdict == "note"
 
 
+def test_a_package_that_adds_commands_is_looked_at_with_its_requirements_and_extras() -> None:
+    requires = REQUIRES | {"ours": ["rft>=0.1", "numpy>=2.0", 'vectors==0.1.0; extra == "minilm"']}
+    versions = VERSIONS | {"ours": "0.3", "pyarrow": "20"}
+    found = {f.subject: f for f in requirements(versions.get, lambda name: requires.get(name, ()), ["ours"])}
+    assert (found["ours"].value, found["ours"].verdict) == ("0.3", "ok")
+    assert (found["numpy"].verdict, found["numpy"].why) == ("problem", "ours needs it")
+    assert "vectors" not in found
+    extras = [{}, {"vectors": "0.1.0"}, {"vectors": "0.2.0"}]
+    absent, there, other = (optional(v.get, lambda name: requires.get(name, ()), ["ours"])[-1] for v in extras)
+    assert absent.verdict == "ok"
+    assert 'needed for ours[minilm] alone: uv pip install "vectors==0.1.0"' in absent.value
+    assert (there.value, there.verdict) == ("0.1.0", "ok")
+    assert (other.verdict, other.why) == ("problem", "ours[minilm] needs ==0.1.0")
+
+
 @pytest.mark.parametrize(
     ("version", "prefixes", "command", "expected"),
     [

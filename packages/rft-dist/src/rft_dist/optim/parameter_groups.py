@@ -118,14 +118,14 @@ def groups_of_model(
 
 
 def require_known_names(adam: AdamSettings, trained: Collection[str]) -> None:
-    """Refuse a factor that no trained parameter has.
+    """Refuse a factor that no trained parameter has, and factors with which none is trained.
 
     Args:
         adam: the settings of the update.
         trained: names of the parameters of all models that are trained with them.
 
     Raises:
-        OptionsError: a name that matches none of them.
+        OptionsError: a name that matches none of them, or a learning rate of 0 for every one.
     """
     for setting in FACTOR_SETTINGS:
         for pattern, factor in factors_of(setting, getattr(adam, setting)):
@@ -142,6 +142,15 @@ def require_known_names(adam: AdamSettings, trained: Collection[str]) -> None:
                 else f"there are {', '.join(parts[:_SHOWN])} ...",
                 do=f"--{setting} {near[0]}={factor:g}" if near else f"--{setting} with one of these names",
             )
+    rates = ParameterGroups(rates=factors_of("lr_factors", adam.lr_factors))
+    if trained and not any(rates.rate_factor(name) for name in trained):
+        raise OptionsError(
+            code="optimizer.nothing_trained",
+            what=f"lr_factors gives each of the {len(trained)} parameters that are trained the learning rate 0",
+            where="--lr_factors",
+            why="no weight would change",
+            do="leave --lr_factors out, or give a part of the model a factor above 0",
+        )
 
 
 def adamw(

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rft_core.durable_files import replace_text
 from rft_genrec.catalogue.file_errors import refused_index
@@ -25,6 +27,7 @@ def write_seal(index: Path, catalogue: Catalogue) -> None:
     """Write the seal of an index, which is there and is that of these items."""
     record = {
         "sha256": _digest(index.read_bytes()),
+        "codes": codes_by_level(read_object(index)),
         "items": len(catalogue),
         "titles_sha256": _titles(catalogue),
     }
@@ -48,12 +51,27 @@ def check_seal(index: Path, catalogue: Catalogue) -> None:
     found = _digest(index.read_bytes())
     if sealed.get("sha256") != found:
         what = f"its SHA-256 is {found[:12]}, {seal_file(index).name} has {str(sealed.get('sha256'))[:12]}"
+        codes, were = codes_by_level(read_object(index)), sealed.get("codes")
+        # a seal of an earlier version has no codes
+        if were is not None and were != codes:
+            what += f"; codes in use by level are {codes}, and were {were}"
         raise refused_index(index, what, "the file has changed since its IDs were made")
     titles = _titles(catalogue)
     if sealed.get("items") != len(catalogue) or sealed.get("titles_sha256") != titles:
         here = f"{len(catalogue)} items with titles of SHA-256 {titles[:12]}"
         what = f"there are {here}, it was made of {sealed.get('items')} with {str(sealed.get('titles_sha256'))[:12]}"
         raise refused_index(index, what, "the IDs are those of other items")
+
+
+def codes_by_level(rows: Mapping[str, Any]) -> list[int]:
+    """Return how many different codes each level of an index has, of its lists of tokens by item."""
+    levels: list[set[str]] = []
+    for tokens in rows.values():
+        for level, token in enumerate(tokens if isinstance(tokens, list) else ()):
+            if level == len(levels):
+                levels.append(set())
+            levels[level].add(str(token))
+    return [len(codes) for codes in levels]
 
 
 def _digest(content: bytes) -> str:

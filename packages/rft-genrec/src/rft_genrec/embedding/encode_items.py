@@ -36,13 +36,15 @@ def embed(resolved: Resolved[EmbedSettings]) -> Iterator[str]:
     """Encode every item, and write `NAME.emb-ENCODER.npy` and the JSON beside it."""
     settings = resolved.settings
     yield from resolved.notes
+    # a missing package or model is an error before a large catalogue is read
+    network = _network_directory(settings.encoder.encoder)
     catalogue = read_catalogue(settings.items)
     texts = item_texts(catalogue, settings.items.field_characters)
     folder = Path(settings.output.save_path or settings.items.catalogue)
     folder.mkdir(parents=True, exist_ok=True)
     label = encoder_label(settings.encoder.encoder)
     file = folder / f"{catalogue.name}.emb-{label}.npy"
-    values_ND, facts = yield from _encoded(settings, texts, file)
+    values_ND, facts = yield from _encoded(settings, network, texts, file)
     num_zero = int((values_ND.norm(dim=1) == 0).sum())
     if num_zero:
         yield f"{num_zero} items have the vector 0: nothing of their text is known to the encoder"
@@ -95,8 +97,22 @@ def encoder_label(encoder: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "encoder"
 
 
-def _encoded(settings: EmbedSettings, texts: list[str], file: Path) -> Encoded:
+def _network_directory(encoder: str) -> Path | None:
+    """Return the directory of an encoder that is a network; None for tfidf and for files of vectors.
+
+    Raises:
+        PreflightError: the extra `minilm` is not installed, or the Hub cannot be asked.
+        DataError: there is no such model, or its weights are others.
+    """
+    if encoder == "tfidf" or encoder.endswith((".npy", ".safetensors")):
+        return None
+    return minilm_directory() if encoder == "minilm" else Path(local_directory(encoder, "--encoder"))
+
+
+def _encoded(settings: EmbedSettings, network: Path | None, texts: list[str], file: Path) -> Encoded:
     chosen = settings.encoder
+    if network is not None:
+        return (yield from _by_network(chosen, network, texts))
     if chosen.encoder == "tfidf":
         yield f"fitting words of {len(texts):,} texts"
         fitted = fit_tfidf(texts, chosen.svd_dim, seed=settings.output.seed)
@@ -109,16 +125,13 @@ def _encoded(settings: EmbedSettings, texts: list[str], file: Path) -> Encoded:
     if chosen.encoder.endswith(_FITTED):
         fitted = load_tfidf(chosen.encoder)
         return fitted.encode(texts), {"encoder": "tfidf", "words": len(fitted.words), "pooling": "svd"}
-    if chosen.encoder.endswith((".npy", ".safetensors")):
-        return read_embeddings(chosen.encoder, len(texts)), {"encoder": chosen.encoder, "pooling": "none"}
-    return (yield from _by_network(chosen, texts))
+    return read_embeddings(chosen.encoder, len(texts)), {"encoder": chosen.encoder, "pooling": "none"}
 
 
-def _by_network(chosen: EncoderSettings, texts: list[str]) -> Encoded:
+def _by_network(chosen: EncoderSettings, directory: Path, texts: list[str]) -> Encoded:
     from rft_models.text_encoder.encoder import load_text_encoder
 
     is_minilm = chosen.encoder == "minilm"
-    directory = minilm_directory() if is_minilm else Path(local_directory(chosen.encoder, "--encoder"))
     encoder = load_text_encoder(
         directory,
         pooling=chosen.pooling,

@@ -33,6 +33,7 @@ versions wait for it. Every K gives one run, to the bit, through any stops and r
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,7 @@ class AsyncRollouts:
         rules: AsyncConfig,
         collectives: Collectives | None = None,
         kind: RolloutType | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Store the collaborators; threads start with the first entries.
 
@@ -97,6 +99,7 @@ class AsyncRollouts:
             rules: how far ahead.
             collectives: the ranks that share the prompts of a step; None = this one alone.
             kind: what samples are; None = single responses, scored by `reward`.
+            clock: gives seconds.
         """
         self._engine, self._ledger, self._prompts, self._rules = engine, ledger, prompts, rules
         self._ranks = RankPartition(collectives)
@@ -108,6 +111,8 @@ class AsyncRollouts:
         self._collected: list[LedgerEntry] = []
         self._first_version = self._num_batches = 0
         self._begun = False
+        self._clock = clock
+        self._measured: float | None = None
 
     # -- the trainer's thread: what a loop asks of it
 
@@ -194,10 +199,16 @@ class AsyncRollouts:
             # the groups of the present step have rewards too, but are no longer ahead
             waiting = sum(one.group is not None for one in self._board.groups.values()) - len(self._collected)
         num_tokens = sum(num for _, num in lags)
+        now, before = self._clock(), self._measured
+        self._measured = now
+        # of the first step it is not known: its samples are drawn before its seconds begin
+        seconds = 0.0 if before is None else now - before
+        speed = {"time/engine_tokens_per_second": num_tokens / seconds} if seconds > 0 else {}
         return {
             "async/staleness_mean": sum(lag * num for lag, num in lags) / max(num_tokens, 1),
             "async/staleness_max": max((lag for lag, _ in lags), default=0),
             "async/mixed_share": sum(bool(rollout.version_spans) for rollout in rollouts) / len(rollouts),
+            **speed,
             **self._ranks.totals({"time/groups_ahead": float(waiting), **self._engine.counters()}),
         }
 

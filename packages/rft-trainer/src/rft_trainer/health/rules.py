@@ -393,7 +393,11 @@ def slower(history: History, window: int, threshold: float) -> RuleResult | None
     now, before = median(rates[-5:]), median(rates[:-5])
     if before <= 0 or now >= threshold * before:
         return None
-    return RuleResult(now / before, f"{before:,.0f} -> {now:,.0f} tokens a second")
+    grown = bottleneck.grown_phase(rows[:-5], rows[-5:], history.command)
+    which = "" if grown is None else f"; {grown.what}"
+    return RuleResult(
+        now / before, f"{before:,.0f} -> {now:,.0f} tokens a second{which}", "" if grown is None else grown.do
+    )
 
 
 def _rate(row: Row) -> float | None:

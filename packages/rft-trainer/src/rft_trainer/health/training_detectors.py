@@ -303,7 +303,6 @@ MACHINE = (
         when="tokens a second of the last 5 steps over those of the 50 before, without evaluations and saves",
         says="the steps have become slower: {detail}",
         setting="log_interval",
-        do="time/share_ in metrics.jsonl says which phase; another program on the machine, a slow disk, longer "
-        "responses",
+        do="another program on the machine, a slow disk, fewer tokens in a step",
     ),
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from rft_trainer.metrics.phase_timer import Phase
@@ -34,6 +35,12 @@ _NOUNS = {
     Phase.SAVE: "checkpoints",
     _OTHER: "work outside of every phase",
 }
+_SUBJECTS = _NOUNS | {
+    Phase.DATA: "waiting for data",
+    Phase.ROLLOUT: "sampling",
+    Phase.TRAIN: "forward, backward and optimizer",
+}
+"""Every phase as the subject of a sentence."""
 _REMEDIES = {
     Phase.REWARD: "--reward_workers 2, or twice as many as there are",
     Phase.TOOLS: "--environment_workers 2, or twice as many as there are",
@@ -85,6 +92,38 @@ def verdict_of_rows(rows: Sequence[Row], command: str = "") -> RunFinding | None
     return RunFinding(
         f"{name}_bound", f"{_NOUNS[name]} took {found[name]:.0%} of the time of the steps", _REMEDIES[name]
     )
+
+
+def grown_phase(before: Sequence[Row], now: Sequence[Row], command: str = "") -> RunFinding | None:
+    """Return the phase of a step that has grown by most seconds; None where none has by a tenth of a step.
+
+    Evaluations and checkpoints are left out, since they are not in every step.
+
+    Args:
+        before: rows of the steps before.
+        now: rows of the steps that are looked at.
+        command: as of `speed_verdict`.
+    """
+    names = [name for name in (*Phase, _OTHER) if name not in (Phase.EVAL, Phase.SAVE)]
+    seconds = {
+        name: tuple(median(_number(row, f"time/{name}") for row in rows) for rows in (before, now)) for name in names
+    }
+    name = max(names, key=lambda name: seconds[name][1] - seconds[name][0])
+    earlier, later = seconds[name]
+    if later - earlier <= WAITS * median(_number(row, "time/step") for row in before):
+        return None
+    what = f"{_SUBJECTS[name]} took {earlier:.3g} -> {later:.3g} s of a step"
+    return RunFinding(f"{name}_grew", what, _growth_remedy(name, command))
+
+
+def _growth_remedy(name: str, command: str) -> str:
+    if name == Phase.DATA:
+        return _data_bound(0.0, command).do
+    if name == Phase.ROLLOUT:
+        return "completion/length_mean and time/engine_limit say whether responses or the engine have changed"
+    if name == Phase.TRAIN:
+        return "another program on the device, or longer samples (completion/length_mean, data/tokens)"
+    return _REMEDIES[name]
 
 
 def _data_bound(share: float, command: str) -> RunFinding:

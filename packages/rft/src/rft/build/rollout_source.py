@@ -133,12 +133,14 @@ class EngineDiagnosis:
         self._logged: set[str] = set()
 
     def __call__(self) -> dict[str, object]:
-        """Return what limited the speed of the last call, under `time/engine_limit`."""
-        reason = slowest_reason(self._stats())
+        """Return what limited the speed of the last call, as `time/engine_limit`, and its tokens a second."""
+        stats = self._stats()
+        reason = slowest_reason(stats)
         if self._notify and reason.cause not in (*NO_LOSS, *self._logged):
             self._logged.add(reason.cause)
             _LOG.info("the engine loses time: %s", reason.text)
-        return {"time/engine_limit": reason.cause}
+        speed = {"time/engine_tokens_per_second": stats.tokens_per_second} if stats.seconds else {}
+        return {"time/engine_limit": reason.cause, **speed}
 
 
 def build_rollouts(

@@ -37,13 +37,15 @@ def examine(chosen: ExaminationSettings, environment: Mapping[str, str]) -> list
         for gpu in nvidia_inventory()
     ]
     inference = engines.engines(ENGINES.values(), packages.installed_version, has_gpu=bool(cards))
+    records = list(package_records())
+    added = sorted({record.package for record in records if packages.installed_version(record.package)})
     files, threads = resources.open_files_here(), environment.get("OMP_NUM_THREADS")
     meeting = [*network.variables(environment), *network.port(environment), network.own_name()]
     return [
         Section("interpreter", tuple(packages.here())),
-        Section("packages", tuple(packages.requirements())),
-        Section("packages for one feature alone", tuple(packages.optional())),
-        Section("packages that add commands", tuple(plug_ins(package_records()))),
+        Section("packages", tuple(packages.requirements(plug_ins=added))),
+        Section("packages for one feature alone", tuple(packages.optional(plug_ins=added))),
+        Section("packages that add commands", tuple(plug_ins(records))),
         Section("devices", (*gpus, *devices.memory(memory))),
         Section("engines", (*inference, engines.cage())),
         Section(

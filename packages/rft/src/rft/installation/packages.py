@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -37,6 +38,8 @@ OPTIONAL: Mapping[str, tuple[str, str]] = {
 }
 """Packages that one feature alone needs: their extra, and the feature."""
 _PYTHONS = ((3, 11), (3, 14))
+_EXTRA = re.compile(r'extra == "([^"]+)"')
+"""As `packaging` writes the condition of a requirement of an extra."""
 
 VersionOf = Callable[[str], str | None]
 """Version of an installed package by its name; None where it is not installed."""
@@ -102,26 +105,33 @@ def here() -> Iterator[MachineFact]:
 
 
 def requirements(
-    version_of: VersionOf = installed_version, requires_of: RequiresOf = requirements_of
+    version_of: VersionOf = installed_version,
+    requires_of: RequiresOf = requirements_of,
+    plug_ins: Sequence[str] = (),
 ) -> list[MachineFact]:
-    """Return findings on RFT's own packages and on what they require.
+    """Return findings on RFT's own packages, on installed ones that add to it, and on what they all require.
 
     A requirement that is not met is a problem; another version than the tested one is noted.
     """
-    findings = [_own(name, version_of(name)) for name in OWN]
+    owners = (*OWN, *plug_ins)
+    findings = [_own(name, version_of(name)) for name in owners]
     seen: set[str] = set()
-    for owner in OWN:
+    for owner in owners:
         for text in requires_of(owner):
             requirement = Requirement(text)
-            if requirement.name in seen or requirement.name in OWN or not _applies(requirement):
+            if requirement.name in seen or requirement.name in owners or not _applies(requirement):
                 continue
             seen.add(requirement.name)
             findings.append(_required(requirement, owner, version_of(requirement.name)))
     return findings
 
 
-def optional(version_of: VersionOf = installed_version) -> list[MachineFact]:
-    """Return findings on packages that one feature alone needs."""
+def optional(
+    version_of: VersionOf = installed_version,
+    requires_of: RequiresOf = requirements_of,
+    plug_ins: Sequence[str] = (),
+) -> list[MachineFact]:
+    """Return findings on packages that one feature alone needs, and on those of the extras of `plug_ins`."""
     findings: list[MachineFact] = []
     for name, (extra, purpose) in OPTIONAL.items():
         version = version_of(name)
@@ -129,7 +139,26 @@ def optional(version_of: VersionOf = installed_version) -> list[MachineFact]:
             findings.append(MachineFact(name, f"not installed; needed for {purpose} alone: uv sync --extra {extra}"))
         else:
             findings.append(_compared(name, version))
+    findings += [_of_extra(extra, version_of) for name in plug_ins for extra in _extras(name, requires_of)]
     return findings
+
+
+def _extras(owner: str, requires_of: RequiresOf) -> Iterator[tuple[Requirement, str]]:
+    """Yield what an extra of a package requires, with `OWNER[EXTRA]`."""
+    for text in requires_of(owner):
+        requirement = Requirement(text)
+        extra = _EXTRA.search(str(requirement.marker))
+        if extra and not _applies(requirement):
+            yield requirement, f"{owner}[{extra[1]}]"
+
+
+def _of_extra(wanted: tuple[Requirement, str], version_of: VersionOf) -> MachineFact:
+    requirement, extra = wanted
+    version = version_of(requirement.name)
+    if version is None:
+        command = f'uv pip install "{requirement.name}{requirement.specifier}"'
+        return MachineFact(requirement.name, f"not installed; needed for {extra} alone: {command}")
+    return _required(requirement, extra, version)
 
 
 def _own(name: str, version: str | None) -> MachineFact:
