@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from rft.config.command_record import Command
 from rft.config.commands import GROUP, load, typed
+from rft.process import garbage_collection
 from rft.process.detached import INTERRUPTED, open_standard_streams
 from rft_cli.diagnostics import debug_mode
 from rft_cli.records.discovery import command_of_words, commands, run_command
-from rft_core import garbage_collection
 from rft_core.errors import OptionsError, Problem, RftError, StorageError
 from rft_core.terminal_text import visible
 from rft_trainer.installed_tasks.discovery import listed_tasks

@@ -31,7 +31,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What would be started; it ends well."""
     found: list[Any] = []
 
-    def note(command: Any, nproc: int, *, log_folder: Path, nodes: Any = None) -> Ended:
+    def note(command: Any, nproc: int, *, log_folder: Path, nodes: Any = None, meetings: int) -> Ended:
         found.append((command, nproc, log_folder))
         return Ended(0, None, (0,) * nproc, ())
 

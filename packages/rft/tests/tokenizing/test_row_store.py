@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,6 +109,28 @@ def test_by_default_large_files_alone_have_a_store(
     assert wants_store(settings.data, tokenizer)
     for change in ({"max_samples": 3}, {"data_store": "off"}, {"prompt_data": ""}):
         assert not wants_store(settings_of(rows, tmp_path, **{"data_store": "auto", **change}).data, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("writable", "free", "words"), [(False, 10**12, "cannot be written"), (True, 100, "less is free there")]
+)
+def test_rows_stay_in_memory_where_a_store_by_default_has_no_room(
+    writable: bool,
+    free: int,
+    words: str,
+    tokenizer: HfTokenizer,
+    rows: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(row_store, "_AUTO_BYTES", 100)
+    monkeypatch.setattr(row_store.os, "access", lambda path, mode: writable)
+    monkeypatch.setattr(row_store.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    assert not wants_store(settings_of(rows, tmp_path, data_store="auto").data, tokenizer)
+    assert words in caplog.text
+    assert "--data_store_path" in caplog.text
+    assert wants_store(settings_of(rows, tmp_path, data_store="on").data, tokenizer)
 
 
 def test_many_records_of_parquet_have_a_store_though_their_file_is_small(

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from rft.process import stage_ranks as ranks
 from rft_cli.commands import eval as eval_command
 from rft_cli.commands import training
 from rft_cli.commands.quickstart import command as quickstart
-from rft_cli.commands.quickstart import ranks
 from rft_cli.commands.quickstart.tasks import TASKS
 from rft_cli.config.resolve import resolve
 from rft_dist.launch import spawn

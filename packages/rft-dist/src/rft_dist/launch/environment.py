@@ -99,7 +99,7 @@ def take_next_port(environment: MutableMapping[str, str]) -> None:
     """
     first, _, rest = environment.get(LATER_PORTS, "").partition(",")
     if first:
-        environment |= {"MASTER_PORT": first, LATER_PORTS: rest}
+        environment.update({"MASTER_PORT": first, LATER_PORTS: rest})
 
 
 def _is_launched(values: Mapping[str, str]) -> bool:

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NoReturn, TypeVar
 
-from rft_core import garbage_collection
 from rft_core.fault_points import fault_point
 from rft_trainer.batches.prompt_ledger import EntryState, Ledger, LedgerEntry
 from rft_trainer.loops.early_stop import EarlyStop
@@ -113,7 +112,6 @@ class TrainingLoop(ABC, Generic[DataT]):
 
     def begin(self) -> None:
         """Evaluate and save before the first step; a resumed run has done so already, also one resumed from step 0."""
-        garbage_collection.go_on()
         if self.saver.saved_step is None:
             # asked to stop while the run was prepared, where a stop loses nothing: the evaluation waits for the resume
             if agree(self.collectives, stop_requested())[0]:

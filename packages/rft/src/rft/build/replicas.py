@@ -16,7 +16,8 @@ from torch import Tensor
 
 from rft.build.engines import EngineChoice, choose_engine, refuse_own_decoder
 from rft.parallel.policy_weights import full_sizes
-from rft.process.machine import Machine, usable_cores
+from rft.process.cores import usable_cores
+from rft.process.machine import Machine
 from rft.process.placement import GpuPlacement, only_these, ranks_on_this_machine
 from rft.settings import RlSettings
 from rft_core.errors import RftError, ServiceError

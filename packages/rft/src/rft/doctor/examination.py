@@ -13,7 +13,7 @@ from rft.doctor import engines, network, resources
 from rft.doctor.findings import Section, as_record, page, problems_of, verdict_line
 from rft.doctor.plug_ins import plug_ins
 from rft.installation import devices, packages
-from rft.process.machine import usable_cores
+from rft.process.cores import usable_cores
 from rft.resolved import Resolved
 from rft.settings import DoctorSettings, ExaminationSettings
 from rft_core.durable_files import storage_errors

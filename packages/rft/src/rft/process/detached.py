@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TextIO
 
+from rft.process import garbage_collection
+
 INTERRUPTED = 130
 """Exit code of an end at once by a signal: before there was anything to save, or by a second Ctrl-C."""
 _STDERR = 2
@@ -107,8 +109,9 @@ def outliving_terminal(*, for_good: bool) -> Generator[None]:
 
 
 def run_has_begun() -> None:
-    """Note that from here on a stop signal is the run's affair."""
+    """Note that from here on a stop signal is the run's affair; its start is over, and garbage is collected again."""
     _State.begun = True
+    garbage_collection.go_on()
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -42,6 +44,8 @@ _AUTO_BYTES, _AUTO_RECORDS = 16 * 1024**2, 1 << 17
 Measured on prompts of 92 bytes (`benchmarks/data_start.py`): rows in memory cost 74 us of CPU and 2 kB each at every
 start, those of a store 51 us once and 1 us later. Below, a start takes seconds in either way, and a store is no use.
 """
+_LARGEST_FACTOR = 8
+"""Bytes of a store to one of the files, at most: text of one token a byte takes 4 bytes a token, beside the text."""
 _OWN_HASH_BYTES = 256 * 1024**2
 """Above it a store that `auto` makes has a hash and, above `MOST_IN_MEMORY` rows, an order of its own.
 
@@ -138,7 +142,23 @@ def wants_store(
                 do="--data_store off",
             )
         return True
-    return not reason and _are_many(_files(data), in_pairs=in_pairs)
+    return not reason and _are_many(_files(data), in_pairs=in_pairs) and _has_room(data)
+
+
+def _has_room(data: StoredRowsSettings) -> bool:
+    """Return whether a store that nobody asked for can be written; else the rows stay in memory, and it is said."""
+    root = store_directory(data.data_store_path)
+    place = next(path for path in (root, *root.parents) if path.exists())
+    needed = _LARGEST_FACTOR * _num_bytes(_files(data))
+    if os.access(place, os.W_OK) and shutil.disk_usage(place).free > needed:
+        return True
+    _LOG.warning(
+        "the training rows stay in memory: a store of their tokens in %s would take up to %.1f GB, and %s; "
+        "--data_store_path names another place",
+        *(root, needed / 1e9),
+        "less is free there" if os.access(place, os.W_OK) else f"{place} cannot be written",
+    )
+    return False
 
 
 def _are_many(files: Sequence[Sequence[Path]], *, in_pairs: bool) -> bool:

@@ -15,8 +15,8 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rft.process import stage_ranks as ranks
 from rft.process.cores import usable_cores
-from rft_cli.commands.quickstart import ranks
 from rft_cli.commands.quickstart.tasks import TASKS, Task
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names

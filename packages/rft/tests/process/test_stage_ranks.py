@@ -1,4 +1,4 @@
-"""Ranks of a quickstart wait for what the first one makes, for as long as a meeting would."""
+"""Ranks of several stages wait for what the first one makes, for as long as a meeting would."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from threading import Timer
 
 import pytest
 
-from rft_cli.commands.quickstart import ranks
+from rft.process import stage_ranks as ranks
 
 
 def test_one_process_starts_no_ranks(tmp_path: Path) -> None:

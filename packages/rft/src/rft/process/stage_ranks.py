@@ -1,4 +1,4 @@
-"""Ranks of a quickstart: one launcher starts them for all of its stages. No torch is imported here."""
+"""Ranks of a command that trains several times: one launcher starts them for all stages. No torch is imported here."""
 
 from __future__ import annotations
 

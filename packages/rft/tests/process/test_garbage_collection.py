@@ -8,7 +8,7 @@ from collections.abc import Generator
 
 import pytest
 
-from rft_core import garbage_collection
+from rft.process import detached, garbage_collection
 
 
 @pytest.fixture(autouse=True)
@@ -35,4 +35,11 @@ def test_what_somebody_else_has_chosen_stays() -> None:
     assert not gc.isenabled()
     gc.enable()
     garbage_collection.go_on()
+    assert gc.isenabled()
+
+
+def test_the_start_of_a_run_is_over_when_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detached._State, "begun", False)
+    garbage_collection.pause()
+    detached.run_has_begun()
     assert gc.isenabled()
