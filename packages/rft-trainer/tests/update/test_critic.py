@@ -140,6 +140,7 @@ def test_one_step_is_the_formula_written_out(clip: float | None, aggregation: Ag
     expected, expected_metrics = by_hand(objective)
     torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-14)
     variance = metrics.pop("critic/explained_variance")
+    assert metrics.pop("policy/weight_change") == 0.0, "the gradients are kept and not applied"
     assert metrics == pytest.approx(expected_metrics, rel=1e-10)
     assert variance < 1.0
     assert (clip is None) == (metrics["critic/clip_fraction"] == 0.0)
