@@ -27,6 +27,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from store import cpu_seconds, peak
+
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 RESULTS = Path(__file__).parent / "results" / "data_start.json"
 CASES = {"memory": "off", "first": "auto", "again": "auto"}
@@ -181,17 +183,6 @@ def digest(data_hash: str, rows: Sequence[Any]) -> str:
         name = row.prompt_id if hasattr(row, "prompt_id") else row.sample_id
         found.update(json.dumps([name, list(row.token_ids), getattr(row, "label", None)]).encode())
     return found.hexdigest()
-
-
-def cpu_seconds() -> float:
-    """Return the CPU time of this process and of those that it started and that have ended."""
-    usages = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
-def peak(whose: int = resource.RUSAGE_SELF) -> float:
-    """Return the largest resident size in MiB."""
-    return resource.getrusage(whose).ru_maxrss / 1024
 
 
 if __name__ == "__main__":
