@@ -378,7 +378,7 @@ def render_rows(
     left_out: list[tuple[str, int]] = []
     with Prefetcher(
         chunks,
-        lambda chunk: [renderer.render(row) for row in chunk],
+        renderer.render_all,
         num_workers=num_workers,
         prefetch_factor=prefetch_factor,
     ) as rendered:
