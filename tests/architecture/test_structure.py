@@ -9,10 +9,11 @@ import re
 import subprocess
 import sys
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from architecture.source_tree import PACKAGE_FOLDERS, PACKAGES
+from architecture.source_tree import PACKAGE_FOLDERS, PACKAGES, ROOT
 
 
 def test_every_package_of_the_workspace_is_installed_here() -> None:
@@ -62,3 +63,10 @@ def test_a_group_of_tests_stays_on_one_worker(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert len(list(tmp_path.glob("worker-*"))) == 1
+
+
+def test_pytest_goes_into_every_folder_of_tests(pytestconfig: pytest.Config) -> None:
+    skipped = pytestconfig.getini("norecursedirs")
+    files = [*ROOT.glob("packages/*/tests/**/test_*.py"), *ROOT.glob("tests/**/test_*.py")]
+    folders = {part for file in files for part in file.relative_to(ROOT).parts[:-1]}
+    assert sorted(name for name in folders if any(fnmatch(name, pattern) for pattern in skipped)) == []

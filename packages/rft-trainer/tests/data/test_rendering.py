@@ -210,3 +210,44 @@ def test_a_conversation_with_nothing_to_learn_is_refused(row: PromptRow, what: s
     with pytest.raises(DataError, match=what) as caught:
         learned_text(row)
     assert caught.value.problem.where == "s:0"
+
+
+class AllAtOnce(CharacterTokenizer):
+    """Counts its calls for many texts; has no token for a letter x."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.calls = 0
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        if "x" in text:
+            raise DataError(code="c", what=text, where="w", why="y", do="d")
+        return super().encode(text, add_special_tokens)
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
+        self.calls += 1
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_many_rows_are_rendered_as_one_by_one_with_one_call(special: bool) -> None:
+    tokenizer = AllAtOnce()
+    renderer = PromptRenderer(tokenizer, input_template="Q: {}", add_special_tokens=special)  # type: ignore[arg-type]
+    rows = [text_row(f"{n}+1=", n) for n in range(5)]
+    assert renderer.render_all(rows) == [renderer.render(row) for row in rows]
+    assert tokenizer.calls == 1
+    assert renderer.render_all([]) == []
+    talk = [*rows, chat_row(("user", "a"), ("assistant", "b"))]
+    plain = PromptRenderer(CharacterTokenizer(), input_template="Q: {}", add_special_tokens=special)  # type: ignore[arg-type]
+    assert plain.render_all(rows) == renderer.render_all(rows)
+    learned = PromptRenderer(tokenizer, apply_chat_template=True)  # type: ignore[arg-type]
+    assert learned.render_all(talk) == [learned.render(row) for row in talk]
+
+
+def test_of_many_rows_the_first_that_cannot_be_rendered_is_named() -> None:
+    renderer = PromptRenderer(AllAtOnce())  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="second x"):
+        renderer.render_all([text_row("first"), text_row("second x"), text_row(""), text_row("x")])
+    with pytest.raises(DataError) as caught:
+        renderer.render_all([text_row("first"), text_row("", 3)])
+    assert (caught.value.problem.code, caught.value.problem.where) == ("prompt.no_tokens", "s:3")

@@ -72,13 +72,18 @@ def test_samples_are_cut_by_tokens_where_they_are_packed() -> None:
         assert shared_parts.micro_batching(3, 70, packing) == expected
 
 
+@pytest.mark.parametrize(("beams", "num_samples", "ranked"), [(0, 4, False), (3, 2, True)])
 @pytest.mark.parametrize("prompts", [["a"], []])
-def test_held_out_prompts_are_answered_as_evaluations_are_where_there_are_any(calls: Any, prompts: list[Any]) -> None:
+def test_held_out_prompts_are_answered_as_evaluations_are_where_there_are_any(
+    calls: Any, prompts: list[Any], beams: int, num_samples: int, ranked: bool
+) -> None:
     calls.put(shared_parts, "Evaluator")
-    engine, reward, machine = (calls.double(name) for name in ("engine", "reward", "machine"))
+    # the constraint has fewer beams than are asked for
+    engine = calls.double("engine", most_beams=2)
+    reward, machine = (calls.double(name) for name in ("reward", "machine"))
     tokenizer, conversations = calls.double("tokenizer", eos_ids=(3,)), calls.double("conversations")
     data = calls.double("data", held_out=prompts, metrics=calls.double("metrics"))
-    asked = SimpleNamespace(eval_n=4, eval_k="2", eval_pick="helpful", eval_temperature=0.5)
+    asked = SimpleNamespace(eval_n=4, eval_k="2", eval_pick="helpful", eval_temperature=0.5, eval_beams=beams)
     settings = calls.double("settings", evaluation=asked)
     named = {"answer_reader": lambda name: f"answers of {name}", "function_names": lambda settings: ["math"]}
     calls.replace(shared_parts, **named)
@@ -87,7 +92,8 @@ def test_held_out_prompts_are_answered_as_evaluations_are_where_there_are_any(ca
     drawn = shared_parts.SamplingOptions(temperature=0.5, max_new_tokens=20, stop_token_ids=(3,))
     made = [
         f"Evaluator(engine, tokenizer, reward, machine.collectives, ['a'], answer_of='answers of math', "
-        f"conversations=conversations, ks=(2,), metrics=metrics, num_samples=4, pick='helpful', sampling={drawn!r})"
+        f"conversations=conversations, first_answers={ranked}, ks=(2,), metrics=metrics, num_samples={num_samples}, "
+        f"pick='helpful', ranked={ranked}, sampling={drawn!r})"
     ]
     assert calls.taken() == (made if prompts else [])
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from rft_core.errors import DataError, OptionsError
+from rft_core.errors import DataError, OptionsError, RftError
 from rft_trainer.data.image_placeholders import count_places, put_in_front
 from rft_trainer.data.images import MARKER
 from rft_trainer.data.media_cache import MediaStore, StoredMedia
@@ -45,6 +45,15 @@ class TextTokenizer(Protocol):
 
     def assistant_spans(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[tuple[int, int]] | None:
         """Return the characters of each turn of the assistant that the template marks; None = it marks nothing."""
+        ...
+
+
+@runtime_checkable
+class BatchTokenizer(Protocol):
+    """Protocol of a tokenizer that encodes many texts in one call."""
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
+        """Encode each text as `encode` does."""
         ...
 
 
@@ -126,11 +135,12 @@ class PromptRenderer:
 
     def render_all(self, prompts: Sequence[PromptRow]) -> list[RenderedPrompt]:
         """Render each prompt as `render` does, and those of plain text with one call of the tokenizer for all."""
-        if self.media is not None or any(prompt.is_conversation for prompt in prompts):
+        tokenizer, is_plain = self.tokenizer, not any(prompt.is_conversation for prompt in prompts)
+        if self.media is not None or not is_plain or not isinstance(tokenizer, BatchTokenizer):
             return [self.render(prompt) for prompt in prompts]
         try:
             texts = [self.text(prompt) for prompt in prompts]
-            ids = self.tokenizer.encode_batch(texts, add_special_tokens=self._special)
+            ids = tokenizer.encode_batch(texts, add_special_tokens=self._special)
         except RftError:
             # one by one: the error of the first row that has one
             return [self.render(prompt) for prompt in prompts]
