@@ -1,4 +1,4 @@
-"""RMS norms of a decoder with a gradient of six operations, where autograd's takes twice as many.
+"""RMS norms of a decoder with a gradient of seven operations, where autograd's takes nearly twice as many.
 
     n = x / sqrt(mean(x^2) + eps),  y = w n
     dw = sum over rows of g n,  dx = (g w - n mean(g w n)) / sqrt(mean(x^2) + eps)
@@ -67,14 +67,14 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         normed, inverse, weight_D = ctx.saved_tensors
         width = weight_D.shape[0]
-        by_entry_RD = (grads[0] * normed).reshape(-1, width)
         grad_hidden = grad_weight = None
         if ctx.needs_input_grad[0]:
-            # sum over D of g w n: a product with a vector, which needs no [R, D] of its own
-            along = torch.mv(by_entry_RD, weight_D).view(inverse.shape)
-            grad_hidden = (grads[0] * weight_D).addcmul_(normed, along, value=-1 / width).mul_(inverse)
+            weighted = grads[0] * weight_D
+            # no product of a matrix with a vector: the bits of MKL's depend on where in memory the operands begin
+            along = (weighted * normed).sum(-1, keepdim=True)
+            grad_hidden = weighted.addcmul_(normed, along, value=-1 / width).mul_(inverse)
         if ctx.needs_input_grad[1]:
-            grad_weight = by_entry_RD.sum(0)
+            grad_weight = (grads[0] * normed).reshape(-1, width).sum(0)
         return grad_hidden, grad_weight, None
 
 
