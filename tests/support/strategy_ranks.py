@@ -33,6 +33,7 @@ from rft_models.policy.tensor_parallel_plan import apply_tensor_parallel, tensor
 from rft_models.testing.activation_bytes import held_for_backward
 from rft_trainer.batches.units import MicroBatching
 from rft_trainer.metrics.totals import MetricTotals
+from rft_trainer.metrics.weight_change import ReplicatedWeights, WeightSample
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup, TrainingSample
 from rft_trainer.records.scores import RewardStatus
 from rft_trainer.scoring.logprobs import LogprobScorer
@@ -140,8 +141,8 @@ def groups() -> list[RolloutGroup]:
 Weights = Callable[[], Iterable[tuple[str, Tensor]]]
 
 
-def distributed(policy: CausalPolicy, case: Case, ranks: Collectives) -> tuple[Any, Weights, DataParallelRanks]:
-    """(optimizer, provider of whole weights, who shares samples) of a policy laid out as the case says."""
+def distributed(policy: CausalPolicy, case: Case, ranks: Collectives) -> tuple[Any, Weights, DataParallelRanks, Any]:
+    """(optimizer, provider of whole weights, who shares samples, divided weights) of a policy as the case says."""
     if case.tp_size > 1:
         group = TensorGroup(ranks, case.tp_size, CPU)
         plan, cut = tensor_plan(policy, case.tp_size), list[TensorParallelModel]()
@@ -152,17 +153,18 @@ def distributed(policy: CausalPolicy, case: Case, ranks: Collectives) -> tuple[A
             spread = FullyShardedModel(policy.model, policy.layers, ranks, device=CPU, mesh=group.data_mesh)
             policy.wrap_forward(spread.compute)
             optimizer = TensorShardedOptimizer(policy.trainable_parameters(), group, of_heads=plan.of_heads, **ADAM)
-            return optimizer, spread.full_tensors, DataParallelRanks(ranks, group)
+            return optimizer, spread.full_tensors, DataParallelRanks(ranks, group), spread
         optimizer = TensorParallelOptimizer(policy.trainable_parameters(), group, of_heads=plan.of_heads, **ADAM)
-        return optimizer, cut[0].full_tensors, DataParallelRanks(ranks, group)
+        return optimizer, cut[0].full_tensors, DataParallelRanks(ranks, group), cut[0]
     sequence = SequenceGroup(ranks, case.sp_size)
     policy.enable_sequence_parallel(sequence, case.sp_mode)
     data = DataParallelRanks(ranks, sequence)
     if case.fsdp:
         spread = FullyShardedModel(policy.model, policy.layers, ranks, device=CPU, shard_size=case.shard_size)
         policy.wrap_forward(spread.compute)
-        return ShardedOptimizer(policy.trainable_parameters(), ranks, **ADAM), spread.full_tensors, data
-    return DataParallelOptimizer(policy.trainable_parameters(), ranks, **ADAM), policy.named_parameters, data
+        return ShardedOptimizer(policy.trainable_parameters(), ranks, **ADAM), spread.full_tensors, data, spread
+    optimizer = DataParallelOptimizer(policy.trainable_parameters(), ranks, **ADAM)
+    return optimizer, policy.named_parameters, data, None
 
 
 def gradients_of(policy: CausalPolicy, optimizer: Any) -> dict[str, Tensor]:
@@ -183,7 +185,7 @@ def gradients_of(policy: CausalPolicy, optimizer: Any) -> dict[str, Tensor]:
 def run(case: Case, model: Path, ranks: Collectives, out: Path) -> dict[str, Any]:
     """One step; gradients (by way of a moment) and weights into files."""
     policy = load_policy(model, tokenizer=object()).train()  # type: ignore[arg-type]
-    optimizer, weights, data = distributed(policy, case, ranks)
+    optimizer, weights, data, divided = distributed(policy, case, ranks)
     collective_forward = case.fsdp or case.zero_stage > 0
     annotator = LogprobScorer(
         policy, data, max_sequences=2, max_tokens=0, temperature=0.9, collective_forward=collective_forward
@@ -196,6 +198,8 @@ def run(case: Case, model: Path, ranks: Collectives, out: Path) -> dict[str, Any
         micro_batching=case.cut,
         learning_rate=lambda update: 1e-2,
         collective_forward=collective_forward,
+        # under the names of the decoder, as where it is divided: they decide which weights are looked at
+        sample=WeightSample(divided or ReplicatedWeights(policy.model)),
     )
     totals = MetricTotals()
     outcome = updater(samples(), 0, totals)
@@ -203,7 +207,8 @@ def run(case: Case, model: Path, ranks: Collectives, out: Path) -> dict[str, Any
     file = case.name.replace(" ", "_")
     save_file({name: t.clone() for name, t in gradients.items()}, out / f"gradients_{file}_{ranks.rank}.safetensors")
     save_file({name: t.detach().clone() for name, t in weights()}, out / f"weights_{file}_{ranks.rank}.safetensors")
-    merged = totals.merged(data)
+    # over all ranks, as loops do: each may hold other blocks of the weights
+    merged = totals.merged(ranks)
     return {"norm": outcome.gradient_norm, "metrics": merged, "scored": scored, "turns": outcome.num_micro_batches}
 
 
