@@ -173,10 +173,11 @@ def test_two_real_ranks_train_the_conversations_of_one(run: Run, task: TalkTask,
     found, expected = talks_of(tmp_path / "two"), talks_of(plain)
     assert found[:12] == expected[:12]
     # after an update: its sums are rounded in another order, so that a draw near a boundary may be another one
-    assert sum(one != other for one, other in zip(found[12:], expected[12:], strict=True)) <= 2
+    num_others = sum(one != other for one, other in zip(found[12:], expected[12:], strict=True))
+    assert num_others <= 2
     _same_rows(tmp_path / "two", plain)
-    # the rounding of the sums, through two updates of Adam
-    assert largest_difference(tmp_path / "two", plain) < 1e-3
+    # the rounding of the sums, through two updates of Adam; of the second one another draw is a twelfth
+    assert largest_difference(tmp_path / "two", plain) < (2e-2 if num_others else 1e-3)
 
 
 @pytest.mark.night
