@@ -38,3 +38,10 @@ def test_cores_are_counted_where_there_is_no_affinity(monkeypatch: pytest.Monkey
     for counted, usable in ((5, 5), (None, 1)):
         monkeypatch.setattr(os, "cpu_count", lambda counted=counted: counted)
         assert usable_cores() == usable
+
+
+def test_a_gpu_may_be_there_where_its_driver_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cores_module, "_GPU_DRIVERS", (tmp_path / "a", tmp_path / "b"))
+    assert not cores_module.may_have_gpu()
+    (tmp_path / "b").touch()
+    assert cores_module.may_have_gpu()

@@ -103,6 +103,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int, Path]
         return 7
 
     monkeypatch.setattr(quickstart, "usable_cores", lambda: 1)
+    monkeypatch.setattr(quickstart, "may_have_gpu", lambda: False)
     monkeypatch.setattr(ranks, "started_ranks", start)
     monkeypatch.setattr(ranks, "run_has_begun", lambda: None)
     return asked
@@ -243,6 +244,13 @@ def test_the_ranks_are_as_many_as_are_quickest_or_as_asked(
         assert (code, started, len(stages.calls)) == (0, [], 3)
     else:
         assert (code, started, stages.calls) == (7, [(["quickstart", *argv], nproc, Path("here/logs"))], [])
+
+
+def test_where_a_gpu_may_be_one_process_runs(stages: Stages, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quickstart, "usable_cores", lambda: 8)
+    monkeypatch.setattr(quickstart, "may_have_gpu", lambda: True)
+    assert quickstart.run(["--save_path", "here"]) == 0
+    assert started == []
 
 
 def test_ranks_are_told_the_directory_that_was_chosen(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:

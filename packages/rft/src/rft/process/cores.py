@@ -1,4 +1,4 @@
-"""Cores that this process may use. No torch is imported here."""
+"""Cores that this process may use, and whether a GPU may be there. No torch is imported here."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
+"""Devices of the drivers of NVIDIA, of AMD, and of Windows under WSL."""
 
 
 def usable_cores() -> int:
@@ -16,3 +18,8 @@ def usable_cores() -> int:
     if quota.isdigit() and period.strip().isdigit():
         cores = min(cores, math.ceil(int(quota) / int(period)))
     return max(1, cores)
+
+
+def may_have_gpu() -> bool:
+    """Return True where the driver of a GPU is loaded; whether torch can use it, torch alone can say."""
+    return any(path.exists() for path in _GPU_DRIVERS)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rft.process import stage_ranks as ranks
-from rft.process.cores import usable_cores
+from rft.process.cores import may_have_gpu, usable_cores
 from rft_cli.commands.quickstart.tasks import TASKS, Task
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
@@ -96,7 +96,8 @@ def run(argv: list[str]) -> int:
 
 
 def _num_ranks(choices: QuickstartOptions) -> int:
-    return choices.nproc or min(choices.learned.ranks, usable_cores())
+    # two ranks cannot share a GPU, and one alone needs no second process
+    return choices.nproc or (1 if may_have_gpu() else min(choices.learned.ranks, usable_cores()))
 
 
 def _one_thread() -> None:
