@@ -9,9 +9,6 @@ from pathlib import Path
 
 import torch
 
-GROUP_SIZE = 8
-PROMPTS_PER_STEP = 8
-NEW_TOKENS = 64
 MICRO_BATCH = 8
 """Sequences of one forward and backward pass: the default of both systems."""
 LEARNING_RATE = 1e-5
@@ -22,17 +19,31 @@ CLIP = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model size with one prompt length; heads are a quarter of the width, two heads share a key."""
+    """One model size with one kind of step; heads are a quarter of the width, two heads share a key."""
 
     vocab: int
     width: int
     layers: int
     prompt_tokens: int
+    prompts: int = 8
+    """Prompts of a step."""
+    group_size: int = 8
+    new_tokens: int = 64
+    """Tokens of every response; with `may_end` the most of one."""
+    may_end: bool = False
+    """Whether a response ends where the model draws the end token: with nearly equal logits lengths are geometric with
+    a mean of about `vocab` tokens, so that the longest of a step is several times the mean."""
 
     @property
     def name(self) -> str:
-        """How the tables call it: vocabulary/width/layers/prompt tokens."""
-        return f"{self.vocab}/{self.width}/{self.layers}/p{self.prompt_tokens}"
+        """How the tables call it: vocabulary/width/layers/prompt tokens, and what differs from the usual step."""
+        usual = f"{self.vocab}/{self.width}/{self.layers}/p{self.prompt_tokens}"
+        group = f"/g{self.group_size}" if self.group_size != 8 else ""
+        return usual + group + (f"/tail{self.new_tokens}" if self.may_end else "")
+
+    @property
+    def num_sequences(self) -> int:
+        return self.prompts * self.group_size
 
     @property
     def heads(self) -> int:
@@ -55,6 +66,12 @@ CASES = tuple(
     Case(vocab, width, layers, prompt_tokens)
     for vocab, width, layers in ((4096, 256, 4), (1024, 64, 2), (32000, 256, 4))
     for prompt_tokens in (32, 192)
+)
+MORE_CASES = (
+    Case(4096, 384, 4, 32),  # 10 million parameters
+    Case(16384, 768, 10, 32, prompts=2),  # 100 million
+    Case(4096, 256, 4, 32, group_size=16),
+    Case(128, 256, 4, 32, new_tokens=512, may_end=True),
 )
 
 
@@ -84,7 +101,7 @@ def build_directory(case: Case, directory: Path) -> Path:
         num_attention_heads=case.heads,
         num_key_value_heads=case.kv_heads,
         head_dim=case.head_dim,
-        max_position_embeddings=512,
+        max_position_embeddings=1024,
         tie_word_embeddings=True,
         pad_token_id=0,
         eos_token_id=1,
@@ -123,8 +140,10 @@ class Floor:
         return (self.generate_flop + self.train_flop) / rate
 
 
-def floor(case: Case) -> Floor:
+def floor(case: Case, new_tokens: float) -> Floor:
     """FLOP of one step, 2 a multiply-add: weights and attention, each prompt read once in each phase.
+
+    `new_tokens`: the mean length of a response.
 
     Every response token is one row of every matrix, in generation (forward) and in training (forward
     and twice that backward). The head runs where a token is predicted. A causal token of position
@@ -134,10 +153,10 @@ def floor(case: Case) -> Floor:
         case.width * case.head_dim * (2 * case.heads + 2 * case.kv_heads) + 3 * case.width * case.ffn
     )
     head = case.vocab * case.width
-    responses = PROMPTS_PER_STEP * GROUP_SIZE * NEW_TOKENS
-    rows = PROMPTS_PER_STEP * case.prompt_tokens + responses
-    prompt, end = case.prompt_tokens, case.prompt_tokens + NEW_TOKENS
-    columns = PROMPTS_PER_STEP * (prompt**2 / 2 + GROUP_SIZE * (end**2 - prompt**2) / 2)
+    responses = case.num_sequences * new_tokens
+    rows = case.prompts * case.prompt_tokens + responses
+    prompt, end = case.prompt_tokens, case.prompt_tokens + new_tokens
+    columns = case.prompts * (prompt**2 / 2 + case.group_size * (end**2 - prompt**2) / 2)
     attention = 4 * case.layers * case.heads * case.head_dim * columns
     forward = 2 * blocks * rows + 2 * head * responses + attention
     return Floor(forward, 3 * forward)

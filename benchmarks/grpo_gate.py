@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from grpo_case import ADVANTAGE_EPSILON, GROUP_SIZE, MICRO_BATCH, NEW_TOKENS, PROMPTS_PER_STEP, Case, text_reward
+from grpo_case import ADVANTAGE_EPSILON, MICRO_BATCH, Case, text_reward
 from grpo_sides import make_optimizer, make_trainer, make_updater, our_prompts
 from torch import Tensor
 
@@ -34,7 +34,6 @@ from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import Prompt, TrainingSample
 
 TOLERANCE = 1e-5
-_NUM_SEQUENCES = PROMPTS_PER_STEP * GROUP_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ def check(case: Case, directory: Path) -> Agreement:
     policy = load_policy(directory).train()
     assert policy.tokenizer is not None
     samples, rewards = _samples(case, policy)
-    groups_N = torch.arange(_NUM_SEQUENCES) // GROUP_SIZE
+    groups_N = torch.arange(case.num_sequences) // case.group_size
     rewards_N = torch.tensor(rewards, dtype=torch.float64)
     advantages = group_norm(rewards_N, groups_N, epsilon=ADVANTAGE_EPSILON).tolist()
     samples = [_with_advantage(s, a) for s, a in zip(samples, advantages, strict=True)]
@@ -92,11 +91,11 @@ def _samples(case: Case, policy: CausalPolicy) -> tuple[list[TrainingSample], li
     """Random completions of 1/2 to all of the allowed length, and the rewards of their texts."""
     assert policy.tokenizer is not None
     generator = torch.Generator().manual_seed(11)
-    prompts: list[Prompt] = our_prompts(case, policy, PROMPTS_PER_STEP)
+    prompts: list[Prompt] = our_prompts(case, policy, case.prompts)
     samples: list[TrainingSample] = []
-    for number in range(_NUM_SEQUENCES):
-        prompt = prompts[number // GROUP_SIZE]
-        length = NEW_TOKENS - int(torch.randint(0, NEW_TOKENS // 2, (1,), generator=generator))
+    for number in range(case.num_sequences):
+        prompt = prompts[number // case.group_size]
+        length = case.new_tokens - int(torch.randint(0, case.new_tokens // 2, (1,), generator=generator))
         completion = torch.randint(3, case.vocab, (length,), generator=generator).tolist()
         samples.append(
             TrainingSample(str(number), prompt.token_ids + tuple(completion), len(prompt.token_ids), advantage=0.0)
@@ -139,11 +138,11 @@ def _trl_gradients(
     """(loss, mean entropy, gradients) of TRL's `compute_loss`, summed over its micro-batches."""
     trainer = make_trainer(case, directory, 1, None)
     model = trainer.model.train()
-    num_micro_batches = _NUM_SEQUENCES // MICRO_BATCH
+    num_micro_batches = case.num_sequences // MICRO_BATCH
     trainer.current_gradient_accumulation_steps = num_micro_batches  # set by `train`, which generates
     whole = _trl_inputs(samples)
     loss = 0.0
-    for start in range(0, _NUM_SEQUENCES, MICRO_BATCH):
+    for start in range(0, case.num_sequences, MICRO_BATCH):
         part = {
             name: value if name == "num_items_in_batch" else value[start : start + MICRO_BATCH]
             for name, value in whole.items()

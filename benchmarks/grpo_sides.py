@@ -20,12 +20,9 @@ import torch
 from grpo_case import (
     ADVANTAGE_EPSILON,
     CLIP,
-    GROUP_SIZE,
     LEARNING_RATE,
     MAX_NORM,
     MICRO_BATCH,
-    NEW_TOKENS,
-    PROMPTS_PER_STEP,
     Case,
     prompt_texts,
     text_reward,
@@ -68,6 +65,8 @@ class Gate:
         self._started = self._cpu_started = 0.0
         self.seconds: dict[str, float] = {}
         """Seconds of parts of the step that is running; the side adds to it."""
+        self.tokens = 0
+        """Tokens of the step's responses without end tokens; the reward counts them, one a word."""
 
     def wait(self) -> None:
         """Say that the loop is ready (for the first step) and wait for the word to go on."""
@@ -77,7 +76,7 @@ class Gate:
     def finished_step(self) -> None:
         """Report the step that ends here, then wait for the next."""
         elapsed, cpu = time.perf_counter() - self._started, time.process_time() - self._cpu_started
-        self._answer({"seconds": elapsed, "cpu": cpu, "parts": self.seconds})
+        self._answer({"seconds": elapsed, "cpu": cpu, "parts": self.seconds, "tokens": self.tokens})
         self._go()
 
     def timed(self, name: str, work: Callable[[], Any]) -> Any:
@@ -94,7 +93,7 @@ class Gate:
         word = self._requests.readline().strip()
         if word != "step":
             sys.exit(0)
-        self.seconds = {}
+        self.seconds, self.tokens = {}, 0
         self._started, self._cpu_started = time.perf_counter(), time.process_time()
 
 
@@ -141,7 +140,11 @@ class GateSink:
 class TextReward:
     """The reward of the benchmark in the form that this project's loop takes."""
 
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
+        self._gate.tokens += sum(len(item.response_text.split()) for item in items)
         return [Score(text_reward(item.response_text)) for item in items]
 
     def close(self) -> None: ...
@@ -201,33 +204,33 @@ def our_run(case: Case, directory: Path, num_steps: int, gate: Gate, micro_batch
     policy = load_policy(directory).train()
     assert policy.tokenizer is not None
     collectives = SingleProcess()
-    engine = NativeEngine(decoder_for(policy), max_rows=256, max_len=case.prompt_tokens + NEW_TOKENS)
+    engine = NativeEngine(decoder_for(policy), max_rows=256, max_len=case.prompt_tokens + case.new_tokens)
     optimizer = make_optimizer(policy, GatedOptimizer)
     assert isinstance(optimizer, GatedOptimizer)
     optimizer.gate = gate
-    prompts = our_prompts(case, policy, num_steps * PROMPTS_PER_STEP)
+    prompts = our_prompts(case, policy, num_steps * case.prompts)
     progress = Progress()
     run_directory = RunDirectory.create(directory / "run", config_text="", command=[], environment={})
     ledger = Ledger(len(prompts), 1, lambda epoch: range(len(prompts)), data_hash="benchmark", seed=0)
     collector = RolloutCollector(
         engine,
         policy.tokenizer,
-        TextReward(),
+        TextReward(gate),
         collectives,
         sampling=SamplingOptions(
             temperature=1.0,
-            max_new_tokens=NEW_TOKENS,
-            min_new_tokens=NEW_TOKENS,
+            max_new_tokens=case.new_tokens,
+            min_new_tokens=0 if case.may_end else case.new_tokens,
             stop_token_ids=policy.tokenizer.eos_ids,
         ),
-        group_size=GROUP_SIZE,
+        group_size=case.group_size,
         seed=0,
     )
     return RlLoop(
         ledger=ledger,
         prompts=prompts,
         rollouts=SyncRollouts(engine, collector, ledger),
-        assign_credit=AdvantageEstimator(record(), RewardShapingConfig(longest_response=NEW_TOKENS), seed=0),
+        assign_credit=AdvantageEstimator(record(), RewardShapingConfig(longest_response=case.new_tokens), seed=0),
         reference=None,
         old_policy=None,
         critic=None,
@@ -253,9 +256,9 @@ def our_run(case: Case, directory: Path, num_steps: int, gate: Gate, micro_batch
         ),
         collectives=collectives,
         rules=StepConfig(
-            prompts_per_rollout=PROMPTS_PER_STEP,
+            prompts_per_rollout=case.prompts,
             rollouts_per_step=1,
-            train_batch_size=PROMPTS_PER_STEP * GROUP_SIZE,
+            train_batch_size=case.num_sequences,
             epochs_per_step=1,
             skip_zero_advantage=True,
             filter_groups=False,
@@ -285,9 +288,15 @@ def drive_ours(case: Case, directory: Path, num_steps: int, gate: Gate, micro_ba
 # --- TRL --------------------------------------------------------------------------------------------
 
 
-def trl_reward(prompts: Sequence[str], completions: Sequence[str], **kwargs: Any) -> list[float]:
+def trl_reward(gate: Gate | None) -> Callable[..., list[float]]:
     """The reward of the benchmark in the form that TRL takes."""
-    return [text_reward(text) for text in completions]
+
+    def reward(prompts: Sequence[str], completions: Sequence[str], **kwargs: Any) -> list[float]:
+        if gate is not None:
+            gate.tokens += sum(len(text.split()) for text in completions)
+        return [text_reward(text) for text in completions]
+
+    return reward
 
 
 def make_trainer(case: Case, directory: Path, num_steps: int, gate: Gate | None, micro_batch: int = MICRO_BATCH) -> Any:
@@ -354,10 +363,13 @@ def make_trainer(case: Case, directory: Path, num_steps: int, gate: Gate | None,
         bf16=False,
         gradient_checkpointing=False,
         per_device_train_batch_size=micro_batch,
-        gradient_accumulation_steps=PROMPTS_PER_STEP * GROUP_SIZE // micro_batch,
-        num_generations=GROUP_SIZE,
-        max_completion_length=NEW_TOKENS,
-        generation_kwargs={"min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS},
+        gradient_accumulation_steps=case.num_sequences // micro_batch,
+        num_generations=case.group_size,
+        max_completion_length=case.new_tokens,
+        generation_kwargs={
+            "min_new_tokens": 0 if case.may_end else case.new_tokens,
+            "max_new_tokens": case.new_tokens,
+        },
         beta=0.0,
         temperature=1.0,
         top_p=1.0,
@@ -379,9 +391,9 @@ def make_trainer(case: Case, directory: Path, num_steps: int, gate: Gate | None,
     )
     return TimedTrainer(
         model=AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32),
-        reward_funcs=[trl_reward],
+        reward_funcs=[trl_reward(gate)],
         args=arguments,
-        train_dataset=Dataset.from_dict({"prompt": prompt_texts(case, num_steps * PROMPTS_PER_STEP)}),
+        train_dataset=Dataset.from_dict({"prompt": prompt_texts(case, num_steps * case.prompts)}),
         processing_class=AutoTokenizer.from_pretrained(str(directory)),
         callbacks=[Boundary()] if gate else [],
     )

@@ -93,6 +93,12 @@ class Measured:
     all_seconds: list[float]
     micro_batch: int
     """Sequences of a forward and backward pass."""
+    tokens: float
+    """Tokens of a step's responses, mean of the steps."""
+    seconds_per_token: float
+    """Median over the steps, as `cpu_seconds_per_token`: where responses end by themselves the sides draw other
+    lengths, so that only these can be compared."""
+    cpu_seconds_per_token: float
 
     @classmethod
     def of(cls, steps: Sequence[Mapping[str, Any]], micro_batch: int) -> Self:
@@ -102,7 +108,18 @@ class Measured:
         total = statistics.median(seconds)
         parts["other"] = statistics.median(step["seconds"] - sum(step["parts"].values()) for step in steps)
         cpu = statistics.median(step["cpu"] for step in steps)
-        return cls(total, cpu, min(seconds), steps[-1]["peak_mib"], parts, seconds, micro_batch)
+        return cls(
+            seconds=total,
+            cpu_seconds=cpu,
+            fastest=min(seconds),
+            peak_mib=steps[-1]["peak_mib"],
+            parts=parts,
+            all_seconds=seconds,
+            micro_batch=micro_batch,
+            tokens=statistics.fmean(step["tokens"] for step in steps),
+            seconds_per_token=statistics.median(step["seconds"] / step["tokens"] for step in steps),
+            cpu_seconds_per_token=statistics.median(step["cpu"] / step["tokens"] for step in steps),
+        )
 
 
 def measure(case_name: str, directory: Path, micro_batch: int, arguments: argparse.Namespace) -> dict[str, Measured]:
@@ -137,13 +154,13 @@ def work(arguments: argparse.Namespace) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import torch
-    from grpo_case import CASES, build_directory, product_rate
+    from grpo_case import CASES, MORE_CASES, build_directory, product_rate
 
     torch.set_num_threads(arguments.threads)
     if arguments.worker == "rate":
         print(json.dumps({"rate": product_rate(), "torch": torch.__version__}), file=answers, flush=True)
         return
-    case = next(case for case in CASES if case.name == arguments.cases[0])
+    case = next(case for case in (*CASES, *MORE_CASES) if case.name == arguments.cases[0])
     if arguments.worker == "build":
         build_directory(case, arguments.directory)
         return
@@ -170,9 +187,9 @@ def _worker(name: str, threads: int, *more: str) -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace) -> None:
     """All cases: build, gate, measure, print; then the file and the last line."""
-    from grpo_case import CASES, floor
+    from grpo_case import CASES, MORE_CASES, floor
 
-    chosen = [case for case in CASES if case.name in arguments.cases]
+    chosen = [case for case in (*CASES, *MORE_CASES) if case.name in arguments.cases]
     rate = _worker("rate", arguments.threads)
     rows: list[dict[str, Any]] = []
     setting = _setting(arguments, rate)
@@ -185,8 +202,10 @@ def run(arguments: argparse.Namespace) -> None:
             if arguments.gate_only:
                 print(f"{case.name}: loss {gate['loss']:.1e}, gradients {gate['gradient']:.1e} apart", flush=True)
                 continue
-            measured = [measure(case.name, directory, size, arguments) for size in arguments.micro_batches]
-        seconds = floor(case).seconds(rate["rate"])
+            sizes = sorted({min(size, case.num_sequences) for size in arguments.micro_batches})
+            measured = [measure(case.name, directory, size, arguments) for size in sizes]
+        tokens = statistics.fmean(pair["ours"].tokens for pair in measured)
+        seconds = floor(case, tokens / case.num_sequences).seconds(rate["rate"])
         rows.append(_row(case.name, gate, measured, seconds))
         _print_row(rows[-1], header=len(rows) == 1)
     if rows:
@@ -211,14 +230,14 @@ def _row(
     case_name: str, gate: Mapping[str, Any], measured: Sequence[Mapping[str, Measured]], floor_seconds: float
 ) -> dict[str, Any]:
     """Each side with the micro-batch that serves it best, by CPU time; `ratio_at` has both at the same one."""
-    best = {name: min((pair[name] for pair in measured), key=lambda side: side.cpu_seconds) for name in SIDES}
-    at = {str(pair["ours"].micro_batch): pair["trl"].cpu_seconds / pair["ours"].cpu_seconds for pair in measured}
+    best = {name: min((pair[name] for pair in measured), key=lambda side: side.cpu_seconds_per_token) for name in SIDES}
+    at = {str(pair["ours"].micro_batch): _cpu_ratio(pair["trl"], pair["ours"]) for pair in measured}
     return {
         "case": case_name,
-        "ratio": best["trl"].seconds / best["ours"].seconds,
-        "cpu_ratio": best["trl"].cpu_seconds / best["ours"].cpu_seconds,
+        "ratio": best["trl"].seconds_per_token / best["ours"].seconds_per_token,
+        "cpu_ratio": _cpu_ratio(best["trl"], best["ours"]),
         "cpu_ratio_at": at,
-        "default_cpu_ratio": best["trl"].cpu_seconds / measured[0]["ours"].cpu_seconds,
+        "default_cpu_ratio": _cpu_ratio(best["trl"], measured[0]["ours"]),
         "floor_seconds": floor_seconds,
         "gate": dict(gate),
         **{name: asdict(side) for name, side in best.items()},
@@ -226,21 +245,26 @@ def _row(
     }
 
 
+def _cpu_ratio(one: Measured, other: Measured) -> float:
+    return one.cpu_seconds_per_token / other.cpu_seconds_per_token
+
+
 def _print_row(row: Mapping[str, Any], *, header: bool) -> None:
     if header:
         names = "".join(f"{name:>10}" for name in PARTS)
-        print(f"{'case':<18}{'side':<6}{'micro':>6}{'step ms':>9}{'cpu ms':>9}{'x floor':>9}{'peak MiB':>9}{names}")
+        head = f"{'case':<26}{'side':<6}{'micro':>6}{'tokens':>8}{'step ms':>9}{'cpu ms':>9}"
+        print(f"{head}{'x floor':>9}{'peak MiB':>9}{names}")
     for name in SIDES:
         side = row[name]
         parts = "".join(f"{1e3 * side['parts'][part]:>10.1f}" for part in PARTS)
-        line = f"{row['case']:<18}{name:<6}{side['micro_batch']:>6}"
+        line = f"{row['case']:<26}{name:<6}{side['micro_batch']:>6}{side['tokens']:>8.0f}"
         line += f"{1e3 * side['seconds']:>9.1f}{1e3 * side['cpu_seconds']:>9.1f}"
         print(f"{line}{side['seconds'] / row['floor_seconds']:>9.2f}{side['peak_mib']:>9.0f}{parts}")
     gate, floor_ms = row["gate"], 1e3 * row["floor_seconds"]
     apart = "".join(f" {name} {gate[name]:.1e}" for name in ("loss", "gradient", "entropy"))
     at = "".join(f", both {size} {ratio:.2f}" for size, ratio in row["cpu_ratio_at"].items())
     ratios = f"ratio {row['ratio']:.2f} (cpu time {row['cpu_ratio']:.2f}{at})"
-    print(f"{'':<18}{ratios}, floor {floor_ms:.1f} ms; apart by{apart}", flush=True)
+    print(f"{'':<26}{ratios}, floor {floor_ms:.1f} ms; apart by{apart}", flush=True)
 
 
 def _finish(rows: Sequence[Mapping[str, Any]], setting: Mapping[str, Any], arguments: argparse.Namespace) -> None:
@@ -254,11 +278,18 @@ def _finish(rows: Sequence[Mapping[str, Any]], setting: Mapping[str, Any], argum
 
 def parse() -> argparse.Namespace:
     """The command line; `--worker`, `--directory` and `--micro_batch` are for the processes started from here."""
-    from grpo_case import CASES
+    from grpo_case import CASES, MORE_CASES
 
-    names = [case.name for case in CASES]
+    names = [case.name for case in (*CASES, *MORE_CASES)]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", default=names, choices=names, metavar="CASE", help=", ".join(names))
+    parser.add_argument(
+        "--cases",
+        nargs="+",
+        default=[case.name for case in CASES],
+        choices=names,
+        metavar="CASE",
+        help=", ".join(names),
+    )
     parser.add_argument("--steps", type=int, default=5, help="measured steps of each side (after 2 of warm-up)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
