@@ -33,6 +33,7 @@ from rft_dist.checkpoint_format.manifest import ManifestFault
 from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_dist.checkpoints.reader import read_manifest
 from rft_dist.launch.environment import environment_report
+from rft_dist.launch.supervise import note_run
 from rft_dist.settings import CheckpointSettings
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.health.watch import replay
@@ -106,6 +107,7 @@ class RunStart:
         # after the cut, so that what is refused until there leaves the record as it was
         self.record.write(self.directory.path)
         point_to_latest(self.directory.path)
+        note_run(self.directory.path, os.environ)
         self.front.run_begins(self.directory.path)
 
     def metadata(self, data_hash: str) -> dict[str, object]:
