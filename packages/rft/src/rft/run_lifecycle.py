@@ -100,7 +100,7 @@ class RunStart:
                 config_text=self.resolved.config_yaml,
                 command=self.command,
                 environment=environment(self.machine),
-                recipe_text=_recipe_text(self.resolved),
+                recipe_text=self.resolved.sources[-1].read_text() if self.resolved.sources else None,
                 resume_command=self.resume_command,
                 again=self.begins_again,
             )
@@ -344,10 +344,6 @@ def _elsewhere(command: str, path: Path) -> str:
 
 def _belongs_to(restored: ResumePoint, path: Path) -> bool:
     return restored.checkpoint.path.resolve().parent.parent == path.resolve()
-
-
-def _recipe_text(resolved: Resolved[Any]) -> str | None:
-    return resolved.sources[-1].read_text() if resolved.sources else None
 
 
 def versions() -> dict[str, str]:

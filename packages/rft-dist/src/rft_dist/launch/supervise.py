@@ -29,7 +29,7 @@ _TAIL_BYTES = 2**16
 
 @dataclass(frozen=True, slots=True)
 class _Death:
-    """How a start ended; two that are equal did the same thing."""
+    """An end of a start; two that are equal did the same thing."""
 
     step: int | None
     code: int

@@ -66,8 +66,8 @@ FREE = _names("""
     reward_memory reward_offload reward_random reward_variables reward_wait reward_workers rollout_log_interval run_name
     sample_texts sample_tokens save_interval save_minutes save_model_only save_steps save_trajectories
     save_value_network shard_size sp_mode sp_size token_records token_records_mib tp_size use_mlflow use_tensorboard
-    use_trackio use_wandb wandb_group wandb_org wandb_run_name watchdog_collective_seconds watchdog_first_seconds watchdog_seconds
-    weight_check_steps zero_stage zpg
+    use_trackio use_wandb wandb_group wandb_org wandb_run_name watchdog_collective_seconds watchdog_first_seconds
+    watchdog_seconds weight_check_steps zero_stage zpg
 """)
 """They change speed, memory, reports or the limits at which a run stops: free at every resume, and recorded."""
 
