@@ -116,7 +116,7 @@ def _cudnn() -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the version of cuDNN that torch was built with, and that of the one that is loaded."""
     import torch
 
-    library = getattr(torch._C, "_cudnn", None)
+    library = getattr(torch._C, "_cudnn", None)  # pyright: ignore[reportPrivateUsage]
     if library is None:
         return (), ()
     loaded = int(library.getVersionInt())
