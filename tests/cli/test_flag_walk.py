@@ -178,6 +178,7 @@ SHARED = IMAGES | {
     "enable_ema": Row("--enable_ema", "plan"),
     "ema_decay": Row("--ema_decay 0.5", "plan", "--enable_ema"),
     "nproc": Row("--nproc 2", "calls:ranks"),
+    "restarts": Row("--restarts 2", "calls:restarts"),
     "run_name": Row("--run_name mine", "where"),
     "log_interval": Row("--log_interval 2", "printed"),
     "max_refused_steps": Row("--max_refused_steps 0", "metrics:step", "--max_norm 0 {explode}"),
@@ -690,6 +691,7 @@ class Spies:
             "mlflow",
             "watch",
             "ranks",
+            "restarts",
             "rows set aside",
             "rollbacks",
             "code limits",
@@ -757,6 +759,12 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
         return Ended(0, None, (0,) * count, ())
 
     patch.setattr(launching, "spawn_ranks", start_ranks)
+
+    def restart(_: object, restarts: int) -> int:
+        spies.keep("restarts", restarts)  # what they do is seen in tests/cli/test_supervised_runs.py
+        return 0
+
+    patch.setattr(launching, "supervise", restart)
 
     def cage(*, limits: Any, **_: Any) -> ExactReward:
         # what the sandbox does with them is seen in tests/system/test_sandbox.py

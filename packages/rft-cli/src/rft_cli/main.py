@@ -168,9 +168,9 @@ def _refuse_early(command: Command, argv: list[str]) -> Resolved[Any]:
 
 
 def _started_as_ranks(command: Command, argv: list[str], resolved: Resolved[Any]) -> int | None:
-    """Return the exit code of the ranks that `--nproc` asks for; None where this process is the run or a rank."""
+    """Return the exit code of the processes that `--nproc` and `--restarts` ask for; None in one of them."""
     nodes = load(command.nodes)(argv) if command.nodes else None
-    if not resolved.values.get("nproc") and nodes is None:
+    if not resolved.values.get("nproc") and not resolved.values.get("restarts") and nodes is None:
         return None
     from rft.process.detached import run_has_begun
     from rft.process.launching import spawned

@@ -199,6 +199,10 @@ class LaunchSettings:
     """Processes to start on this machine, one per GPU if there are any; 0 = those that torchrun or srun has started, or
     this one alone."""
 
+    restarts: int = field(default=0, metadata={"minimum": 0})
+    """Times in a row that a run whose process dies is started again from its newest checkpoint; a newer checkpoint
+    begins the count again; 0 = it is not started again."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WatchSettings:

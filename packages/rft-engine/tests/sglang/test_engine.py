@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from rft_algos.decoding.token_trie import TokenTrie
 from rft_core import keyed_random
 from rft_core.errors import OptionsError, PreflightError, ServiceError
 from rft_engine.lifecycle import EngineState
+from rft_engine.process.gpu_processes import Device, DeviceProcess
 from rft_engine.sglang import weight_loader
 from rft_engine.sglang.engine import SglangEngine
 from rft_engine.sglang.local import LocalSglang, log_kept_mass
@@ -474,6 +476,40 @@ def test_a_start_that_fails_says_what_to_change(model_dir: Path) -> None:
     with pytest.raises(ServiceError) as caught:
         LocalSglang(settings, FakeSglang(start_error="Not enough memory. Please try another --mem-fraction-static"))
     assert caught.value.problem.do.startswith("--engine_mem_util 0.4")
+
+
+@pytest.mark.parametrize(
+    ("used", "do"),
+    [(50_000, "end process 77 (python), or --engine_mem_util 0.4"), (500, "--engine_mem_util 0.4")],
+)
+def test_who_holds_the_gpu_is_named_when_the_start_fails_for_memory(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, used: int, do: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    settings = SglangSettings(model_dir=model_dir, max_rows=2, max_len=32, memory_utilization=0.8)
+    device = Device(0, "GPU-a", 80_000, 80_000 - used, (DeviceProcess(77, "python", used, "GPU-a"),))
+    with pytest.raises(ServiceError) as caught:
+        LocalSglang(settings, FakeSglang(start_error="CUDA out of memory. Tried to allocate 2 GiB"), lambda: [device])
+    assert caught.value.problem.do.startswith(do)
+    assert f"the device is held by pid 77 python {used} MiB" in caught.value.problem.where
+    # a start that fails for another reason asks for no list of processes
+    with pytest.raises(ServiceError, match="no such option"):
+        LocalSglang(settings, FakeSglang(start_error="no such option"), lambda: pytest.fail("asked"))
+
+
+@pytest.mark.parametrize(
+    ("words", "about_memory"), [("CUDA out of memory. Tried to allocate 2 GiB", True), ("x", False)]
+)
+def test_a_process_that_died_for_memory_says_so(
+    model_dir: Path, tmp_path: Path, words: str, about_memory: bool
+) -> None:
+    settings = SglangSettings(model_dir=model_dir, max_rows=2, max_len=32, memory_utilization=0.8)
+    died = f"import sys; print({words!r}, file=sys.stderr, flush=True); sys.exit(1)"
+    with pytest.raises(ServiceError) as caught:
+        SglangEngine(settings, lambda: [], log_path=tmp_path / "engine.log", command=(sys.executable, "-c", died))
+    problem = caught.value.problem
+    assert (problem.code == "engine.sglang.start") is about_memory
+    assert problem.do.startswith("--engine_mem_util 0.4") is about_memory
 
 
 def test_sglang_that_is_not_installed_is_named_with_its_command() -> None:

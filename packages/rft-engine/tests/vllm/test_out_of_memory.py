@@ -11,9 +11,9 @@ import pytest
 from fake_vllm import FakeVllm, write_fake_model
 
 from rft_core.errors import ServiceError
+from rft_engine.process.gpu_processes import Device, DeviceProcess, nvidia_inventory, parse_inventory, visible_device
 from rft_engine.process.process_engine import ProcessBackend
 from rft_engine.vllm.engine import VllmEngine
-from rft_engine.vllm.gpu_processes import Device, DeviceProcess, nvidia_inventory, parse_inventory, visible_device
 from rft_engine.vllm.local import LocalVllm
 from rft_engine.vllm.out_of_memory import memory_error
 from rft_engine.vllm.settings import VllmSettings

@@ -33,6 +33,7 @@ from rft_dist.checkpoint_format.manifest import ManifestFault
 from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_dist.checkpoints.reader import read_manifest
 from rft_dist.launch.environment import environment_report
+from rft_dist.launch.supervise import note_run
 from rft_dist.settings import CheckpointSettings
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.health.watch import replay
@@ -99,13 +100,14 @@ class RunStart:
                 config_text=self.resolved.config_yaml,
                 command=self.command,
                 environment=environment(self.machine),
-                recipe_text=_recipe_text(self.resolved),
+                recipe_text=self.resolved.sources[-1].read_text() if self.resolved.sources else None,
                 resume_command=self.resume_command,
                 again=self.begins_again,
             )
         # after the cut, so that what is refused until there leaves the record as it was
         self.record.write(self.directory.path)
         point_to_latest(self.directory.path)
+        note_run(self.directory.path, os.environ)
         self.front.run_begins(self.directory.path)
 
     def metadata(self, data_hash: str) -> dict[str, object]:
@@ -342,10 +344,6 @@ def _elsewhere(command: str, path: Path) -> str:
 
 def _belongs_to(restored: ResumePoint, path: Path) -> bool:
     return restored.checkpoint.path.resolve().parent.parent == path.resolve()
-
-
-def _recipe_text(resolved: Resolved[Any]) -> str | None:
-    return resolved.sources[-1].read_text() if resolved.sources else None
 
 
 def versions() -> dict[str, str]:

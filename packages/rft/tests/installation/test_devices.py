@@ -1,5 +1,7 @@
 """Findings on drivers and GPUs, of planted machines."""
 
+from dataclasses import replace
+
 import pytest
 
 from rft.installation.devices import Card, Holder, Memory, TorchBuild, gpus, memory, runs_on
@@ -64,6 +66,34 @@ def test_gpus_that_torch_does_not_see_are_explained(
 ) -> None:
     finding = gpus(build(cuda=cuda), [], driver, hidden)[1]
     assert (finding.verdict, finding.do) == (verdict, do)
+
+
+@pytest.mark.parametrize(
+    ("driver_cuda", "cuda", "why"),
+    [
+        ("13.3", "14.0", "it supports CUDA 13.3, and torch 2.13.0 is built for CUDA 14.0, which needs a driver that"),
+        ("12.4", "13.0", "it supports CUDA 12.4, and torch 2.13.0 is built for CUDA 13.0, which needs driver 580"),
+        ("13.0", "13.4", "another container"),  # any minor version of a major one
+        ("14.1", "13.0", "another container"),
+        ("14.1", "15.2", "it supports CUDA 14.1, and torch 2.13.0 is built for CUDA 15.2"),
+    ],
+)
+def test_what_the_driver_says_it_supports_decides_beyond_the_table(driver_cuda: str, cuda: str, why: str) -> None:
+    finding = gpus(replace(build(cuda=cuda), driver_cuda=driver_cuda), [], "999.1", None)[1]
+    assert finding.verdict == "problem"
+    assert why in finding.why
+
+
+@pytest.mark.parametrize(
+    ("loaded", "verdict"),
+    [((9, 10, 2), "ok"), ((9, 12, 0), "ok"), ((9, 8, 0), "problem"), ((8, 9, 7), "problem"), ((10, 0, 0), "problem")],
+)
+def test_another_cudnn_than_that_of_the_build_is_a_problem(loaded: tuple[int, ...], verdict: str) -> None:
+    found = replace(build(num_devices=1), cudnn_built=(9, 10, 2), cudnn_loaded=loaded)
+    finding = gpus(found, [Card("NVIDIA H100", (9, 0), True)], "580.1", None)[2]
+    assert (finding.subject, finding.verdict) == ("cuDNN", verdict)
+    assert finding.value == ".".join(map(str, loaded))
+    assert ("built for cuDNN 9.10.2" in finding.why) == (verdict == "problem")
 
 
 def test_who_holds_a_gpu_is_named() -> None:

@@ -168,6 +168,7 @@ def test_what_a_function_raises_is_the_callers(small_model: Path, tmp_path: Path
         ({"reward_funcs": [digits]}, "reward=[digits]"),
         ({"reward_fn": digits}, "reward=digits"),
         ({"nproc": 2}, "torchrun --nproc_per_node=2"),
+        ({"restarts": 2}, "rft-train rl --restarts 2"),
         ({"advantage_estimator": "rloo"}, "rft.rl(..., advantage_estimator='rloo')"),
         ({"reward": "rigth"}, "no reward is named 'rigth'"),
         ({"data": [{"input": "1+1="}]}, "no field 'label'"),

@@ -16,6 +16,7 @@ from rft.resolved import Origin
 from rft_core.errors import OptionsError
 from rft_dist.launch.environment import SPAWNED
 from rft_dist.launch.spawn import Ended
+from rft_dist.launch.supervise import SUPERVISED
 
 RANKS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 FILE = Origin("file", "c.yaml", 3)
@@ -36,7 +37,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return Ended(0, None, (0,) * nproc, ())
 
     monkeypatch.setattr(launching, "spawn_ranks", note)
-    for name in (*RANKS, SPAWNED):
+    for name in (*RANKS, SPAWNED, SUPERVISED):
         monkeypatch.delenv(name, raising=False)
     return found
 
@@ -183,3 +184,43 @@ def test_files_are_data_and_code_of_a_persons_own() -> None:
     several = {"reward": "math,a.py:f", "reward_routes": "x=b.py:g+math,*=exact"}
     assert sorted(launching.files_of(several).values()) == ["a.py", "b.py"]
     assert launching.files_of({"reward": "exact", "prompt_data": None, "eval_data": ""}) == {}
+
+
+def test_a_run_that_is_to_be_restarted_is_continued_by_its_directory(
+    started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[list[str], str]] = []
+
+    def process(words: Any, variables: Any) -> Ended:
+        found.append(([*words], variables[SUPERVISED]))
+        return Ended(0, None, (0,), ())
+
+    def restart(start: Any, restarts: int) -> int:
+        assert restarts == 2
+        start(None, {SUPERVISED: "first"})
+        return start(Path("run"), {SUPERVISED: "again"}).code
+
+    monkeypatch.setattr(launching, "spawn_process", process)
+    monkeypatch.setattr(launching, "supervise", restart)
+    assert launching.spawned(resolved(nproc=0, restarts=2), ["rft", "rl"]) == 0
+    assert found[0] == (["rft", "rl"], "first")
+    assert (found[1][0][-2:], found[1][1]) == (["resume", "run"], "again")
+    monkeypatch.setenv(SUPERVISED, "file")  # the process that is supervised is the run
+    assert launching.spawned(resolved(nproc=0, restarts=2), ["rft", "rl"]) is None
+    assert started == []
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("command line", True), ("file", False)])
+def test_restarts_of_ranks_that_a_launcher_starts_are_its_own(
+    started: list[Any], monkeypatch: pytest.MonkeyPatch, kind: Any, refused: bool
+) -> None:
+    launched(monkeypatch)
+    given = resolved(nproc=0, restarts=2)
+    given.origins["restarts"] = Origin(kind)
+    given.origins["nproc"] = Origin("default")
+    if refused:
+        with pytest.raises(OptionsError, match="torchrun --max-restarts"):
+            launching.spawned(given, ["a"])
+    else:
+        assert launching.spawned(given, ["a"]) is None
+    assert started == []

@@ -8,7 +8,7 @@ import torch
 
 from rft.process.loading import loading
 from rft_core.errors import PreflightError, ServiceError
-from rft_engine.vllm.gpu_processes import Device, DeviceProcess
+from rft_engine.process.gpu_processes import Device, DeviceProcess
 
 RESOLVED: Any = SimpleNamespace(command="sft")
 

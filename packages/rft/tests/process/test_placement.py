@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rft.process.placement import GpuPlacement, only_these, own_gpu, ranks_on_this_machine
+from rft.process.placement import GpuPlacement, only_these, own_gpus, ranks_on_this_machine
 from rft_core.errors import PreflightError
 
 FITTING = [(1, 0, 1, 1), (2, 0, 1, 2), (1, 1, 1, 2), (1, 2, 1, 3), (1, 1, 4, 5), (2, 1, 1, 4)]
@@ -65,7 +65,25 @@ def test_the_engine_of_a_rank_is_on_the_gpu_of_the_rank(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     machine: Any = SimpleNamespace(device=device)
-    assert own_gpu(machine) == ({} if names is None else {"CUDA_VISIBLE_DEVICES": names})
+    assert own_gpus(machine) == ({} if names is None else {"CUDA_VISIBLE_DEVICES": names})
+
+
+@pytest.mark.parametrize(("visible", "size"), [(2, 2), (4, 2), (4, 4), (8, 4)])
+def test_parts_of_the_engines_of_all_ranks_are_spread_evenly_and_begin_on_their_own_gpu(
+    visible: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    parts: list[str] = []
+    for rank in range(visible):
+        machine: Any = SimpleNamespace(device=f"cuda:{rank}")
+        names = own_gpus(machine, size)["CUDA_VISIBLE_DEVICES"].split(",")
+        assert names[0] == str(rank)
+        assert len(set(names)) == size
+        parts += names
+    assert {parts.count(str(gpu)) for gpu in range(visible)} == {size}
+    too_many: Any = SimpleNamespace(device="cuda:0")
+    assert own_gpus(too_many, visible + 1) == {}
 
 
 def test_without_a_launcher_all_ranks_are_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,8 @@ class Ended:
     """Of every rank; negative: the signal that ended it."""
     logs: tuple[Path, ...]
     """Where ranks from 1 on wrote."""
+    asked: bool = False
+    """Whether this process was sent a signal meanwhile, which it has passed on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,18 @@ def spawn_ranks(
             stack.enter_context(_started(command, values | rank_variables(local, nproc, port, nodes), log))
             for local, log in enumerate((None, *logs))
         ]
-        with _forwarding(processes):
+        with _forwarding(processes) as received:
             failed = _wait(processes)
     codes = tuple(process.returncode for process in processes)
-    return Ended(0 if failed is None else _as_exit_code(codes[failed]), failed, codes, logs)
+    return Ended(0 if failed is None else _as_exit_code(codes[failed]), failed, codes, logs, bool(received))
+
+
+def spawn_process(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
+    """Run `command` as one process that is no rank, with this one's output, and wait for it."""
+    with _started(command, environment, None) as process, _forwarding([process]) as received:
+        process.wait()
+    code = process.returncode
+    return Ended(_as_exit_code(code), 0 if code else None, (code,), (), bool(received))
 
 
 def rank_variables(rank: int, nproc: int, port: int, nodes: Nodes | None = None) -> dict[str, str]:
@@ -149,17 +159,19 @@ def _end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def _forwarding(processes: Sequence[subprocess.Popen]) -> Generator[None]:
-    """Forward the signals that this process receives to every rank while the block runs."""
+def _forwarding(processes: Sequence[subprocess.Popen]) -> Generator[list[int]]:
+    """Forward the signals that this process receives to every rank while the block runs; gives those received."""
+    received: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         for process in processes:
             if process.poll() is None:
                 process.send_signal(number)
 
     previous = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:
-        yield
+        yield received
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

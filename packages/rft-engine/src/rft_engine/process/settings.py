@@ -12,6 +12,7 @@ import torch
 
 from rft_core.errors import OptionsError, ServiceError
 from rft_engine.build_request import EngineBuildRequest
+from rft_engine.process.gpu_processes import Inventory, held_by, other_processes, visible_device
 
 Transport = Literal["auto", "direct", "file", "ipc", "nccl"]
 
@@ -104,16 +105,26 @@ class ExternalEngineSettings:
             do=remedy,
         )
 
-    def not_started(self, error: Exception, remedy: str) -> ServiceError:
-        """Return the error that the library did not start; `remedy` applies unless its message is about memory."""
+    def not_started(self, error: Exception, remedy: str, inventory: Inventory = lambda: ()) -> ServiceError:
+        """Return the error that the library did not start; `remedy` applies unless its message is about memory.
+
+        `inventory` gives the GPUs and who holds them; it is called only where the message is about memory.
+        """
         words = " ".join(str(error).split())[:600] or type(error).__name__
+        holders = ""
         if "memory" in words.lower():
             share = (self.memory_utilization or 0.9) / 2
             remedy = f"--engine_mem_util {share:.2g}, or a smaller --engine_max_rows or --max_len"
+            device = visible_device(inventory(), 0)
+            holders, others = held_by(device), other_processes(device)
+            # to end a small process would not help
+            if device is not None and sum(process.used_mib for process in others) > 0.1 * device.total_mib:
+                remedy = f"end process {others[0].pid} ({others[0].name}), or {remedy}"
         return ServiceError(
             code=f"engine.{self.library}.start",
             what=f"{self.library_name} did not start: {words}",
-            where=f"{self.library_name} engine for {self.model_dir}, {self.max_rows} rows of {self.max_len} tokens",
+            where=f"{self.library_name} engine for {self.model_dir}, {self.max_rows} rows of {self.max_len} tokens"
+            + (f"; the device is held by {holders}" if holders else ""),
             why="weights, workspace and the cache of keys and values must fit into the memory that is free",
             state="nothing was started",
             do=remedy,

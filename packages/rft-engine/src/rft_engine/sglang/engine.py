@@ -6,13 +6,16 @@ SGLang needs processes of its own and ends them all when one fails, so it lives 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_core.errors import RftError
 from rft_engine.build_request import EngineBuildRequest
+from rft_engine.process.gpu_processes import nvidia_inventory
 from rft_engine.process.memory_share import started
 from rft_engine.process.process_engine import ProcessEngine
 from rft_engine.process.requests import Answers, GenerateCall, StepCounts
@@ -21,6 +24,10 @@ from rft_engine.sglang.settings import SglangSettings, check_options, end_tokens
 from rft_engine.weight_sync.file_transport import FileTransport, Transport
 from rft_engine.weight_sync.fingerprints import WeightProvider, WeightSource
 
+_MEMORY = re.compile(
+    r"CUDA out of memory[^\n]*|Not enough memory[^\n]*|Cannot allocate memory|can't allocate memory[^\n]*"
+)
+"""What SGLang, torch and the system say of a start without memory."""
 _WORKER = (sys.executable, "-m", "rft_engine.sglang.worker")
 
 
@@ -63,6 +70,12 @@ class SglangEngine(ProcessEngine):
             command=command,
             max_restarts=max_restarts,
         )
+
+    def _explain(self, log: str) -> RftError | None:
+        # its processes end one another, so that often the log alone says why
+        if not (found := _MEMORY.search(log)):
+            return None
+        return self._settings.not_started(RuntimeError(found[0]), "", nvidia_inventory)
 
     def _make_transport(self) -> Transport:
         facts = self._backend.facts

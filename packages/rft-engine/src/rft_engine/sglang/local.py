@@ -17,6 +17,7 @@ import torch
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import ServiceError
 from rft_engine.engine_base import EngineFacts
+from rft_engine.process.gpu_processes import Inventory, nvidia_inventory
 from rft_engine.process.requests import GenerateCall, SampleResult, StepCounts, garbage
 from rft_engine.sglang.runtime import SglangRoot, SglangRuntime
 from rft_engine.sglang.settings import LOADER, SglangSettings, engine_arguments
@@ -26,13 +27,16 @@ from rft_engine.weight_sync.weight_file import read_header, shared_directory
 
 _AWAKE_ORDER = ("weights", "kv_cache")
 
-_REMEDY = "see SGLang's message and its log; --engine_type vllm or native run without it"
+REMEDY = "see SGLang's message and its log; --engine_type vllm or native run without it"
+"""Of a start that failed for another reason than memory."""
 
 
 class LocalSglang:
     """A started SGLang and the version of the weights it serves."""
 
-    def __init__(self, settings: SglangSettings, runtime: SglangRuntime) -> None:
+    def __init__(
+        self, settings: SglangSettings, runtime: SglangRuntime, inventory: Inventory = nvidia_inventory
+    ) -> None:
         """Start SGLang in this process.
 
         Raises:
@@ -44,7 +48,7 @@ class LocalSglang:
         try:
             self._engine: SglangRoot = runtime.make_engine(arguments)
         except (RuntimeError, ValueError, OSError, MemoryError, AssertionError) as error:
-            raise settings.not_started(error, _REMEDY) from error
+            raise settings.not_started(error, REMEDY, inventory) from error
         self._is_closed, self.version = False, 0
         self._fingerprints: list[Fingerprint] = []
         vocab_size = int(settings.config()["vocab_size"])

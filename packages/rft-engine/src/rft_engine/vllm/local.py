@@ -9,9 +9,9 @@ from typing import Any
 
 from rft_core.errors import ServiceError
 from rft_engine.engine_base import EngineFacts
+from rft_engine.process.gpu_processes import Inventory, nvidia_inventory
 from rft_engine.process.requests import GenerateCall, SampleResult, StepCounts
 from rft_engine.process.settings import ExternalEngineSettings
-from rft_engine.vllm.gpu_processes import Inventory, nvidia_inventory
 from rft_engine.vllm.keyed_sampler import SAMPLE_ARGUMENT
 from rft_engine.vllm.lora import loads_adapter
 from rft_engine.vllm.media import check_expanded, request_of, takes_images

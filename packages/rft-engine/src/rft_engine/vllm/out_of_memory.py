@@ -12,8 +12,15 @@ import re
 from collections.abc import Sequence
 
 from rft_core.errors import ServiceError
+from rft_engine.process.gpu_processes import (
+    Device,
+    DeviceProcess,
+    Inventory,
+    held_by,
+    other_processes,
+    visible_device,
+)
 from rft_engine.process.settings import ExternalEngineSettings
-from rft_engine.vllm.gpu_processes import Device, DeviceProcess, Inventory, visible_device
 
 _GIB = r"([\d.]+) ?GiB"
 _NO_ROOM_AT_START = re.compile(
@@ -82,7 +89,7 @@ def _taken(
     # rounded down, because a share that is a little too high fails in the same way
     fitting = _down((free - _OWN_MARGIN_MIB / 1024) / total)
     what = f"vLLM requests {wanted:g} GiB ({share:g} of {total:g}); {free:g} GiB are free"
-    others = _others(device)
+    others = other_processes(device)
     smaller = f"--engine_mem_util {fitting:g}" if fitting >= _LEAST_SHARE else ""
     # who holds more is named: to end a small process beside a large trainer would not help
     if others and sum(process.used_mib for process in others) >= _most_own(device):
@@ -147,7 +154,7 @@ def _torch(settings: ExternalEngineSettings, match: re.Match[str], devices: Sequ
     """Return the error that torch's allocator ran out during the start: due to other processes, or the share itself."""
     device = visible_device(devices, int(match[2] or 0))
     what = f"no room for another {match[1]}" + (f" on a device of {match[3]} GiB" if match[3] else "")
-    others = _others(device)
+    others = other_processes(device)
     share = settings.memory_utilization or _USUAL_SHARE
     smaller = f"--engine_mem_util {_down(0.8 * share):g}"
     if device is not None and others and sum(process.used_mib for process in others) > 0.1 * device.total_mib:
@@ -161,13 +168,6 @@ def _host(settings: ExternalEngineSettings, what: str) -> ServiceError:
     why = "weights and cache of a CPU build, and the pages that GPUs read from, come from the memory of the host"
     rows = f"--engine_max_rows {max(settings.max_rows // 2, 1)}"
     return _error("host", what, settings, None, why, f"free memory on this machine, {rows}, or a smaller --max_len")
-
-
-def _others(device: Device | None) -> list[DeviceProcess]:
-    """Processes that are not of this run, the largest first."""
-    own = {os.getpid(), os.getppid()}
-    others = [] if device is None else [process for process in device.processes if process.pid not in own]
-    return sorted(others, key=lambda process: -process.used_mib)
 
 
 def _own(device: Device | None) -> list[DeviceProcess]:
@@ -184,14 +184,7 @@ def _most_own(device: Device | None) -> int:
 def _error(
     name: str, what: str, settings: ExternalEngineSettings, device: Device | None, why: str, remedy: str
 ) -> ServiceError:
-    holders = (
-        ""
-        if device is None
-        else "; ".join(
-            f"pid {process.pid} {process.name} {process.used_mib} MiB"
-            for process in sorted(device.processes, key=lambda process: -process.used_mib)
-        )
-    )
+    holders = held_by(device)
     return ServiceError(
         code=f"engine.vllm.memory.{name}",
         what=f"vLLM did not start: {what}",

@@ -12,11 +12,11 @@ import torch
 
 from rft_core.errors import RftError
 from rft_engine.build_request import EngineBuildRequest
+from rft_engine.process.gpu_processes import Inventory, nvidia_inventory, visible_device
 from rft_engine.process.memory_share import started, within_free
 from rft_engine.process.process_engine import ProcessEngine
 from rft_engine.process.settings import ExternalEngineSettings, engine_settings, make_log_folder
 from rft_engine.vllm.engine import check_sleep, weight_source, weight_transport
-from rft_engine.vllm.gpu_processes import Inventory, nvidia_inventory, visible_device
 from rft_engine.vllm.media import plain_media
 from rft_engine.vllm.out_of_memory import memory_error
 from rft_engine.vllm.settings import VllmSettings

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rft.process.machine import Machine
-from rft.process.placement import own_gpu
+from rft.process.placement import own_gpus
 from rft_core.errors import OptionsError, PreflightError, install_command
 from rft_engine.build_request import EngineBuildRequest, build_engine
 from rft_engine.native.copied_weights import NativeEngineOnCopy
@@ -210,7 +210,7 @@ def make_engine(
         weights=weights or policy.merged_parameters,
         model=PolicyModel(policy, dtype, is_sharded=weights is not None),
         enable_sleep=sleeps and choice.can_sleep,
-        environment={} if choice.shares_weights or settings.engine_tp_size > 1 else own_gpu(machine),
+        environment={} if choice.shares_weights else own_gpus(machine, settings.engine_tp_size),
         log_path=log_path,
     )
     # the engine reads the trained parameters: nothing is renamed, gathered or sent

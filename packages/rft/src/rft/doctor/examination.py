@@ -19,8 +19,8 @@ from rft.settings import DoctorSettings, ExaminationSettings
 from rft_core.durable_files import storage_errors
 from rft_core.errors import PreflightError
 from rft_core.secrets import scrub
+from rft_engine.process.gpu_processes import nvidia_inventory
 from rft_engine.registry import ENGINES
-from rft_engine.vllm.gpu_processes import nvidia_inventory
 
 
 def examine(chosen: ExaminationSettings, environment: Mapping[str, str]) -> list[Section]:

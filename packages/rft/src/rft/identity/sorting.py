@@ -62,12 +62,12 @@ FREE = _names("""
     log_interval max_ckpt_mem max_ckpt_num max_refused_steps max_rollbacks max_tokens_per_micro_batch
     max_unscored_share memory_limit_gb meta_init micro_rollout_batch_size micro_train_batch_size nproc
     num_trajectories_to_save num_workers on_alarm overlap_comm packing_samples prefetch_factor profile
-    remote_rm_batch_size remote_rm_concurrency remote_rm_retries remote_rm_timeout reward_batch_tokens reward_memory
-    reward_offload reward_random reward_variables reward_wait reward_workers rollout_log_interval run_name sample_texts
-    sample_tokens save_interval save_minutes save_model_only save_steps save_trajectories save_value_network
-    shard_size sp_mode sp_size token_records token_records_mib tp_size use_mlflow use_tensorboard use_trackio use_wandb
-    wandb_group wandb_org wandb_run_name watchdog_collective_seconds watchdog_first_seconds watchdog_seconds
-    weight_check_steps zero_stage zpg
+    remote_rm_batch_size remote_rm_concurrency remote_rm_retries remote_rm_timeout restarts reward_batch_tokens
+    reward_memory reward_offload reward_random reward_variables reward_wait reward_workers rollout_log_interval run_name
+    sample_texts sample_tokens save_interval save_minutes save_model_only save_steps save_trajectories
+    save_value_network shard_size sp_mode sp_size token_records token_records_mib tp_size use_mlflow use_tensorboard
+    use_trackio use_wandb wandb_group wandb_org wandb_run_name watchdog_collective_seconds watchdog_first_seconds
+    watchdog_seconds weight_check_steps zero_stage zpg
 """)
 """They change speed, memory, reports or the limits at which a run stops: free at every resume, and recorded."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -47,6 +48,12 @@ class TorchBuild:
     """Architectures with kernels of their own, such as `sm_90`, and `compute_90` for code that a driver compiles."""
     num_devices: int
     """GPUs that it sees."""
+    driver_cuda: str | None = None
+    """Newest CUDA that the driver says it supports; None where it cannot be asked."""
+    cudnn_built: tuple[int, ...] = ()
+    """Version of cuDNN that it was built with; empty for none."""
+    cudnn_loaded: tuple[int, ...] = ()
+    """Version of the cuDNN that is loaded; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +89,40 @@ def torch_here(only: int | None = None) -> tuple[TorchBuild, tuple[Card, ...]]:
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    build = TorchBuild(torch.__version__, torch.version.cuda, tuple(torch.cuda.get_arch_list()) if count else (), count)
+    architectures = tuple(torch.cuda.get_arch_list()) if count else ()
+    build = TorchBuild(
+        torch.__version__, torch.version.cuda, architectures, count, driver_cuda(), *(_cudnn() if count else ((), ()))
+    )
     bfloat16 = count > 0 and torch.cuda.is_bf16_supported(including_emulation=False)
     cards = tuple(
         Card(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i), bfloat16)
         for i in (range(count) if only is None else (only,))
     )
     return build, cards
+
+
+def driver_cuda() -> str | None:
+    """Return the newest CUDA that the NVIDIA driver supports, as its own library says; None where there is none."""
+    number = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    return f"{number.value // 1000}.{number.value % 1000 // 10}" if number.value else None
+
+
+def _cudnn() -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the version of cuDNN that torch was built with, and that of the one that is loaded."""
+    import torch
+
+    library = getattr(torch._C, "_cudnn", None)  # pyright: ignore[reportPrivateUsage]
+    if library is None:
+        return (), ()
+    loaded = int(library.getVersionInt())
+    # from cuDNN 9 on a version has five digits behind the major one's place: 91002 is 9.10.2
+    major, rest = divmod(loaded, 10_000 if loaded >= 90_000 else 1000)
+    return tuple(library.getCompileVersion()), (major, *divmod(rest, 100))
 
 
 def driver_version() -> str | None:
@@ -112,7 +146,7 @@ def gpus(build: TorchBuild, cards: Sequence[Card], driver: str | None, hidden: s
         driver: version of the NVIDIA driver; None where there is none.
         hidden: value of CUDA_VISIBLE_DEVICES; None where it is not set.
     """
-    findings = [_build(build), _driver(build, driver, hidden)]
+    findings = [_build(build), _driver(build, driver, hidden), *_cudnn_finding(build)]
     findings += [_card(number, card, build) for number, card in enumerate(cards)]
     return findings
 
@@ -142,6 +176,22 @@ def _build(build: TorchBuild) -> MachineFact:
     return MachineFact("torch", f"{build.version}, {kind}")
 
 
+def _cudnn_finding(build: TorchBuild) -> list[MachineFact]:
+    """Return the finding on cuDNN where it is loaded.
+
+    A library of the same major version and at least the minor one that torch was built with can be used.
+    """
+    built, loaded = build.cudnn_built, build.cudnn_loaded
+    if not built or not loaded:
+        return []
+    value, wanted = (".".join(map(str, version)) for version in (loaded, built))
+    if loaded[0] == built[0] and loaded[1] >= built[1]:
+        return [MachineFact("cuDNN", value)]
+    why = f"torch {build.version} is built for cuDNN {wanted}; another installation of it is found first"
+    do = "leave the folder of that installation out of LD_LIBRARY_PATH"
+    return [MachineFact("cuDNN", value, "problem", why, do)]
+
+
 def _driver(build: TorchBuild, driver: str | None, hidden: str | None) -> MachineFact:
     if driver is None:
         if build.num_devices:
@@ -169,16 +219,24 @@ def _driver(build: TorchBuild, driver: str | None, hidden: str | None) -> Machin
 def too_old(driver: str, build: TorchBuild) -> MachineFact | None:
     """Return the problem of a driver that cannot run this build of torch, with what fits; None where it can."""
     branch = int(driver.partition(".")[0]) if driver.partition(".")[0].isdecimal() else None
-    oldest = _OLDEST.get((build.cuda or "").partition(".")[0])
-    if branch is None or oldest is None or branch >= oldest:
+    major = (build.cuda or "").partition(".")[0]
+    oldest = _OLDEST.get(major)
+    if build.driver_cuda is not None and major.isdecimal():
+        # a driver runs builds of the major version that it supports, whatever their minor one, and of older ones
+        supported = build.driver_cuda
+        if int(supported.partition(".")[0]) >= int(major):
+            return None
+    elif branch is None or oldest is None or branch >= oldest:
         return None
-    supported = next((version for first, version in _SUPPORTED if branch >= first), "")
+    else:
+        supported = next((version for first, version in _SUPPORTED if branch >= first), "")
     fits = _BUILD.get(supported.partition(".")[0])
+    needed = f"driver {oldest} or newer" if oldest else f"a driver that supports CUDA {major}"
     why = (
         f"the driver is too old: it supports CUDA {supported or 'below 11.0'}, and torch {build.version} is built for "
-        f"CUDA {build.cuda}, which needs driver {oldest} or newer"
+        f"CUDA {build.cuda}, which needs {needed}"
     )
-    do = f"a driver of {oldest} or newer"
+    do = f"a {needed.removeprefix('a ').replace('driver', 'driver of', 1)}" if oldest else needed
     if fits:
         place = f"https://download.pytorch.org/whl/{fits}"
         do = f"uv pip install torch --index-url {place} (built for a CUDA that the driver has), or {do}"

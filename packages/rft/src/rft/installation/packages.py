@@ -143,6 +143,11 @@ def optional(
     return findings
 
 
+def package_versions() -> list[MachineFact]:
+    """Return findings on all packages whose versions count for a run."""
+    return [*requirements(), *optional()]
+
+
 def _extras(owner: str, requires_of: RequiresOf) -> Iterator[tuple[Requirement, str]]:
     """Yield what an extra of a package requires, with `OWNER[EXTRA]`."""
     for text in requires_of(owner):

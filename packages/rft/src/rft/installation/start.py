@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from rft.installation.devices import Card, TorchBuild, driver_version, gpus, runs_on, torch_here
 from rft.installation.facts import MachineFact
-from rft.installation.packages import requirements
+from rft.installation.packages import package_versions
 from rft_core.errors import PreflightError
 
 _LOG = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def check_installation(
     is_first: bool = True,
     find: TorchHere = torch_here,
     driver: Callable[[], str | None] = driver_version,
-    versions: Callable[[], Iterable[MachineFact]] = requirements,
+    versions: Callable[[], Iterable[MachineFact]] = package_versions,
 ) -> None:
     """Warn of versions that do not go together, and of a GPU that is left unused against the will of the settings.
 
@@ -42,7 +42,7 @@ def check_installation(
         is_first: whether this process is the one that warns.
         find: the installed torch, and the GPUs that it sees or the one with a number.
         driver: version of the NVIDIA driver; None where there is none.
-        versions: findings on what the packages require of one another.
+        versions: findings on what the packages require of one another, and on versions that were not tested.
 
     Raises:
         PreflightError: the installed torch has no kernels for this GPU.
@@ -57,6 +57,8 @@ def check_installation(
     for fact in versions() if is_first else ():
         if fact.verdict == "problem":
             _LOG.warning("%s is %s, and %s. Do: %s", fact.subject, fact.value, fact.why, fact.do)
+        elif fact.verdict == "note":
+            _LOG.warning("%s is %s, and %s", fact.subject, fact.value, fact.why)
 
 
 def _require_kernels(device: str, build: TorchBuild, card: Card) -> None:

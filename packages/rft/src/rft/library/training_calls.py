@@ -277,6 +277,7 @@ def train(
     in_place: Path | None = None,
 ) -> Run:
     """Train with settings that are resolved; `in_place` continues the run in that directory."""
+    _refuse_restarts(prepared)
     chosen_at: list[Path] = []
     front = _front(callbacks, in_notebook() if panel is None else panel, chosen_at)
     # around the run's own handlers: a callback asks the innermost for a stop
@@ -300,6 +301,19 @@ def train(
             raise
         return Run(chosen_at[0])
     return Run(trained.directory.path)
+
+
+def _refuse_restarts(prepared: Resolved[Any]) -> None:
+    # of a stored run it is a setting of the command that began it
+    if prepared.values["restarts"] and prepared.origins["restarts"] == KEYWORD:
+        raise OptionsError(
+            code="library.restarts",
+            what=f"restarts = {prepared.values['restarts']}",
+            where="keyword argument",
+            why="a program that dies cannot start its run again; the command can, since it trains in another process",
+            state="nothing was started",
+            do=f"rft-train {prepared.command} --restarts {prepared.values['restarts']}",
+        )
 
 
 def script_words() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,13 +17,15 @@ from rft.reward_kinds import given_directories
 from rft.reward_names import named_models, split_names
 from rft_core.errors import OptionsError
 from rft_dist.launch.environment import SPAWNED, ranks_from_environment
-from rft_dist.launch.spawn import Nodes, last_lines, spawn_ranks
+from rft_dist.launch.spawn import Ended, Nodes, last_lines, spawn_process, spawn_ranks
+from rft_dist.launch.supervise import SUPERVISED, supervise
 from rft_dist.planning.parallel_dims import BatchShare, ParallelDims, RequestedDims, SourcedNumber, resolve_grid
 from rft_dist.preflight.run_preflight import RequestedRun
 from rft_dist.strategies.registry import choose_strategy, strategy_settings
 from rft_trainer.runs.names import RUNS, refuse_file
 
 _LOG = logging.getLogger(__name__)
+_RESUME = (sys.executable, "-m", "rft_cli.main", "resume")
 _DATA = ("prompt_data", "eval_data")
 _MODELS = ("pretrain", "critic_pretrain", "reference_pretrain", "teacher_pretrain")
 
@@ -30,27 +33,46 @@ _MODELS = ("pretrain", "critic_pretrain", "reference_pretrain", "teacher_pretrai
 def spawned(
     resolved: Resolved[Any], program: Sequence[str], *, run: Path | None = None, nodes: Nodes | None = None
 ) -> int | None:
-    """Run `program` as `--nproc` ranks and give their exit code; None where this process is to go on.
+    """Run `program` as `--nproc` ranks, again when they die (`--restarts`), and give their exit code.
+
+    None where this process is to go on.
 
     `run` is the directory of the run where the settings do not name it; `nodes` are the machines that each start so
     many ranks of it, where there are several.
 
     Raises:
-        OptionsError: torchrun or srun started another number of ranks than the command line asks for.
+        OptionsError: torchrun or srun started another number of ranks than the command line asks for, or the restarts
+            asked for on the command line are the launcher's.
+        NoProgressError: the restarts led to no newer checkpoint.
     """
+    restarts = int(resolved.values.get("restarts", 0))
     nproc = max(_asked(resolved), 1 if nodes else 0)
     # a started rank reads the same --nproc, and must not start ranks in turn
-    if (nproc < 2 and nodes is None) or os.environ.get(SPAWNED):
+    if (nproc < 2 and nodes is None and not restarts) or os.environ.get(SPAWNED) or os.environ.get(SUPERVISED):
         return None
     if nodes is None and ranks_from_environment().world_size > 1:
         _compare_with_launcher(resolved, nproc)
+        _leave_restarts_to_launcher(resolved, restarts)
         return None
+    if nodes is not None:
+        _leave_restarts_to_launcher(resolved, restarts)
+        restarts = 0
     folder = _log_folder(resolved, run)
     refuse_file(folder.parent)
     if nodes is not None:
         place = (nodes.node_rank, nodes.num_nodes, nodes.master_addr, nodes.master_port)
         _LOG.info("machine %d of %d; the ranks of all machines meet at %s:%d", *place)
-    return started_ranks(program, nproc, folder, nodes=nodes)
+    if not restarts:
+        return started_ranks(program, nproc, folder, nodes=nodes)
+
+    def start(begun: Path | None, variables: Mapping[str, str]) -> Ended:
+        words = program if begun is None else [*_RESUME, str(begun)]
+        if nproc < 2:
+            return spawn_process(words, os.environ | variables)
+        logs = _log_folder(resolved, begun or run)
+        return _shown(spawn_ranks(words, nproc, log_folder=logs, environment=os.environ | variables), 0)
+
+    return supervise(start, restarts)
 
 
 def started_ranks(
@@ -60,7 +82,11 @@ def started_ranks(
     first = nodes.node_rank * nproc if nodes else 0
     if nproc > 1:
         _LOG.info("starting %d ranks; all but the first write to %s/output_rank_N.log", nproc, folder)
-    ended = spawn_ranks(program, nproc, log_folder=folder, nodes=nodes, meetings=meetings)
+    return _shown(spawn_ranks(program, nproc, log_folder=folder, nodes=nodes, meetings=meetings), first).code
+
+
+def _shown(ended: Ended, first: int) -> Ended:
+    """Say how the ranks of this machine, numbered from `first`, ended where one failed."""
     if ended.rank is not None:
         _LOG.warning(
             "\nrank %d ended with exit code %d; exit codes of all ranks: %s",
@@ -72,7 +98,7 @@ def started_ranks(
         if ended.rank > 0:
             log = ended.logs[ended.rank - 1]
             _LOG.warning("the end of %s:\n%s", log, last_lines(log))
-    return ended.code
+    return ended
 
 
 def group_sizes(resolved: Resolved[Any]) -> tuple[SourcedNumber, SourcedNumber]:
@@ -107,6 +133,20 @@ def _compare_with_launcher(resolved: Resolved[Any], nproc: int) -> None:
         where=f"nproc: {resolved.origins['nproc']}, LOCAL_WORLD_SIZE: the environment",
         why="the ranks were started already, by torchrun",
         do="leave --nproc out",
+    )
+
+
+def _leave_restarts_to_launcher(resolved: Resolved[Any], restarts: int) -> None:
+    """Raise `OptionsError` where the command line asks for restarts of ranks that something else starts."""
+    # a file may have been written for another start, as with nproc
+    if not restarts or resolved.origins["restarts"].kind != "command line":
+        return
+    raise OptionsError(
+        code="launch.restarts",
+        what=f"restarts = {restarts}, and the ranks are started by a launcher or on several machines",
+        where=f"restarts: {resolved.origins['restarts']}",
+        why="what started the ranks has to start them again, all at once",
+        do="leave --restarts out, and give torchrun --max-restarts, or sbatch --requeue",
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from rft.process.machine import Machine
 from rft.resolved import Resolved
 from rft_core.errors import ServiceError
-from rft_engine.vllm.gpu_processes import Inventory, nvidia_inventory
+from rft_engine.process.gpu_processes import Inventory, nvidia_inventory
 from rft_trainer.batches.out_of_memory import is_out_of_memory
 
 

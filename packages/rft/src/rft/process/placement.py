@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,24 +76,25 @@ def ranks_on_this_machine(machine: Machine) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", machine.ranks.world_size))
 
 
-def only_these(gpus: range, visible: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def only_these(gpus: Sequence[int], visible: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variable with which a process sees these GPUs alone, of those that this one sees."""
     # the launcher may have hidden GPUs: positions among the visible ones are turned into its names
     given = environment.get(_DEVICES)
     names = given.split(",") if given else [str(number) for number in range(visible)]
-    return {_DEVICES: ",".join(name.strip() for name in names[gpus.start : gpus.stop])}
+    return {_DEVICES: ",".join(names[gpu].strip() for gpu in gpus)}
 
 
-def own_gpu(machine: Machine) -> dict[str, str]:
-    """Return the variable with which an engine of this rank takes the rank's own GPU; nothing where it is the only one.
+def own_gpus(machine: Machine, size: int = 1) -> dict[str, str]:
+    """Return the variable with which an engine of this rank takes the rank's own GPU, and the next ones of `size`.
 
-    Without it the engines of all ranks would take the first GPU.
+    Without it the engines of all ranks would take the first GPUs. Behind the last GPU comes the first, so that where
+    every GPU has a rank, each has equally many parts of engines. Nothing where there is no choice.
     """
-    device = torch.device(machine.device)
-    if device.type != "cuda" or torch.cuda.device_count() < 2:
+    device, visible = torch.device(machine.device), torch.cuda.device_count()
+    if device.type != "cuda" or visible < 2 or size > visible:
         return {}
-    number = device.index or 0
-    return only_these(range(number, number + 1), torch.cuda.device_count())
+    first = device.index or 0
+    return only_these([(first + number) % visible for number in range(size)], visible)
 
 
 def _named(gpus: range) -> str:

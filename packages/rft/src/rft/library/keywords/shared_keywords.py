@@ -102,6 +102,7 @@ class TrainingKeywords(TypedDict, total=False):
     use_trackio: str | bool
     use_mlflow: str | bool
     nproc: int
+    restarts: int
     watchdog_seconds: float
     watchdog_first_seconds: float
     watchdog_collective_seconds: float

@@ -74,6 +74,19 @@ def visible_device(
     return matching[0] if len(matching) == 1 else None
 
 
+def other_processes(device: Device | None) -> list[DeviceProcess]:
+    """Return the processes on a GPU that are not of this run, the largest first."""
+    own = {os.getpid(), os.getppid()}
+    others = [] if device is None else [process for process in device.processes if process.pid not in own]
+    return sorted(others, key=lambda process: -process.used_mib)
+
+
+def held_by(device: Device | None) -> str:
+    """Return the processes that hold a GPU as text, the largest first; empty where none is known."""
+    processes = () if device is None else sorted(device.processes, key=lambda process: -process.used_mib)
+    return "; ".join(f"pid {process.pid} {process.name} {process.used_mib} MiB" for process in processes)
+
+
 def _asked(query: str) -> str:
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rft_engine.vllm import gpu_processes
-from rft_engine.vllm.gpu_processes import Device, DeviceProcess, nvidia_inventory, parse_inventory, visible_device
+from rft_engine.process import gpu_processes
+from rft_engine.process.gpu_processes import Device, DeviceProcess, nvidia_inventory, parse_inventory, visible_device
 
 GPUS = "0, GPU-aa1, 81000, 30000\n\n 3 , GPU-aa2, 40000, [N/A]\n"
 PROCESSES = "GPU-aa1, 17, python, 500\nGPU-aa2, 18, a, b, 600\nGPU-aa1, 19, x, [N/A]\n\n"
