@@ -239,7 +239,7 @@ class AsyncRollouts:
         if state.get("form") not in (_FORM, _FORM_OF_JSON) or isinstance(state["form"], bool):
             raise CheckpointError(
                 code="checkpoint.rollouts_ahead",
-                what=f"rollouts in flight have form {state.get('form')!r}, this program reads {_FORM_OF_JSON} and {_FORM}",
+                what=f"rollouts in flight have form {state.get('form')!r}; {_FORM_OF_JSON} and {_FORM} are read",
                 where="rollouts ahead, in the checkpoint",
                 why="samples that were drawn before the stop are trained after it",
                 do="resume with the version of the program that wrote it",
