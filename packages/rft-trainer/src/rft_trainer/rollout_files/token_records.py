@@ -134,7 +134,7 @@ def _column(values: Sequence[Any], kind: Any) -> Any:
 
 
 def _array(numbers: Any, kind: Any) -> Any:
-    """Return a tensor of numbers as an array of Arrow over its memory; `pa.array` loads pandas, which takes a second."""
+    """Return a tensor as an array of Arrow over its memory; `pa.array` loads pandas, which takes a second."""
     import numpy as np
     import pyarrow as pa
 
