@@ -162,7 +162,7 @@ def read_texts(folder: Path, choice: str, workers: int, tokenizer: Any) -> tuple
     from rft_models.settings import ModelSettings
     from rft_trainer.settings.data import SftDataSettings
 
-    data = SftDataSettings(**_places(folder, choice, workers))
+    data = SftDataSettings(**_places(folder, choice, workers), output_key="response")
     found = sft_data(SftSettings(model=ModelSettings(pretrain="none"), data=data), tokenizer, MAX_LEN)
     return found, found.samples
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from rft_core.exact_records import exact_bytes, exact_value, split_exact
+from rft_core.exact_records import exact_bytes, exact_line, exact_value, split_exact, value_of_line
 
 
 def bits(number: float) -> bytes:
@@ -40,7 +40,39 @@ def test_floats_arrive_with_their_bits() -> None:
     assert type(got["b"]["c"][0]) is int
 
 
+def test_floats_of_a_line_arrive_with_their_bits() -> None:
+    value = {"a": FLOATS, "b": [1, FLOATS[0], None, "0.0 \t\n"], "c": []}
+    line = exact_line(value)
+    assert b"\n" not in line
+    got = value_of_line(bytearray(line))
+    assert list(map(bits, got["a"])) == list(map(bits, FLOATS))
+    assert {name: got[name] for name in "bc"} == {name: value[name] for name in "bc"}
+
+
+def test_a_line_without_floats_is_json() -> None:
+    assert exact_line({"x": [1, True]}) == b'{"x": [1, true]}'
+    assert value_of_line(b'{"x": [1, true]}') == {"x": [1, True]}
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        (b"", "Expecting value"),
+        (b"{", "Expecting property name"),
+        (b"[0.0]", "more floats than the 0"),
+        (b"[Infinity]", "Infinity stands in the JSON"),
+        (b"[0.0]\tAAAA", "3 bytes are no whole number"),
+        (b"[1]\t" + 10 * b"A" + b"A=", "0 floats, and 1 stand"),
+        (b"[0.0]\t\xff", "base64"),
+    ],
+)
+def test_a_line_with_other_floats_than_its_json_is_refused(line: bytes, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        value_of_line(line)
+
+
 def test_no_float_is_written_as_text() -> None:
+    assert b"0.1234567" not in exact_line([0.1234567, 1])
     assert b"0.1234567" not in exact_bytes([0.1234567])
     assert b"NaN" not in exact_bytes([math.nan])
 

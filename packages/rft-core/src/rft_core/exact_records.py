@@ -11,8 +11,10 @@ the machine stores them. What is read by people or kept for another day is no su
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
+import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -20,6 +22,7 @@ from typing import Any, cast
 from rft_core.json_records import fields_of
 
 _LENGTH = struct.Struct("=Q")
+_FLOAT = struct.Struct("=d")
 _PLAIN = (str, int, type(None))
 
 
@@ -43,6 +46,44 @@ def exact_value(data: bytes) -> Any:
     return split_exact(data)[0]
 
 
+def exact_line(value: Any) -> bytes:
+    """Encode what `exact_bytes` takes as one line, without its end.
+
+    Raises:
+        TypeError: as `exact_bytes`.
+    """
+    floats = array("d")
+    text = json.dumps(_without_floats(value, floats)).encode()
+    # JSON of `json.dumps` holds no tab: one in a text is escaped
+    return text + b"\t" + base64.b64encode(_little_endian(floats).tobytes()) if floats else text
+
+
+def value_of_line(line: bytes | bytearray) -> Any:
+    """Return what `exact_line` encoded, as `exact_value` does.
+
+    Raises:
+        ValueError: the line is no JSON, its floats are no base64, or it has another number of them than its JSON.
+    """
+    text, _, encoded = line.partition(b"\t")
+    data = base64.b64decode(encoded, validate=True)
+    if len(data) % _FLOAT.size:
+        raise ValueError(f"{len(data)} bytes are no whole number of floats of {_FLOAT.size} bytes")
+    floats = _little_endian(array("d", data))
+    count = 0
+
+    def next_number(_: str) -> float:
+        nonlocal count
+        count += 1
+        if count > len(floats):
+            raise ValueError(f"the JSON has more floats than the {len(floats)} behind it")
+        return floats[count - 1]
+
+    value = json.loads(text, parse_float=next_number, parse_constant=_refuse_constant)
+    if count != len(floats):
+        raise ValueError(f"the JSON has {count} floats, and {len(floats)} stand behind it")
+    return value
+
+
 def split_exact(data: bytes) -> tuple[Any, memoryview]:
     """Return the value at the beginning of `data`, and the bytes behind it."""
     (size,) = _LENGTH.unpack_from(data)
@@ -61,6 +102,17 @@ def split_exact(data: bytes) -> tuple[Any, memoryview]:
     return value, memoryview(data)[start + 8 * count :]
 
 
+def _little_endian(numbers: array[float]) -> array[float]:
+    """Return numbers of this machine in little-endian order, or the reverse."""
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} stands in the JSON; every float stands behind it")
+
+
 def _without_floats(value: Any, floats: array[float]) -> Any:
     """Return the value with 0.0 for every float, which is added to `floats`."""
     if isinstance(value, float):
@@ -74,5 +126,12 @@ def _without_floats(value: Any, floats: array[float]) -> Any:
             raise TypeError("a float is the key of an object, and keys are sent as text")
         return {key: _without_floats(one, floats) for key, one in fields.items()}
     if isinstance(value, list | tuple):
+        numbers = cast(Sequence[Any], value)
+        # of rows of many numbers, a call for each would take most of the time
+        if numbers and set(map(type, numbers)) == {float}:
+            floats.extend(numbers)
+            return [0.0] * len(numbers)
+        if numbers and set(map(type, numbers)) == {int}:
+            return numbers
         return [_without_floats(one, floats) for one in cast(Sequence[Any], value)]
     return _without_floats(fields_of(value), floats)

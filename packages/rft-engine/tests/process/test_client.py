@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -204,7 +206,21 @@ def test_a_closed_pipe_is_a_death_once_its_lines_are_used(child: Child) -> None:
         next(stream)
 
 
-@pytest.mark.parametrize("line", [b"no json", b"[1]", b'["item"]', b'"item"', b"{}", b'{"other": 1}', b"\xff\xfe"])
+ONE = base64.b64encode(struct.pack("<d", 1.5))
+FLOATS_ASTRAY = [
+    b'{"item": 1.5}',
+    b'{"item": NaN}',
+    b'{"item": 1}\t' + ONE,
+    b'{"item": [0.0, 0.0]}\t' + ONE,
+    b'{"item": 0.0}\t' + ONE[:-4],
+    b'{"item": 0.0}\t\xff',
+    b'{"item": 0.0}\t' + ONE + b"\t",
+]
+
+
+@pytest.mark.parametrize(
+    "line", [b"no json", b"[1]", b'["item"]', b'"item"', b"{}", b'{"other": 1}', b"\xff\xfe", *FLOATS_ASTRAY]
+)
 def test_a_line_that_is_no_message_is_garbage(child: Child, line: bytes) -> None:
     child.lines.append(bytearray(line))
     assert code_of(lambda: child.call("x", 5.0)) == "engine.garbage"

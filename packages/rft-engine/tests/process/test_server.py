@@ -13,6 +13,7 @@ import pytest
 
 from rft_core.child_process import ParentPipes
 from rft_core.errors import ServiceError
+from rft_core.exact_records import value_of_line
 from rft_engine.engine_base import EngineFacts
 from rft_engine.process import server
 from rft_engine.process.requests import GenerateCall, SampleResult, StepCounts
@@ -56,7 +57,7 @@ class Pipes:
         self.sent: list[Any] = []
 
     def send(self, line: bytes) -> None:
-        self.sent.append(json.loads(line))
+        self.sent.append(value_of_line(line))
 
 
 @pytest.fixture

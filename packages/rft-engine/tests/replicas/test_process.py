@@ -13,6 +13,7 @@ import pytest
 
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import ServiceError
+from rft_core.exact_records import exact_line
 from rft_engine.native.partial_requests import SampleRequests
 from rft_engine.replicas.process import ProcessReplica, is_lost
 from rft_engine.weight_sync.shared_memory import WeightSnapshot
@@ -43,7 +44,7 @@ Answering = Callable[..., ProcessReplica]
 
 def items(*results: Any) -> list[str]:
     """The lines of a call with these results."""
-    return [json.dumps({"item": result}) for result in results] + [DONE]
+    return [exact_line({"item": result}).decode() for result in results] + [DONE]
 
 
 @pytest.fixture

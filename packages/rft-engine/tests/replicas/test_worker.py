@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_core.exact_records import value_of_line
 from rft_engine.lifecycle import EngineState
 from rft_engine.native.engine import NativeEngine
 from rft_engine.replicas import worker as module
@@ -35,7 +35,7 @@ class Pipes:
         self.sent: list[Any] = []
 
     def send(self, line: bytes) -> None:
-        self.sent.append(json.loads(line))
+        self.sent.append(value_of_line(line))
 
 
 class Side:

@@ -26,6 +26,7 @@ from async_runs import AheadRun as Run
 
 from rft_core import fault_points
 from rft_core.errors import SavedAfterSignal, ServiceError
+from rft_core.exact_records import value_of_line
 from rft_core.keyed_random import derive_key
 from rft_trainer.async_rollouts.partial_rollout import PartialSample
 from rft_trainer.records.scores import RewardItem, Score
@@ -155,7 +156,7 @@ def test_a_stop_by_signal_keeps_what_was_drawn(tmp_path: Path, deterministic: bo
     fault_points.install(None)
     step, records = first.writer.saved[-1]
     assert step == 3
-    stored = json.loads(json.dumps(records["rollouts_ahead"]))["groups"]
+    stored = [value_of_line(line.encode()) for line in records["rollouts_ahead"]["groups"]]
     assert sum(row["group"] is not None for row in stored) >= 5, "the collected step is among them"
     second = Run(tmp_path / "second", 1, deterministic=deterministic, save_every=0).resume_from(first)
     drawn_before = {tuple(row["entry"][:2]) for row in stored if row["group"] is not None}

@@ -13,6 +13,7 @@ from thread_doubles import Asking, Kind, Steps, drawn
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core import fault_points
 from rft_core.errors import CheckpointError, PeerError
+from rft_core.exact_records import value_of_line
 from rft_core.keyed_random import derive_key
 from rft_trainer.async_rollouts import queue as queue_module
 from rft_trainer.async_rollouts.partial_rollout import PartialGroup, PartialSample
@@ -319,6 +320,10 @@ def test_threads_end_before_the_engines_that_they_call() -> None:
     assert made.board.patience == 7.0
 
 
+def rows_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [value_of_line(line.encode()) for line in state["groups"]]
+
+
 def test_samples_in_flight_go_on_after_a_resume_unless_they_are_too_old() -> None:
     first = Made()
     first.queue.reserve(2)
@@ -353,7 +358,7 @@ def test_a_save_before_the_first_step_after_a_resume_has_the_samples_that_were_r
     score(first.board, [group.entry for group in first.board.groups.values() if group.version == 0])
     first.board.play = lambda: None
     state = first.queue.state()
-    assert [row["entry"][1] for row in state["groups"]] == [2, 3]
+    assert [row["entry"][1] for row in rows_of(state)] == [2, 3]
 
     second = Made(deterministic=True)
     second.queue.load_state(json.loads(json.dumps(state)))
@@ -365,16 +370,36 @@ def test_a_save_before_the_first_step_after_a_resume_has_the_samples_that_were_r
     second.ledger.load_state(first.ledger.state())
     second.queue.reserve(2)
     second.board.play = lambda: None
-    assert [row["entry"][1] for row in second.queue.state()["groups"]] == [2, 3]
+    assert [row["entry"][1] for row in rows_of(second.queue.state())] == [2, 3]
 
 
 def test_a_state_of_another_form_is_refused() -> None:
     made = Made()
-    for state in ({}, {"form": 2, "groups": []}, {"form": "1", "groups": []}):
+    for state in ({}, {"form": 3, "groups": []}, {"form": "1", "groups": []}, {"form": True, "groups": []}):
         with pytest.raises(CheckpointError) as caught:
             made.queue.load_state(state)
         assert caught.value.problem.code == "checkpoint.rollouts_ahead"
-    made.queue.load_state({"form": 1, "groups": []})
+    for form in (1, 2):
+        made.queue.load_state({"form": form, "groups": []})
+
+
+@pytest.mark.parametrize("line", ["", "[0.5]", '{"entry": [0, 0, 0.5]}', "{}", "[]", 3, '{"entry": [0.0]}\tAAAA'])
+def test_a_stored_group_that_is_no_line_of_its_floats_is_refused(line: Any) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        Made().queue.load_state({"form": 2, "groups": [line]})
+    assert caught.value.problem.code == "checkpoint.rollouts_ahead"
+
+
+def test_groups_of_a_checkpoint_of_the_first_form_go_on() -> None:
+    first = Made()
+    first.queue.reserve(2)
+    for draft in next(iter(first.board.groups.values())).drafts:
+        draft.add(drawn(0, (4, 5), "interrupted", 0))
+    state = first.queue.state()
+    old, new = Made(), Made()
+    old.queue.load_state(json.loads(json.dumps({"form": 1, "groups": rows_of(state)})))
+    new.queue.load_state(state)
+    assert old.queue.state() == new.queue.state() == state
 
 
 def test_only_the_first_rank_gives_the_state_of_all() -> None:
@@ -390,7 +415,7 @@ def test_only_the_first_rank_gives_the_state_of_all() -> None:
         made = Made(collectives=ranks)
         made.queue.reserve(2)
         state = made.queue.state()
-        assert (len(state["groups"]), state["form"]) == (4, 1) if rank == 0 else state == {}
+        assert (len(state["groups"]), state["form"]) == (4, 2) if rank == 0 else state == {}
 
 
 def test_a_deterministic_run_keeps_whole_steps_alone_and_waits_for_those_of_older_weights() -> None:
@@ -409,7 +434,7 @@ def test_a_deterministic_run_keeps_whole_steps_alone_and_waits_for_those_of_olde
         score(made.board, [older[1].entry, newest[0].entry])
 
     made.board.play = play
-    places = [row["entry"][1] for row in made.queue.state()["groups"]]
+    places = [row["entry"][1] for row in rows_of(made.queue.state())]
     assert places == [group.entry.position for group in older], "half of the newest step is drawn again"
 
 
@@ -429,4 +454,4 @@ def test_a_deterministic_run_that_has_not_begun_waits_for_nothing() -> None:
     made.board.version = 3
     entry = LedgerEntry(0, 0, 0)
     made.board.groups[entry] = PartialGroup(entry, PROMPTS[0], [Asking()], 1, 0)
-    assert made.queue.state() == {"form": 1, "groups": []}
+    assert made.queue.state() == {"form": 2, "groups": []}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from async_runs import (
 
 from rft_core import fault_points
 from rft_core.errors import PeerError, SavedAfterSignal
+from rft_core.exact_records import value_of_line
 from rft_core.keyed_random import derive_key
 from rft_trainer.async_rollouts.rank_share import RankPartition
 from rft_trainer.batches.prompt_ledger import LedgerEntry
@@ -197,7 +197,7 @@ def test_a_checkpoint_holds_what_is_in_flight_on_every_rank(tmp_path: Path) -> N
     step, records = runs[0].writer.saved[-1]
     assert step == 3
     assert runs[1].writer.saved[-1] == (3, {}), "one rank writes"
-    stored = json.loads(json.dumps(records["rollouts_ahead"]))["groups"]
+    stored = [value_of_line(line.encode()) for line in records["rollouts_ahead"]["groups"]]
     drawn_before = [tuple(row["entry"][:2]) for row in stored if row["group"] is not None]
     assert {(0, position) for position in range(15, 20)} <= set(drawn_before), "the collected step of both ranks"
     again = run_on_ranks(

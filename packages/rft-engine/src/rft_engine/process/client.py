@@ -1,5 +1,6 @@
-"""A child process that answers requests: one line of JSON each way, every wait bounded, its death seen at once.
+"""A child process that answers requests: one line each way, every wait bounded, its death seen at once.
 
+Lines are those of `rft_core.exact_records`: JSON, and the 64 bits of its floats behind it.
 It answers a request with any number of `{"item": ...}` and one `{"reply": ...}` or `{"error": error_fields}`. What
 it prints goes to a log, whose last lines are quoted when it dies.
 """
@@ -7,7 +8,6 @@ it prints goes to a log, whose last lines are quoted when it dies.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from rft_core.child_process import ChildProcess, error_of, wait_for_any
 from rft_core.errors import ServiceError
-from rft_core.json_records import json_bytes
+from rft_core.exact_records import exact_line, value_of_line
 from rft_engine.process.hang_watch import HangLimits, HangWatch
 from rft_engine.process.requests import garbage
 from rft_engine.process.settings import deadline_error
@@ -70,7 +70,7 @@ class EngineProcess(ChildProcess):
         deadline = time.monotonic() + seconds
         # a start waits for files, other processes and devices: of that only the deadline tells
         watch = HangWatch(self.pid, HangLimits() if operation == "start" else self.hang_limits)
-        self.send(json_bytes({"do": operation, **fields}))
+        self.send(exact_line({"do": operation, **fields}))
         # a request may be larger than the pipe: a worker that does not read must not hold this process for ever
         while self.is_sending:
             self._check(operation, seconds, deadline)
@@ -155,9 +155,9 @@ def _decoded(line: bytearray) -> dict[str, Any]:
     Raises:
         ServiceError: it is none.
     """
-    # not JSONDecodeError alone: bytes that are no text raise another ValueError
+    # not JSONDecodeError alone: bytes that are no text, or no floats, raise another ValueError
     with contextlib.suppress(ValueError):
-        message = json.loads(line)
+        message = value_of_line(line)
         if isinstance(message, dict) and any(kind in message for kind in ("item", "reply", "error")):
             return cast(dict[str, Any], message)
     raise garbage(f"the engine's process sent a line that is no message: {line[:200].decode(errors='replace')!r}")

@@ -1,4 +1,4 @@
-"""Server side of `process.client`: a child that holds one engine and answers one JSON request a line.
+"""Server side of `process.client`: a child that holds one engine and answers one request a line.
 
 Only typed errors are answered; anything else ends the process, and its owner starts another,
 because the state of an engine that failed inside is unknown.
@@ -6,7 +6,6 @@ because the state of an engine that failed inside is unknown.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 
 from rft_core.child_process import ParentPipes, error_fields
 from rft_core.errors import RftError
-from rft_core.json_records import json_bytes
+from rft_core.exact_records import exact_line, value_of_line
 from rft_engine.engine_base import EngineFacts
 from rft_engine.process.requests import GenerateCall, SampleResult, StepCounts
 from rft_engine.weight_sync.weight_file import remove_all_leftovers
@@ -59,7 +58,7 @@ class RequestWorker:
         self._write({"reply": reply})
 
     def _write(self, message: dict[str, Any]) -> None:
-        self._pipes.send(json_bytes(message))
+        self._pipes.send(exact_line(message))
 
 
 class EngineWorker(RequestWorker):
@@ -111,7 +110,7 @@ def serve_with(read_fd: int, write_fd: int, make_worker: Callable[[ParentPipes],
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     worker = make_worker(pipes)
     for line in pipes.requests:
-        worker.answer(json.loads(line))
+        worker.answer(value_of_line(line.removesuffix(b"\n")))
     # its pipes close a moment before it is gone; the other thread looks less often
     until = time.monotonic() + _LONGEST_END_SECONDS
     while os.getppid() == parent and time.monotonic() < until:

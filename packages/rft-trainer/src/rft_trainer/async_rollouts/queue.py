@@ -38,11 +38,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import CheckpointError
+from rft_core.exact_records import exact_line, value_of_line
 from rft_core.fault_points import declare, fault_point
 from rft_trainer.async_rollouts.generation_thread import POINT_GROUP_DRAWN, GenerationLoop
 from rft_trainer.async_rollouts.partial_rollout import PartialGroup, oldest_version
@@ -59,7 +60,10 @@ from rft_trainer.rollouts.collector import RewardFunction, sample_keys
 
 POINT_PUBLISHED = declare("async.published", "new weights are published, their step is not in the ledger yet")
 
-_FORM = 1
+_FORM = 2
+"""Each group is a line of `rft_core.exact_records`, so that its floats keep their bits."""
+_FORM_OF_JSON = 1
+"""Each group is JSON, as earlier versions stored it."""
 
 
 class AsyncRollouts:
@@ -221,25 +225,28 @@ class AsyncRollouts:
     # -- checkpoints
 
     def state(self) -> dict[str, Any]:
-        """Return plain JSON: samples of entries in flight on all ranks, with their tokens so far; all ranks call it.
+        """Return JSON: samples of entries in flight on all ranks, with their tokens so far; all ranks call it.
+
+        A group is a text of `rft_core.exact_records`.
 
         A deterministic run waits for the steps that older weights draw; one that the newest draw is drawn again.
         """
         rows = self._ranks.all_rows(self._rows())
-        return {"form": _FORM, "groups": rows} if self._ranks.is_first else {}
+        return {"form": _FORM, "groups": [exact_line(row).decode() for row in rows]} if self._ranks.is_first else {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore `state()`; the stored samples are matched when the ledger hands their entries out again."""
-        if state.get("form") != _FORM:
+        if state.get("form") not in (_FORM, _FORM_OF_JSON) or isinstance(state["form"], bool):
             raise CheckpointError(
                 code="checkpoint.rollouts_ahead",
-                what=f"rollouts in flight are stored in form {state.get('form')!r}, this program reads {_FORM}",
+                what=f"rollouts in flight have form {state.get('form')!r}; {_FORM_OF_JSON} and {_FORM} are read",
                 where="rollouts ahead, in the checkpoint",
                 why="samples that were drawn before the stop are trained after it",
                 do="resume with the version of the program that wrote it",
             )
         # of all ranks: a resume may have another number of them, and each takes the rows that it owns now
-        rows = {LedgerEntry(*(int(value) for value in row["entry"])): dict(row) for row in state["groups"]}
+        stored = state["groups"] if state["form"] == _FORM_OF_JSON else map(_row_of, state["groups"])
+        rows = {LedgerEntry(*(int(value) for value in row["entry"])): dict(row) for row in stored}
         self._restored = {entry: row for entry, row in rows.items() if self._ranks.owns(entry)}
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -342,3 +349,25 @@ class AsyncConfig:
     seed: int
     patience: float = 1800.0
     """Seconds without any movement after which a wait is given up."""
+
+
+def _row_of(line: str) -> dict[str, Any]:
+    """Return the state of a group from its line in a checkpoint.
+
+    Raises:
+        CheckpointError: it is no such line.
+    """
+    try:
+        row = value_of_line(line.encode())
+        # a row without its entry belongs to no prompt
+        if not isinstance(row, dict) or "entry" not in row:
+            raise ValueError("it is no group of a ledger entry")
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError(
+            code="checkpoint.rollouts_ahead",
+            what=f"a group of rollouts in flight cannot be read: {error}",
+            where="rollouts ahead, in the checkpoint",
+            why="samples that were drawn before the stop are trained after it",
+            do="resume from the checkpoint before it",
+        ) from error
+    return cast(dict[str, Any], row)

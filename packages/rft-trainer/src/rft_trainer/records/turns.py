@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 from typing import Any
 
 
@@ -33,7 +33,7 @@ class Turn:
 
 def sampled_mask(turns: Sequence[Turn]) -> tuple[bool, ...]:
     """Return one entry a token of the turns: whether the policy sampled it."""
-    return tuple(turn.sampled for turn in turns for _ in range(turn.num_tokens))
+    return tuple(chain.from_iterable(repeat(turn.sampled, turn.num_tokens) for turn in turns))
 
 
 def turn_rewards(turns: Sequence[Turn]) -> tuple[tuple[int, float], ...]:

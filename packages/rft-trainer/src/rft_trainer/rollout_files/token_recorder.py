@@ -147,6 +147,9 @@ def _found(rows: Mapping[str, Numbers], name: str, length: int) -> Numbers | Non
 def _versions(rollout: Rollout) -> tuple[int, ...]:
     """Return the version of each token; tokens of an observation have that of the sampled ones before them."""
     length = len(rollout.completion_ids)
+    # nearly all responses, of which a step may have millions of tokens
+    if not rollout.version_spans and not rollout.turns:
+        return (rollout.weight_version,) * length
     spans = rollout.version_spans or ((rollout.weight_version, rollout.num_sampled),)
     drawn = [version for version, count in spans for _ in range(count)]
     if not rollout.loss_mask:

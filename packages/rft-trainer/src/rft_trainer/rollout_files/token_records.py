@@ -126,11 +126,22 @@ def _column(values: Sequence[Any], kind: Any) -> Any:
     dtype = {"float": torch.float32, "int32": torch.int32, "bool": torch.bool}[str(kind.value_type)]
     numbers = flat_tensor(rows, dtype)
     return pa.ListArray.from_arrays(
-        pa.array(ends.numpy()),
-        pa.array(numbers.numpy(), kind.value_type),
+        _array(ends, pa.int32()),
+        _array(numbers, kind.value_type),
         type=kind,
         mask=pa.array(absent, pa.bool_()) if any(absent) else None,
     )
+
+
+def _array(numbers: Any, kind: Any) -> Any:
+    """Return a tensor as an array of Arrow over its memory; `pa.array` loads pandas, which takes a second."""
+    import numpy as np
+    import pyarrow as pa
+
+    values = numbers.numpy()
+    # Arrow has 8 truth values in a byte
+    data = np.packbits(values, bitorder="little") if pa.types.is_boolean(kind) else values
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(data)])
 
 
 def read_token_records(file: Path) -> list[TokenRecord]:
