@@ -365,6 +365,52 @@ ALLOWED = torch.tensor([[0, 3, 0], [1, 2, 3]])
 THERE = torch.tensor([[True, True, False], [True, True, True]])
 
 
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    blocks=st.integers(1, 40),
+    scale=st.sampled_from([0.1, 3.0, 40.0]),
+    temperature=st.sampled_from([0.5, 1.0, 1.3]),
+    uniform=st.floats(0, 1, exclude_max=True),
+)
+def test_a_draw_of_the_whole_is_the_plain_draw_but_for_rounding(seed, blocks, scale, temperature, uniform):
+    generator = torch.Generator().manual_seed(seed)
+    logits_BV = torch.randn(3, 32 * blocks, generator=generator) * scale
+    logits_BV[torch.rand(logits_BV.shape, generator=generator) < 0.3] = -math.inf
+    logits_BV[:, 0] = 0.0  # a row has one token at least
+    uniforms_B = torch.full((3,), uniform, dtype=torch.float64)
+    tokens_B, logprobs_B = sampling.draw_whole(logits_BV, temperature, uniforms_B)
+    logprobs_BV = sampling.temperature_scaled_logprobs(logits_BV.double(), temperature)
+    assert torch.allclose(logprobs_B.double(), logprobs_BV.gather(1, tokens_B[:, None])[:, 0], atol=1e-5)
+    ends_BV = logprobs_BV.exp().cumsum(1)
+    drawn_ends_B = ends_BV.gather(1, tokens_B[:, None])[:, 0]
+    drawn_B = logprobs_BV.exp().gather(1, tokens_B[:, None])[:, 0]
+    assert (drawn_B > 0).all()
+    # inverse CDF: the uniform lies between the sums before and with the token, within the rounding of float32
+    assert (drawn_ends_B >= uniforms_B - 1e-5).all()
+    assert (drawn_ends_B - drawn_B <= uniforms_B + 1e-5).all()
+
+
+def test_a_draw_of_the_whole_takes_no_token_of_probability_zero_at_either_end():
+    logits_BV = torch.full((2, 96), -math.inf)
+    logits_BV[:, 33:63] = torch.linspace(0, 1, 30)
+    ends = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    assert sampling.draw_whole(logits_BV, 1.0, ends)[0].tolist() == [33, 62]
+
+
+def test_a_draw_of_the_whole_does_not_depend_on_the_rows_beside_it():
+    logits_BV = torch.randn(70, 4096, generator=torch.Generator().manual_seed(3))
+    uniforms_B = torch.rand(70, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    together = sampling.draw_whole(logits_BV, 0.7, uniforms_B)
+    for row in (0, 1, 63, 69):
+        alone = sampling.draw_whole(logits_BV[row : row + 1], 0.7, uniforms_B[row : row + 1])
+        assert [float(part[0]) for part in alone] == [float(part[row]) for part in together]
+
+
+def test_a_draw_of_the_whole_needs_a_temperature():
+    with pytest.raises(InputError, match="greedy"):
+        sampling.draw_whole(torch.zeros(1, 32), 0.0, torch.zeros(1))
+
+
 def test_draws_among_allowed_tokens_by_hand():
     logits = torch.log(torch.tensor([[1.0, 4.0, 2.0, 3.0], [2.0, 3.0, 1.0, 2.0]])) + 5.0
     for uniforms_B, columns, shares, kept in (

@@ -24,6 +24,9 @@ _CHUNK_ELEMENTS = 2**18
 _FIRST_CANDIDATES = 256
 """Most nuclei are narrower; rows that are not are tried again with sixteen times as many."""
 
+_BLOCK = 32
+"""Tokens whose mass `draw_whole` sums at once. A running sum costs five times as much for each entry as a plain one."""
+
 _MASS_ROUNDING = 1e-6
 """float32 probabilities carry about this much rounding. Four tokens of 1/4 with top-p 0.5 must
 keep two, though the float32 sum of two may fall short of 0.5 by 1e-8."""
@@ -169,6 +172,30 @@ def draw(logprobs_BV: Tensor, kept_BV: Tensor | None, uniforms_B: Tensor) -> tup
     return token_ids_B, logprobs_BV.gather(1, token_ids_B[:, None])[:, 0], log_kept_mass_B
 
 
+def draw_whole(logits_BV: Tensor, temperature: float, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
+    """One token a row where nothing is cut off: `draw` of the same distribution, in less than half of its passes.
+
+    The mass of blocks of token ids is searched first, then the block: probabilities are made once, and the log of one
+    of them a row. A token may differ from that of `draw` where the uniform is within the rounding of a boundary.
+
+    Args:
+        logits_BV: [B, V], any floating type; -inf forbids a token.
+        temperature: positive; use `greedy` for 0.
+        uniforms_B: [B] in [0, 1), one a row.
+
+    Returns:
+        token_ids_B [B] int64 and logprobs_B [B] in nats, float32 (float64 for float64 logits).
+    """
+    if logits_BV.device.type != "cpu" or logits_BV.shape[1] % _BLOCK or not logits_BV.shape[0]:
+        token_ids_B, logprobs_B, _ = draw(temperature_scaled_logprobs(logits_BV, temperature), None, uniforms_B)
+        return token_ids_B, logprobs_B
+    if not temperature > 0:
+        refuse(f"temperature must be positive, it is {temperature}; greedy() is for 0")
+    logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
+    chunks = [_draw_by_blocks(logits[rows], temperature, uniforms_B[rows]) for rows in _row_chunks(logits)]
+    return torch.cat([token_ids for token_ids, _ in chunks]), torch.cat([logprobs for _, logprobs in chunks])
+
+
 def draw_allowed(
     logits_BV: Tensor,
     allowed_BC: Tensor,
@@ -269,6 +296,28 @@ def _draw_rows(logprobs_BV: Tensor, kept_BV: Tensor | None, uniforms_B: Tensor) 
     # rounding may put the kept mass above 1, whose log would be positive
     log_mass_B = torch.zeros_like(total_B1[:, 0]) if kept_BV is None else total_B1[:, 0].log().clamp(max=0.0)
     return token_ids_B, log_mass_B
+
+
+def _draw_by_blocks(logits_BV: Tensor, temperature: float, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
+    mass_BV = torch.softmax(logits_BV if temperature == 1.0 else logits_BV / temperature, 1)
+    mass_BNK = mass_BV.view(mass_BV.shape[0], -1, _BLOCK)
+    ends_BN = mass_BNK.sum(2).cumsum_(1)
+    target_B1 = uniforms_B[:, None].to(ends_BN) * ends_BN[:, -1:]
+    # right=True: the first block whose end exceeds the target, so that its mass is not 0
+    block_B1 = torch.searchsorted(ends_BN, target_B1, right=True).clamp_(max=ends_BN.shape[1] - 1)
+    before_B1 = ends_BN.gather(1, (block_B1 - 1).clamp_(min=0)).masked_fill_(block_B1 == 0, 0.0)
+    rows_B1 = torch.arange(mass_BV.shape[0])[:, None]
+    within_BK = mass_BNK[rows_B1, block_B1][:, 0].cumsum_(1).add_(before_B1)
+    token_ids_B1 = torch.searchsorted(within_BK, target_B1, right=True)
+    beyond_B = token_ids_B1[:, 0] >= _BLOCK
+    token_ids_B1 += block_B1 * _BLOCK
+    if bool(beyond_B.any()):
+        # u * total rounded up to the total, or the block's own sum below its end: the last token that may be drawn
+        behind_BV = torch.arange(mass_BV.shape[1]) >= (block_B1[beyond_B] + 1) * _BLOCK
+        possible_BV = (mass_BV[beyond_B] > 0).masked_fill_(behind_BV, value=False)
+        last_B = mass_BV.shape[1] - 1 - possible_BV.flip(1).to(torch.uint8).argmax(1)
+        token_ids_B1[beyond_B] = last_B[:, None]
+    return token_ids_B1[:, 0], mass_BV.gather(1, token_ids_B1)[:, 0].log()
 
 
 def _last_possible(logprobs_BV: Tensor, kept_BV: Tensor | None) -> Tensor:

@@ -45,14 +45,17 @@ class TokenSampler:
             return self._take_likeliest(logits_BV, may_stop_B)
         if may_stop_B is not None:
             return self._draw_without_stops(logits_BV, uniforms_B, may_stop_B)
-        logprobs_BV = sampling.temperature_scaled_logprobs(logits_BV, self._options.temperature)
-        return sampling.draw(logprobs_BV, self._kept(logprobs_BV), uniforms_B)
+        return self._draw_kept(logits_BV, uniforms_B)
 
-    def _kept(self, logprobs_BV: Tensor) -> Tensor | None:
-        """Return a mask of the tokens that may be drawn, [B, V] bool; None where all may."""
+    def _draw_kept(self, logits_BV: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Truncate and draw: token ids, log-probs of the whole distribution, log of the kept mass, all [B]."""
+        options = self._options
         if not self._truncates:
-            return None
-        return sampling.kept_tokens(logprobs_BV, self._options.top_p, max(self._options.top_k, 0), self._options.min_p)
+            tokens_B, logprobs_B = sampling.draw_whole(logits_BV, options.temperature, uniforms_B)
+            return tokens_B, logprobs_B, torch.zeros_like(logprobs_B)
+        logprobs_BV = sampling.temperature_scaled_logprobs(logits_BV, options.temperature)
+        kept_BV = sampling.kept_tokens(logprobs_BV, options.top_p, max(options.top_k, 0), options.min_p)
+        return sampling.draw(logprobs_BV, kept_BV, uniforms_B)
 
     def _draw_without_stops(
         self, logits_BV: Tensor, uniforms_B: Tensor, may_stop_B: Tensor
@@ -67,8 +70,7 @@ class TokenSampler:
         stops_BK = logits_BV[:, self._stops_K].masked_fill(may_stop_B.unsqueeze(1), -math.inf)
         left_logits_BV = self._without_stops(logits_BV, may_stop_B)
         # normalised before truncation: top-p of the full distribution could keep stop tokens alone
-        left_BV = sampling.temperature_scaled_logprobs(left_logits_BV, temperature)
-        tokens_B, left_B, log_kept_of_left_B = sampling.draw(left_BV, self._kept(left_BV), uniforms_B)
+        tokens_B, left_B, log_kept_of_left_B = self._draw_kept(left_logits_BV, uniforms_B)
         log_sum_left_B = left_logits_BV.gather(1, tokens_B.unsqueeze(1)).squeeze(1) / temperature - left_B
         log_left_B = -softplus((stops_BK / temperature).logsumexp(1) - log_sum_left_B)
         return tokens_B, left_B + log_left_B, log_kept_of_left_B + log_left_B
