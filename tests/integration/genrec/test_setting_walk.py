@@ -110,6 +110,7 @@ EVAL = {
     "output": Row("--output elsewhere"),
     "seed": Row("--seed 7"),
     "nproc": Row("--nproc 2", "calls"),
+    "restarts": Row("--restarts 2", "calls"),
     "debug": Row("--debug", "variables"),
 }
 SEQUENCES = "--rows sequences"
@@ -294,6 +295,10 @@ def acted(patch: pytest.MonkeyPatch, command: str, given: list[str], folder: Pat
         calls.append(count)  # what ranks do is seen in test_ranking_commands.py
         return Ended(0, None, (0,) * count, ())
 
+    def supervise(_: object, restarts: int) -> int:
+        calls.append(restarts)  # what they do is seen in tests/cli/test_supervised_runs.py
+        return 0
+
     ranked = ModelRanker.rankings
 
     def counted(self: ModelRanker, histories: Any, *more: Any) -> Any:
@@ -301,6 +306,7 @@ def acted(patch: pytest.MonkeyPatch, command: str, given: list[str], folder: Pat
         return ranked(self, histories, *more)
 
     patch.setattr(launching, "spawn_ranks", start_ranks)
+    patch.setattr(launching, "supervise", supervise)
     patch.setattr(ModelRanker, "rankings", counted)
     before = set(os.environ)
     code = main([*command.split("-"), *given])
