@@ -13,6 +13,9 @@ from support.references import References
 from support.runs import ForkServer
 from support.setup import TinyTask
 
+from rft_cli.commands import runs as runs_command
+from rft_core.errors import DataError
+
 pytestmark = pytest.mark.xdist_group("invariants")
 
 SHORT = {
@@ -49,6 +52,29 @@ def test_the_first_of_two_ranks_is_recorded(
     assert differences(references.run("sft", *SHORT["sft"], num_ranks=2), runs / "run") == []
     assert summary(runs / "run", "2-2")["world_size"] == 2
     assert [path.name for path in (runs / "run" / "profile").rglob("*.gz")] == ["rank_0.trace.json.gz"]
+
+
+def test_a_profile_is_asked_for_while_two_ranks_train(
+    server: ForkServer, task: TinyTask, references: References, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--max_steps", "40", "--save_steps", "0")
+    expected = references.run("rl", *words, num_ranks=2)
+    run = runs / "run"
+    child = server.start(*task.words("rl", run, *words), num_ranks=2)
+    metrics = run / "metrics.jsonl"
+    while not metrics.is_file() or not metrics.read_text():
+        time.sleep(0.005)
+    assert runs_command.run(["profile", str(run), "--steps", "2"]) == 0
+    assert "records 2 steps when this one has ended" in capsys.readouterr().out
+    assert child.wait().code == 0
+    assert differences(expected, run) == []
+    (folder,) = (run / "profile").iterdir()
+    found = json.loads((folder / "summary.json").read_text())
+    assert (found["num_steps"], found["world_size"]) == (2, 2)
+    assert {"rollout", "train"} <= {row["name"] for row in found["phases"]}
+    with pytest.raises(DataError, match="can be profiled") as refused:
+        runs_command.run(["profile", str(run)])
+    assert refused.value.problem.code == "run.no_profile"
 
 
 def test_stacks_of_two_ranks_are_asked_for_while_they_train(

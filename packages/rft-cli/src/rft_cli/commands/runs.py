@@ -1,4 +1,4 @@
-"""`rft-train runs [DIR]`, `runs show RUN`, `runs stacks RUN`: the runs, their outcomes, where they are just now."""
+"""`rft-train runs [DIR]`, `runs show|stacks|profile RUN`: the runs, their outcomes, what they are doing just now."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from rft.config import option_problems
+from rft.process.profile_request import DEFAULT_STEPS, request_profile
 from rft.process.stack_dumps import main_thread_lines, request_stacks
 from rft_cli.commands import arguments
 from rft_cli.diagnostics.console import SafeConsole
 from rft_cli.pages.runs import page_of_run, table_of_runs
-from rft_core.errors import DataError
+from rft_core.errors import DataError, OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_core.terminal_text import visible
 from rft_trainer.runs.reader import is_run, read_run, read_runs
@@ -19,9 +21,12 @@ from rft_trainer.runs.reader import is_run, read_run, read_runs
 USAGE = """usage: rft-train runs [DIR]        a table of the runs in DIR (default: runs), the newest first
        rft-train runs show RUN     one run: outcome, changed settings, curves, evaluations, files
        rft-train runs stacks RUN   where each rank of a run that goes on is: stacks of all its threads
+       rft-train runs profile RUN [--steps 3]
+                                   what takes the time of a run that goes on: its next steps are recorded
 
 RUN is a directory, or the name of one in runs/. A run may be going on: its files are read, and `stacks` lets each rank
-on this machine write its stacks into logs/stacks_rank_N.txt (signal SIGUSR2), which neither ends nor changes it."""
+on this machine write its stacks into logs/stacks_rank_N.txt (signal SIGUSR2), which neither ends nor changes it.
+`profile` lets rank 0 record its next steps into profile/ when the one that it is in has ended."""
 
 HOME = Path("runs")
 _LINES = 12
@@ -40,6 +45,10 @@ def run(argv: list[str]) -> int:
     if argv and argv[0] == "stacks":
         parsed = arguments.parse("runs stacks", argv[1:], most=1)
         _print_stacks(find_run(parsed.word(0)))
+        return 0
+    if argv and argv[0] == "profile":
+        parsed = arguments.parse("runs profile", argv[1:], most=1, options=("steps",))
+        _ask_for_profile(find_run(parsed.word(0)), parsed.values.get("steps", str(DEFAULT_STEPS)))
         return 0
     parsed = arguments.parse("runs", argv, most=1)
     directory = Path(parsed.word(0, str(HOME)))
@@ -80,6 +89,16 @@ def _print_stacks(run: Path) -> None:
         print(visible(f"rank {rank.rank}: {said}"))
         for line in main_thread_lines(rank, _LINES):
             print(visible(f"    {line}"))
+
+
+def _ask_for_profile(run: Path, steps: str) -> None:
+    """Ask for a profile, and print where its page will be."""
+    if not steps.isascii() or not steps.isdigit():
+        what, why = f"--steps {steps} is no number of steps", "it takes a whole number"
+        raise OptionsError.of(option_problems.needs_value(what, why, "rft-train runs profile --help"))
+    process = request_profile(run, int(steps))
+    print(visible(f"rank 0 (process {process.pid} on {process.host}) records {steps} steps when this one has ended;"))
+    print(visible(f"its log names the page, in {run / 'profile'}"))
 
 
 def find_run(reference: str) -> Path:

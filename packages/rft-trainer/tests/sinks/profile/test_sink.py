@@ -14,6 +14,7 @@ from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 from rft_trainer.metrics.sink import RunInfo
 from rft_trainer.runs.optional_files import OptionalFiles
 from rft_trainer.settings.run import RunSettings
+from rft_trainer.sinks.profile.asked import ask
 from rft_trainer.sinks.profile.requested import requested_profile
 from rft_trainer.sinks.profile.sink import ProfileSink
 from rft_trainer.sinks.profile.steps import ProfiledSteps
@@ -117,7 +118,10 @@ def test_settings_ask_for_it_and_a_full_disk_ends_no_run(
 ) -> None:
     files = OptionalFiles()
     place = ("sft", "cpu", 1)
-    assert requested_profile(RunSettings(), files, {}, *place) == []
+    (idle,) = requested_profile(RunSettings(), files, {}, *place)
+    idle.start(RunInfo("run", tmp_path))
+    steps(idle, range(1, 5))
+    assert not recording()
     (sink,) = requested_profile(RunSettings(profile="1"), files, {}, *place)
     sink.start(RunInfo("run", tmp_path))
 
@@ -130,6 +134,33 @@ def test_settings_ask_for_it_and_a_full_disk_ends_no_run(
     assert files.lost == {"profile/": 1}
     assert not recording()
     sink.finish({"outcome": "finished"})
+
+
+def test_steps_are_recorded_that_somebody_asks_for_while_the_run_goes_on(tmp_path: Path) -> None:
+    sink = sink_of(9, 9)
+    sink.start(RunInfo("run", tmp_path))
+    steps(sink, range(1, 4))
+    request = ask(tmp_path, 2)
+    steps(sink, range(4, 5))
+    assert recording()
+    assert not request.exists()
+    steps(sink, range(5, 8))
+    ask(tmp_path, 2)  # of steps 8 and 9, where 9 is that of the settings: it waits until that has been recorded
+    steps(sink, range(8, 13))
+    ask(tmp_path, 1)
+    sink.finish({"outcome": "interrupted"})
+    assert not recording()
+    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["steps_10-11", "steps_5-6", "steps_9-9"]
+    record = json.loads((tmp_path / "profile" / "steps_10-11" / "summary.json").read_text())
+    assert (record["num_steps"], record["host_reads"]["a_step"]) == (2, 1.0)
+
+
+def test_a_request_of_an_earlier_process_is_forgotten(tmp_path: Path) -> None:
+    ask(tmp_path, 2)
+    sink = ProfileSink(None, command="sft", device="cpu", world_size=1)
+    sink.start(RunInfo("run", tmp_path))
+    steps(sink, range(1, 3))
+    assert not recording()
 
 
 def test_reads_are_not_counted_beside_compiled_layers_on_a_cpu(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The profile that a run's settings ask for."""
+"""The profile that a run's settings ask for, and the one that a person may ask for later."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from rft_trainer.metrics.sink import Sink
 from rft_trainer.runs.optional_files import OptionalFiles
 from rft_trainer.settings.run import RunSettings
 from rft_trainer.sinks.optional import OptionalSink
-from rft_trainer.sinks.profile.sink import FOLDER, ProfileSink
+from rft_trainer.sinks.profile.asked import FOLDER
+from rft_trainer.sinks.profile.sink import ProfileSink
 from rft_trainer.sinks.profile.steps import parse_steps
 
 _COMPILED = "compiled layers on a CPU would be compiled anew to be counted"
@@ -18,7 +19,7 @@ _COMPILED = "compiled layers on a CPU would be compiled anew to be counted"
 def requested_profile(
     run: RunSettings, files: OptionalFiles, values: Mapping[str, Any], command: str, device: str, world_size: int
 ) -> list[Sink]:
-    """Return the sink that records the steps of `profile`; none where it is empty.
+    """Return the sink that records the steps of `profile`, and those that are asked for while the run goes on.
 
     Args:
         run: settings with the steps.
@@ -28,11 +29,8 @@ def requested_profile(
         device: of this rank.
         world_size: number of ranks.
     """
-    if not run.profile:
-        return []
     compiled = values.get("compile", "off") != "off" and not device.startswith("cuda")
     why_unread = _COMPILED if compiled else ""
-    sink = ProfileSink(
-        parse_steps(run.profile), command=command, device=device, world_size=world_size, why_unread=why_unread
-    )
+    steps = parse_steps(run.profile) if run.profile else None
+    sink = ProfileSink(steps, command=command, device=device, world_size=world_size, why_unread=why_unread)
     return [OptionalSink(sink, f"{FOLDER}/", files)]

@@ -1,4 +1,6 @@
-"""Sink that records some steps of a run with torch's profiler, and writes trace and summary (`--profile`).
+"""Sink that records some steps of a run with torch's profiler, and writes trace and summary.
+
+The steps are those of `--profile`, and those that `rft-train runs profile` asks for while the run goes on.
 
 Only the first rank has sinks, so its steps alone are recorded: on the others nothing is slower but by waiting for it.
 """
@@ -11,6 +13,7 @@ import logging
 import os
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,14 +23,16 @@ from torch.autograd import profiler
 
 from rft_core.durable_files import replace_record, replace_text, storage_errors
 from rft_trainer.metrics.sink import RunInfo
+from rft_trainer.sinks.profile.asked import FOLDER, asked_steps, forget_request
 from rft_trainer.sinks.profile.host_reads import ReadCounter, read_counter
 from rft_trainer.sinks.profile.steps import ProfiledSteps
 from rft_trainer.sinks.profile.summary import Profiled, page_of, record_of
 from rft_trainer.sinks.profile.trace import sums_of
 
 _LOG = logging.getLogger(__name__)
-FOLDER = "profile"
 _SILENT = "99"
+_KEPT_ROWS = 100
+"""Rows before a profile with which its steps are compared."""
 TRACE, SUMMARY, PAGE = "rank_0.trace.json.gz", "summary.json", "summary.md"
 
 
@@ -36,7 +41,7 @@ class ProfileSink:
 
     def __init__(
         self,
-        steps: ProfiledSteps,
+        steps: ProfiledSteps | None,
         *,
         command: str,
         device: str,
@@ -47,21 +52,23 @@ class ProfileSink:
         """Record these steps.
 
         Args:
-            steps: of the run, whenever it began.
+            steps: of the run, whenever it began; None = those alone that somebody asks for later.
             command: that made the run.
             device: of this rank.
             world_size: number of ranks.
             why_unread: why reads of the host are not counted; empty = they are.
             clock: gives seconds.
         """
-        self._steps, self._command, self._device, self._world_size = steps, command, device, world_size
+        self._planned, self._command, self._device, self._world_size = steps, command, device, world_size
+        self._steps = steps
+        """Those that are recorded next, or now."""
         self._why_unread = why_unread
         self._clock = clock
         self._run = Path()
         self._profiler: profiler.profile | None = None
         self._reads: ReadCounter | None = None
         self._starting = 0.0
-        self._before: list[Mapping[str, Any]] = []
+        self._before: deque[Mapping[str, Any]] = deque(maxlen=_KEPT_ROWS)
         self._rows: list[Mapping[str, Any]] = []
         self._last = 0
 
@@ -69,7 +76,8 @@ class ProfileSink:
         """Begin at once where the first step is recorded."""
         self._run = info.directory
         self._last = info.resumed_from_step or 0
-        if self._last >= self._steps.first and not (self._run / FOLDER).exists():
+        forget_request(self._run)  # of a process that has ended
+        if self._steps and self._last >= self._steps.first and not (self._run / FOLDER).exists():
             _LOG.warning(
                 "nothing is profiled: the run goes on behind step %d, and %s would be\n        do  --profile %d-%d",
                 self._last,
@@ -84,12 +92,15 @@ class ProfileSink:
         self._last = int(record["step"])
         if self._profiler is None:
             # the first step makes what later ones take
-            self._before += [record] if 1 < self._last < self._steps.first else []
+            self._before += [record] if self._last > 1 else []
+        else:
+            self._rows.append(self._without_start(record))
+            if self._steps is None or self._last >= self._steps.last:
+                self._end()
+        if self._profiler is None:
+            planned = self._planned if self._planned and self._last < self._planned.first else None
+            self._steps = asked_steps(self._run, self._last, planned) or planned
             self._begin_where_due()
-            return
-        self._rows.append(self._without_start(record))
-        if self._last >= self._steps.last:
-            self._end()
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Nothing: a profile has times alone."""
@@ -103,18 +114,21 @@ class ProfileSink:
             self._end()
         elif self._profiler is not None:
             self._discard()
-        elif self._last < self._steps.first and summary.get("outcome") == "finished":
+        elif forget_request(self._run):
+            _LOG.warning("the profile that was asked for was not begun: the run ended with step %d", self._last)
+        elif self._planned and self._last < self._planned.first and summary.get("outcome") == "finished":
             _LOG.warning(
                 "nothing was profiled: the run ended with step %d, before %s\n        do  --profile %d",
                 self._last,
-                self._steps,
+                self._planned,
                 max(self._last, 1),
             )
 
     def _begin_where_due(self) -> None:
-        if self._last != self._steps.first - 1:
+        if self._steps is None or self._last != self._steps.first - 1:
             return
         started = self._clock()
+        self._rows, self._reads = [], None
         # its library writes errors to the terminal on machines without a GPU
         os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
         # not torch.profiler.profile, whose start imports the compiler, for 20 seconds
@@ -176,7 +190,7 @@ class ProfileSink:
             world_size=self._world_size,
             steps=ProfiledSteps(first, last),
             rows=self._rows,
-            rows_before=self._before,
+            rows_before=list(self._before),
             sums=sums_of(events),
             reads=self._reads.places() if self._reads else [],
             how_read=self._reads.how if self._reads else "",
