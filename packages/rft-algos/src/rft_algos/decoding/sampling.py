@@ -175,8 +175,9 @@ def draw(logprobs_BV: Tensor, kept_BV: Tensor | None, uniforms_B: Tensor) -> tup
 def draw_whole(logits_BV: Tensor, temperature: float, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
     """One token a row where nothing is cut off: `draw` of the same distribution, in less than half of its passes.
 
-    The mass of blocks of token ids is searched first, then the block: probabilities are made once, and the log of one
-    of them a row. A token may differ from that of `draw` where the uniform is within the rounding of a boundary.
+    The mass of blocks of token ids is searched first, then the block: probabilities are made once, and log-probs of
+    the drawn tokens alone. A token may differ from that of `draw` where the uniform is within the rounding of a
+    boundary.
 
     Args:
         logits_BV: [B, V], any floating type; -inf forbids a token.
@@ -299,7 +300,8 @@ def _draw_rows(logprobs_BV: Tensor, kept_BV: Tensor | None, uniforms_B: Tensor) 
 
 
 def _draw_by_blocks(logits_BV: Tensor, temperature: float, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
-    mass_BV = torch.softmax(logits_BV if temperature == 1.0 else logits_BV / temperature, 1)
+    scaled_BV = logits_BV if temperature == 1.0 else logits_BV / temperature
+    mass_BV = torch.softmax(scaled_BV, 1)
     mass_BNK = mass_BV.view(mass_BV.shape[0], -1, _BLOCK)
     ends_BN = mass_BNK.sum(2).cumsum_(1)
     target_B1 = uniforms_B[:, None].to(ends_BN) * ends_BN[:, -1:]
@@ -317,7 +319,9 @@ def _draw_by_blocks(logits_BV: Tensor, temperature: float, uniforms_B: Tensor) -
         possible_BV = (mass_BV[beyond_B] > 0).masked_fill_(behind_BV, value=False)
         last_B = mass_BV.shape[1] - 1 - possible_BV.flip(1).to(torch.uint8).argmax(1)
         token_ids_B1[beyond_B] = last_B[:, None]
-    return token_ids_B1[:, 0], mass_BV.gather(1, token_ids_B1)[:, 0].log()
+    # from the likeliest token, since the log of a probability below 1e-38 would have few digits
+    below_B = (scaled_BV.gather(1, token_ids_B1) - scaled_BV.amax(1, keepdim=True))[:, 0]
+    return token_ids_B1[:, 0], below_B + mass_BV.amax(1).log()
 
 
 def _last_possible(logprobs_BV: Tensor, kept_BV: Tensor | None) -> Tensor:
