@@ -31,6 +31,7 @@ from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.settings.run import RunSettings
 from rft_trainer.sinks.findings import FindingSink
 from rft_trainer.sinks.jsonl import JsonlSink
+from rft_trainer.sinks.optional import OptionalSink
 
 
 class Rank:
@@ -563,11 +564,15 @@ def test_the_run_directory_is_the_first_sink_then_those_of_the_front_end(tmp_pat
     asked: list[tuple[RunSettings, int]] = []
     panel: Any = object()
     front = FrontEnd(make_sinks=lambda run, steps: (asked.append((run, steps)), [panel])[1])
-    first, second, _ = start(resolved(), tmp_path / "run", front=front).sinks
+    first, second, *_ = start(resolved(), tmp_path / "run", front=front).sinks
     assert isinstance(first, JsonlSink)
     assert second is panel
     assert asked == [(RunSettings(seed=5), 7)]
-    assert [type(sink) for sink in start(resolved(), tmp_path / "other").sinks] == [JsonlSink, FindingSink]
+    assert [type(sink) for sink in start(resolved(), tmp_path / "other").sinks] == [
+        JsonlSink,
+        FindingSink,
+        OptionalSink,
+    ]
     assert start(resolved(), tmp_path / "third", Rank(False), front=front).sinks == []
 
 
