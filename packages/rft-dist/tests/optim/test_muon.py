@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rft_core.errors import CheckpointError, OptionsError
+from rft_dist.optim import muon as muon_module
 from rft_dist.optim.adamw import LocalAdamW
 from rft_dist.optim.muon import Muon, hidden_matrices, orthogonalised
 from rft_dist.optim.parameter_groups import ParameterGroups
@@ -25,7 +26,10 @@ def local(named: dict[str, Tensor], matrices: set[str], **more: object) -> Local
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_a_matrix_takes_the_steps_of_torchs_muon(shape: tuple[int, int], decay: float) -> None:
+def test_a_matrix_takes_the_steps_of_torchs_muon(
+    shape: tuple[int, int], decay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(muon_module, "_product_type", lambda device: torch.bfloat16)
     own, theirs = noise(*shape), nn.Parameter(noise(*shape))
     muon = Muon({"w": own}, ParameterGroups(), weight_decay=decay)
     reference = torch.optim.Muon([theirs], lr=1.0, weight_decay=decay, momentum=0.95, adjust_lr_fn="match_rms_adamw")
@@ -38,7 +42,32 @@ def test_a_matrix_takes_the_steps_of_torchs_muon(shape: tuple[int, int], decay: 
         torch.testing.assert_close(own, theirs.detach(), atol=1e-6, rtol=0)
 
 
-def test_singular_values_come_near_one_and_directions_stay() -> None:
+@pytest.mark.parametrize("can", [True, False])
+def test_products_are_in_bfloat16_where_the_device_multiplies_it(can: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muon_module, "cpu_multiplies_bf16", lambda: can)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: can or including_emulation)
+    chosen = muon_module._product_type.__wrapped__
+    assert chosen("cpu") == chosen("cuda") == (torch.bfloat16 if can else torch.float32)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (3, 16, 24)])
+def test_float32_between_bfloat16_is_as_near_as_the_steps_of_bfloat16_are(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[torch.dtype, Tensor] = {}
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        monkeypatch.setattr(muon_module, "_product_type", lambda device, dtype=dtype: dtype)
+        found[dtype] = orthogonalised(noise(*shape))
+        assert (found[dtype].dtype, found[dtype].shape) == (torch.bfloat16, shape)
+    exact = found[torch.float64].float()
+    # the last rounding to bfloat16 is all that is left of the difference
+    torch.testing.assert_close(found[torch.float32].float(), exact, atol=2**-8, rtol=2**-8)
+    torch.testing.assert_close(found[torch.bfloat16].float(), exact, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_singular_values_come_near_one_and_directions_stay(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muon_module, "_product_type", lambda device: dtype)
     matrix = noise(48, 32)
     direction = orthogonalised(matrix).float()
     assert direction.shape == matrix.shape

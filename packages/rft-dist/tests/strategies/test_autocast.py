@@ -11,7 +11,7 @@ from torch import Tensor
 from rft_dist.collectives import SingleProcess
 from rft_dist.settings import StrategySettings
 from rft_dist.strategies import autocast
-from rft_dist.strategies.autocast import compute_type, cpu_multiplies_bf16
+from rft_dist.strategies.autocast import compute_type
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -73,13 +73,3 @@ def test_ranks_compute_in_what_all_of_them_can(gpu: dict[str, bool]) -> None:
     assert compute_type(StrategySettings(amp=True), CUDA, Among(most=2)).dtype is None
     gpu["bf16"] = False
     assert compute_type(StrategySettings(amp=True), CUDA, Among(most=1)).reason.startswith("GPU")
-
-
-@pytest.mark.parametrize(("told", "can"), [({"avx512_bf16": True}, True), ({"amx_bf16": False, "avx2": True}, False)])
-def test_a_cpu_is_asked_for_its_instructions(told: dict[str, bool], can: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told, raising=False)
-    assert cpu_multiplies_bf16() is can
-    # versions of torch before tell it by one name
-    monkeypatch.delattr(torch.cpu, "get_capabilities")
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: can)
-    assert cpu_multiplies_bf16() is can

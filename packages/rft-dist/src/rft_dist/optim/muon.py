@@ -1,13 +1,13 @@
 """Muon: matrices that are stepped along their orthogonalised momentum.
 
     m <- mu m + (1 - mu) g,   u = (1 - mu) g + mu m                     (Nesterov, mu = 0.95)
-    o = U V' of u = U S V', nearly: five Newton-Schulz steps in bfloat16
+    o = U V' of u = U S V', nearly: five Newton-Schulz steps from u in bfloat16
     w <- (1 - rate l2) w - 0.2 sqrt(max(rows, columns)) rate o
 
 (Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks", kellerjordan.github.io/posts/muon; scale
 and decay are those of Liu et al. 2025, "Muon is scalable for LLM training" (Moonlight), arXiv 2502.16982, section 2.2:
-the root mean square of a step is that of AdamW's, so that both take one learning rate.) The same bits as
-`torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`, which takes no stacks of matrices.
+the root mean square of a step is that of AdamW's, so that both take one learning rate.) Where the device multiplies
+bfloat16, the same bits as `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`, which takes no stacks of matrices.
 
 A stack [experts, rows, columns] is that many matrices. What is no hidden matrix (embeddings, the output layer, norms,
 biases) is stepped on by AdamW.
@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
 from rft_core.errors import OptionsError
+from rft_dist.cpu_products import cpu_multiplies_bf16
 from rft_dist.optim.parameter_groups import ParameterGroups
 
 MOMENTUM = 0.95
@@ -86,7 +88,8 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     """Bring the singular values of matrices near 1: about U V' of U S V'.
 
     x <- a x + (b x x' + c (x x')^2) x, five times, from x = u / |u|, on the shorter side; a, b, c = 3.4445, -4.7750,
-    2.0315 rise most steeply at 0, and end between 0.7 and 1.2 for all but the smallest singular values.
+    2.0315 rise most steeply at 0, and end between 0.7 and 1.2 for all but the smallest singular values. u and the end
+    are in bfloat16; in between x is in bfloat16 where the device multiplies that, and in float32 elsewhere.
 
     Args:
         matrices: [rows, columns] or [stack, rows, columns].
@@ -96,13 +99,23 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     """
     a, b, c = _COEFFICIENTS
     rows, columns = matrices.shape[-2:]
-    x = matrices.bfloat16().reshape(-1, rows, columns)
+    x = matrices.bfloat16().to(_product_type(matrices.device.type)).reshape(-1, rows, columns)
     x = x.mT if rows > columns else x
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=_TINY)
     for _ in range(_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.mT if rows > columns else x).reshape(matrices.shape)
+    return (x.mT if rows > columns else x).reshape(matrices.shape).bfloat16()
+
+
+@cache
+def _product_type(device: str) -> torch.dtype:
+    """Return the type in which a device, "cpu" or another, multiplies fastest.
+
+    torch multiplies bfloat16 on a CPU without instructions for it twenty times slower than float32.
+    """
+    native = cpu_multiplies_bf16() if device == "cpu" else torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if native else torch.float32
 
 
 def hidden_matrices(

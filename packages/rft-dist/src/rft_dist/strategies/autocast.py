@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import torch
 
 from rft_dist.collectives import Collectives
+from rft_dist.cpu_products import cpu_multiplies_bf16
 from rft_dist.settings import StrategySettings
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _ORDER = ("bf16", "fp16", "off")
 """From what needs the most of a device to what needs nothing."""
-_CPU_PRODUCTS = ("avx512_bf16", "amx_bf16", "bf16")
-"""Names under which torch tells that a CPU multiplies bfloat16: of x86, of x86 with tiles, of ARM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +58,3 @@ def of_device(device: torch.device) -> ComputeType:
     if cpu_multiplies_bf16():
         return ComputeType("bf16", "this CPU multiplies bfloat16")
     return ComputeType("off", "this CPU multiplies no bfloat16: float32 is faster")
-
-
-def cpu_multiplies_bf16() -> bool:
-    """Return whether this CPU has instructions for products of bfloat16."""
-    capabilities = getattr(torch.cpu, "get_capabilities", None)  # from torch 2.12 on
-    if capabilities is not None:
-        return any(capabilities().get(name) for name in _CPU_PRODUCTS)
-    return bool(torch.cpu._is_avx512_bf16_supported())  # pyright: ignore[reportPrivateUsage]

@@ -1,6 +1,6 @@
 """Newton-Schulz on matrices of which every rank holds a block: gathered whole, orthogonalised, and taken back.
 
-    U = all blocks of u, in bfloat16       (the type of Newton-Schulz: half of the traffic, and the same bits)
+    U = all blocks of u, in bfloat16       (in which Newton-Schulz takes it: half of the traffic, the same bits)
     O = `orthogonalised`(U) on every rank;  o = this rank's block of O
 
 One matrix is whole at a time. A stack of matrices that is cut between its matrices is orthogonalised where it lies.

@@ -1,0 +1,16 @@
+"""What this CPU multiplies by instructions of its own."""
+
+from __future__ import annotations
+
+import torch
+
+_CPU_PRODUCTS = ("avx512_bf16", "amx_bf16", "bf16")
+"""Names under which torch tells that a CPU multiplies bfloat16: of x86, of x86 with tiles, of ARM."""
+
+
+def cpu_multiplies_bf16() -> bool:
+    """Return whether this CPU has instructions for products of bfloat16."""
+    capabilities = getattr(torch.cpu, "get_capabilities", None)  # from torch 2.12 on
+    if capabilities is not None:
+        return any(capabilities().get(name) for name in _CPU_PRODUCTS)
+    return bool(torch.cpu._is_avx512_bf16_supported())  # pyright: ignore[reportPrivateUsage]
