@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from support.durable_disk import DurableDisk
 
 ROOT = Path(__file__).parent
-TIER_2_CASES = ROOT / "tests" / "tier2_cases.txt"
+CASES_OF_TIERS = {"full": ROOT / "tests" / "tier2_cases.txt", "night": ROOT / "tests" / "night_cases.txt"}
+"""Files of node ids by the marker that these cases get; `ci/split_tiers.py` writes them from durations."""
 WORKSPACE_TOOL = "importlinter"
 """Installed in the workspace's own environment alone: without it only packages are tested, not what crosses them."""
 
@@ -78,22 +79,23 @@ def _leaves_packages_out() -> bool:
     )
 
 
-def _mark_tier_2(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give the cases of TIER_2_CASES the marker `full`; `ci/split_tiers.py` writes the file from durations."""
-    names = set(TIER_2_CASES.read_text().splitlines())
+def _mark_cases(config: pytest.Config, items: list[pytest.Item], file: Path, marker: str) -> None:
+    """Give the cases that a file names a marker."""
+    names = set(file.read_text().splitlines())
     for item in items:
         name = item.nodeid.rpartition("@")[0] if "@" in item.nodeid.rpartition("]")[2] else item.nodeid
         if name in names:
-            item.add_marker(pytest.mark.full)
+            item.add_marker(marker)
             names.discard(name)
     # Only a run of everything can say that a name is stale; workers of xdist get the same arguments.
     if names and config.args == config.getini("testpaths") and not _leaves_packages_out():
-        raise pytest.UsageError(f"{TIER_2_CASES.name} names {len(names)} cases that are no tests: {sorted(names)[:5]}")
+        raise pytest.UsageError(f"{file.name} names {len(names)} cases that are no tests: {sorted(names)[:5]}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect (and so count) what this machine or this command has no means for."""
-    _mark_tier_2(config, items)
+    for marker, file in CASES_OF_TIERS.items():
+        _mark_cases(config, items, file, marker)
     chosen = config.getoption("-m") or ""
     gpus = _num_gpus()
     if "gpu" in str(chosen) and "not gpu" not in str(chosen) and gpus == 0:

@@ -67,7 +67,7 @@ def snapshot(folder: Path) -> None:
         for package in (ROOT / "packages").iterdir():
             _copy(package / "tests", folder / "packages" / package.name / "tests")
         _copy(ROOT / "tests" / "support", folder / "tests" / "support")
-        for file in ("conftest.py", "tests/tier2_cases.txt", "tests/COVERED_BY"):
+        for file in ("conftest.py", "tests/tier2_cases.txt", "tests/night_cases.txt", "tests/COVERED_BY"):
             shutil.copy(ROOT / file, folder / file)
     else:
         _copy(PACKAGE / "tests", copied / "tests")
