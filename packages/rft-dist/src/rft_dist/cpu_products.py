@@ -1,4 +1,4 @@
-"""What this CPU multiplies by instructions of its own."""
+"""Ask this CPU what it multiplies by instructions of its own."""
 
 from __future__ import annotations
 
