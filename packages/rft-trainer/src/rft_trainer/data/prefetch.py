@@ -152,7 +152,7 @@ class _Waits:
         most = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
         num_threads = min(math.ceil(seconds / away), most) if away > 0 else most
         _LOG.info(
-            "preparing a batch took %.3g s, and the step after it %.3g s: %d threads prepare batches from here on",
+            "preparing a batch took %.3g s, and using it %.3g s: %d threads prepare batches from here on",
             seconds,
             away,
             num_threads,
