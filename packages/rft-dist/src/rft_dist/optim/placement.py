@@ -22,9 +22,9 @@ def require_on_host(tensors: Mapping[str, Tensor], setting: str) -> None:
     names = ", ".join(list(elsewhere)[:_NAMED])
     more = f" and {len(elsewhere) - _NAMED} more" if len(elsewhere) > _NAMED else ""
     found = sum(each.numel() * each.element_size() for each in elsewhere.values())
-    whole = sum(each.numel() * each.element_size() for each in tensors.values())
+    total = sum(each.numel() * each.element_size() for each in tensors.values())
     devices = ", ".join(sorted({str(each.device) for each in elsewhere.values()}))
-    sizes = f"{found / 2**20:,.1f} of {whole / 2**20:,.1f} MiB"
+    sizes = f"{found / 2**20:,.1f} of {total / 2**20:,.1f} MiB"
     raise OptionsError(
         code="strategy.offload_without_effect",
         what=f"{sizes} that --{setting} keeps in host memory are on {devices}: {names}{more}",

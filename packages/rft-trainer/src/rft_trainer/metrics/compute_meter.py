@@ -114,6 +114,6 @@ def device_memory() -> dict[str, float]:
     torch.cuda.reset_peak_memory_stats()
     # what the allocator keeps is free for tensors, and the driver counts it as taken
     room = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
-    held = torch.cuda.memory_allocated()
+    at_rest = torch.cuda.memory_allocated()
     names = ("memory/peak_device_mib", "memory/held_device_mib", "memory/room_device_mib")
-    return {name: value / 2**20 for name, value in zip(names, (peak, held, room), strict=True)}
+    return {name: value / 2**20 for name, value in zip(names, (peak, at_rest, room), strict=True)}

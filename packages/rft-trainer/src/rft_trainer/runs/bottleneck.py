@@ -198,20 +198,20 @@ def _larger_micro_batches(rows: Sequence[Row], micro_batch: MicroBatch | None) -
         return (
             f"--{micro_batch.setting if micro_batch else 'micro_train_batch_size'} twice as large, where memory is left"
         )
-    held = max(_number(row, "memory/held_device_mib") for row in rows)
+    at_rest = max(_number(row, "memory/held_device_mib") for row in rows)
     peak = max(_number(row, "memory/peak_device_mib") for row in rows)
     room = min(_number(row, "memory/room_device_mib") for row in rows)
     memory = f"the largest step took {peak / 1024:.1f} of {room / 1024:.1f} GiB"
-    if any(_number(row, "policy/micro_batch_halvings") for row in rows) or peak <= held:
+    if any(_number(row, "policy/micro_batch_halvings") for row in rows) or peak <= at_rest:
         return f"nothing in the settings of its parts: {memory}, and larger micro-batches did not fit"
     batches = _batches_of_an_update(rows)
     if batches <= 1:
         return "a larger --train_batch_size: each update is one micro-batch already"
-    factor = (room * (1 - SPARE) - held) / (peak - held)
+    factor = (room * (1 - SPARE) - at_rest) / (peak - at_rest)
     size = int(micro_batch.size * min(factor, batches))
     if size <= micro_batch.size:
         return f"nothing in the settings of its parts: {memory}, and no larger micro-batch is sure to fit"
-    return f"--{micro_batch.setting} {size}: {memory}, {(peak - held) / 1024:.1f} of it with the micro-batch"
+    return f"--{micro_batch.setting} {size}: {memory}, {(peak - at_rest) / 1024:.1f} of it with the micro-batch"
 
 
 def _batches_of_an_update(rows: Sequence[Row]) -> int:
