@@ -36,6 +36,7 @@ ROOT_MODULES = {
     "rft_algos": {"aliases", "input_checks", "statistics"},
     "rft_cli": {"main", "pretrain"},
     "rft_core": {
+        "checkpoint_places",
         "child_process",
         "device_copies",
         "durable_files",

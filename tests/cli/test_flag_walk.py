@@ -137,6 +137,7 @@ SHARED = IMAGES | {
     "max_norm": Row("--max_norm 0.000001", "weights"),
     "eval_steps": Row("--eval_steps 1", "evals"),
     "save_path": Row("--save_path elsewhere", "where"),
+    "fallback_save_path": Row("--fallback_save_path second", "files"),
     "save_steps": Row("--save_steps 1", "files", "--max_ckpt_num 9"),
     "save_interval": Row("--save_interval 0", "files", "--max_steps 0 --max_ckpt_num 9"),
     "save_minutes": Row("--save_minutes 0.000001", "files", "--max_ckpt_num 9"),
@@ -794,7 +795,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     # what it records is seen in tests/invariants/test_profiled_runs.py
     watch(requested, "ProfileSink", lambda steps, **_: spies.keep("profiled", str(steps)))
     # what it does is seen in tests/faults/test_alarms.py
-    watch(run_lifecycle, "FindingSink", lambda run, command, on_alarm: spies.keep("on alarm", on_alarm))
+    watch(run_lifecycle, "FindingSink", lambda run, command, on_alarm, *_: spies.keep("on alarm", on_alarm))
     watch(step_guards, "WeightCheck", lambda **made: spies.keep("weight checks", made["every"]))
     watch(optimizer_step, "pack", lambda samples, *_, **options: spies.micro_batch(samples, options))
     watch(NativeEngine, "_take_cache", lambda self, rows, length: spies.keep("decoded rows", rows))

@@ -49,6 +49,31 @@ def test_a_refused_save_costs_that_checkpoint_alone_and_training_goes_on(
     assert differences(references.run("rl", *SHORT), runs / "run") == []
 
 
+def test_a_refused_save_goes_to_the_second_directory_and_the_run_continues_from_there(
+    server: ForkServer, task: TinyTask, references: References, runs: Path
+) -> None:
+    run, second = runs / "run", runs / "second"
+    words = task.words("rl", run, *SHORT, "--fallback_save_path", str(second))
+    preludes: list[Prelude] = [
+        ("refuse_at", ["checkpoint.model.write.before", LATER_SAVE, "ENOSPC"]),
+        ("signal_at", ["rl.logged", 3, "SIGTERM"]),
+        # the save of step 3: this prelude does not see the pass at which the first one refuses
+        ("refuse_at", ["checkpoint.model.write.before", LATER_SAVE + 1, "ENOSPC"]),
+    ]
+    stopped = server.run(*words, preludes=preludes)
+    assert stopped.code == 75, stopped.output[-3000:]
+    (folder,) = second.iterdir()
+    assert sorted(path.name for path in folder.glob("step_*")) == ["step_000002", "step_000003"]
+    assert checkpoints(run) == [], "two are kept, over both directories together"
+    assert stopped.output.count(f"is in {folder}") == 2, stopped.output[-3000:]
+    assert "training goes on, and the next save tries again" not in stopped.output
+    resumed = server.run("resume", str(run))
+    assert resumed.code == 0, resumed.output[-3000:]
+    assert "from step 3" in resumed.output
+    assert checkpoints(run)[-1].name == "step_000004"
+    assert differences(references.run("rl", *SHORT), run) == []
+
+
 @pytest.mark.parametrize("refusal", REFUSED_FOR_GOOD)
 def test_a_disk_that_refuses_costs_no_checkpoint(
     server: ForkServer, task: TinyTask, references: References, runs: Path, refusal: str

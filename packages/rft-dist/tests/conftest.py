@@ -46,6 +46,7 @@ class SmallRun:
         keep_bytes: int | None = None,
         run_id: str | None = None,
         exchange: ThreadExchange | None = None,
+        fallback: Path | None = None,
     ) -> CheckpointStore:
         """A store on the run's folder."""
         return CheckpointStore(
@@ -55,6 +56,7 @@ class SmallRun:
             run_id=run_id or self.run_id,
             components=COMPONENTS,
             exchange=exchange,
+            fallback=fallback,
         )
 
     @staticmethod

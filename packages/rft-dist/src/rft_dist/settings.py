@@ -82,6 +82,10 @@ class CheckpointSettings:
     save_path: str = ""
     """Directory of this run; empty = runs/<run name>."""
 
+    fallback_save_path: str = ""
+    """Directory on another file system for checkpoints that the one of `save_path` refuses (disk full, quota,
+    read-only, input or output error), in a folder of this run; empty = none."""
+
     save_steps: int = field(default=-1, metadata={"minimum": -1})
     """Steps between checkpoints; -1 or 0 = none by steps."""
 

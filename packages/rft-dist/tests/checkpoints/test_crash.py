@@ -254,7 +254,7 @@ def test_an_operation_that_the_system_refuses_loses_no_checkpoint(
     assert len(refusals) > total // 2
     for refusal in refusals:
         assert refusal.problem.what.startswith("cannot save step 2: ")
-        assert f"({errno.errorcode[number]}, quota not read)" in refusal.problem.what
+        assert f"({errno.errorcode[number]}, no quota known)" in refusal.problem.what
         assert refusal.problem.where.startswith("/")
         assert "last good step 1 untouched" in refusal.problem.state
 

@@ -179,6 +179,23 @@ def test_a_save_whose_ranks_together_do_not_fit_is_refused_before_it_is_begun(sm
     assert small_run.names() == ["step_000001"]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_refusal_on_one_rank_takes_all_of_them_to_the_second_folder(small_run, tmp_path: Path, rank: int) -> None:
+    second = tmp_path / "second"
+    small_run.save_by_ranks(2, 1, fallback=second)
+
+    def refuse() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    fail_at(rank, 12, refuse)
+    outcomes = small_run.save_by_ranks(2, 2, fallback=second)
+    fault_points.install(None)
+    assert [outcome.path for outcome in outcomes] == [second / "step_000002"] * 2
+    assert all("ENOSPC" in outcome.refused.what for outcome in outcomes)
+    assert newest_state(small_run) == (2, 0)
+    assert small_run.names() == ["other_places.txt", "step_000001"]
+
+
 def test_ranks_that_do_not_share_a_folder_are_told_so(make_run, memory_path: Path) -> None:
     from rft_dist.testing.checkpoint_ranks import run_ranks
 

@@ -11,6 +11,7 @@ import pytest
 
 from rft_core.errors import RftError
 from rft_dist.checkpoints import storage_errors
+from rft_dist.checkpoints.quotas import Quota
 from rft_dist.checkpoints.storage_errors import free_bytes, gib, refused_opening, refused_save, too_little_space
 
 GIB = 2**30
@@ -85,6 +86,21 @@ def test_a_save_that_would_not_fit_says_by_how_much(tmp_path: Path) -> None:
     assert problem.do.startswith("free 2.000 GiB on ")
     assert str(problem.state).startswith("no earlier checkpoint")
     assert "last good step 5" in str(too_little_space(7, tmp_path, 2, 1, 5).problem.state)
+
+
+def test_a_quota_that_leaves_less_than_the_disk_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quota = Quota("user 1234", 10 * GIB, 9 * GIB)
+    problem = too_little_space(7, tmp_path, 3 * GIB, 50 * GIB, 5, quota).problem
+    assert problem.what.endswith("has 50.000 GiB (EDQUOT foreseen, quota of user 1234 10.000 GiB, 1.000 GiB left)")
+    assert problem.do.startswith("free 2.000 GiB of the files of user 1234 on ")
+    loose = too_little_space(7, tmp_path, 3 * GIB, GIB, 5, Quota("user 1234", 10 * GIB, GIB)).problem
+    assert "ENOSPC foreseen" in loose.what
+    assert loose.do.startswith("free 2.000 GiB on ")
+    monkeypatch.setattr(storage_errors, "tightest_quota", lambda _: quota)
+    monkeypatch.setattr(storage_errors, "free_bytes", lambda _: 50 * GIB)
+    met = errors(tmp_path, errno.EDQUOT, need=3 * GIB)[0].problem
+    assert "(EDQUOT, quota of user 1234 10.000 GiB, 1.000 GiB left)" in met.what
+    assert met.do.startswith("free 2.000 GiB on ")
 
 
 def test_a_disk_without_inodes_is_not_told_to_free_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
+import os
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from rft_core.errors import CheckpointError, OptionsError, StorageError
+from rft_dist.checkpoint_format.layout import published
 from rft_dist.checkpoint_format.manifest import parse_manifest
 from rft_dist.checkpoint_format.safetensors_pieces import file_pieces
 from rft_dist.checkpoints import store as stores
+from rft_dist.checkpoints import writer
+from rft_dist.checkpoints.rank_writer import write_rank
 from rft_dist.checkpoints.store import CheckpointStore
 
 
@@ -250,3 +257,87 @@ def test_a_model_is_expected_to_be_as_large_as_the_one_before(small_run, monkeyp
     small_run.save_by_ranks(2, 3)
     others = sum(size for name, size in sizes.items() if not name.endswith(".safetensors"))
     assert [request.model_bytes for request in requests] == [others, others], "the ranks announce their weights"
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes folders refuse what is written in them, in place of those that refused before."""
+    real = write_rank
+
+    def refuse(*folders: Path, error: int = errno.ENOSPC) -> None:
+        def write(staging: Path, *arguments: Any) -> Any:
+            if staging.parent in folders:
+                raise OSError(error, os.strerror(error), str(staging))
+            return real(staging, *arguments)
+
+        monkeypatch.setattr(writer, "write_rank", write)
+
+    return refuse
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+def test_a_save_that_the_run_refuses_goes_to_the_second_folder(small_run, disk, tmp_path: Path, error: int) -> None:
+    second = tmp_path / "other" / "run-1"
+    store = small_run.store(fallback=second)
+    small_run.save(store, 1)
+    disk(small_run.directory, error=error)
+    info = small_run.save(store, 2)
+    assert info.path == second / "step_000002"
+    assert info.refused is not None
+    assert errno.errorcode[error] in info.refused.what
+    assert small_run.names() == ["other_places.txt", "step_000001"], "nothing is left of the refused save"
+    again = small_run.store()
+    found = again.newest_verified()
+    assert found.findings == ()
+    assert found.checkpoint is not None
+    assert small_run.state_of(found.checkpoint) == (2, 0)
+    assert [each.step for each in again.list()] == [1, 2]
+    assert again.open(2).path == info.path
+    assert published(small_run.directory) == {1: small_run.directory / "step_000001", 2: info.path}
+
+
+def test_limits_hold_over_both_folders_and_a_step_is_kept_once(small_run, disk, tmp_path: Path) -> None:
+    second = tmp_path / "other" / "run-1"
+    store = small_run.store(fallback=second, keep_last=2)
+    small_run.save(store, 1)
+    disk(small_run.directory)
+    small_run.save(store, 2)
+    small_run.save(store, 3)
+    assert [each.path for each in store.list()] == [second / "step_000002", second / "step_000003"]
+    disk()
+    info = small_run.save(store, 3, salt=1)
+    assert info.path == small_run.directory / "step_000003"
+    assert sorted(path.name for path in second.iterdir()) == ["run.txt", "step_000002"]
+    assert small_run.state_of(store.open(3)) == (3, 1)
+    small_run.save(store, 4)
+    assert [each.path.parent for each in store.list()] == [small_run.directory] * 2
+    assert [path.name for path in second.iterdir()] == ["run.txt"]
+
+
+def test_both_folders_that_refuse_are_named_and_nothing_is_lost(small_run, disk, tmp_path: Path) -> None:
+    second = tmp_path / "other" / "run-1"
+    store = small_run.store(fallback=second)
+    small_run.save(store, 1)
+    disk(small_run.directory, second)
+    with pytest.raises(StorageError) as caught:
+        small_run.save(store, 2)
+    problem = caught.value.problem
+    assert str(small_run.directory) in problem.what
+    assert str(second) in problem.what
+    assert "last good step 1 untouched" in problem.state
+    assert small_run.state_of(store.newest_verified().checkpoint) == (1, 0)
+    assert [path.name for path in second.iterdir()] == ["run.txt"]
+
+
+def test_a_second_folder_that_is_not_there_is_told(small_run, disk, tmp_path: Path) -> None:
+    second = tmp_path / "other" / "run-1"
+    store = small_run.store(fallback=second)
+    small_run.save(store, 1)
+    disk(small_run.directory)
+    small_run.save(store, 2)
+    second.rename(tmp_path / "unmounted")
+    found = small_run.store().newest_verified()
+    assert found.checkpoint is not None
+    assert found.checkpoint.step == 1
+    [finding] = found.findings
+    assert str(finding).startswith(f"{second}: is not there")

@@ -86,6 +86,14 @@ def test_two_starts_that_end_alike_are_enough(tmp_path: Path) -> None:
     assert supervise(other, 9) == 0
 
 
+def test_rows_that_an_evaluation_keeps_are_progress(tmp_path: Path) -> None:
+    sizes = iter([0, 10, 10, 20, 20, 20, 20])
+    evaluation = FakeRun(tmp_path / "run", [(KILLED, 0, 0, "")] * 9)
+    with pytest.raises(NoProgressError, match="ended alike"):
+        supervise(evaluation, 1, lambda: next(sizes))
+    assert len(evaluation.starts) == 3, "the second kept more rows, and the third as many as the second"
+
+
 def test_what_never_begins_names_no_run(tmp_path: Path) -> None:
     with pytest.raises(NoProgressError) as caught:
         supervise(FakeRun(tmp_path / "run", [(1, 0, 0, "")] * 2), 9)

@@ -29,7 +29,8 @@ MODEL: Any = SimpleNamespace(module=TABLE, named_parameters=lambda: [("table", T
 
 
 def test_options_of_the_optimizer_are_the_settings_of_the_update_and_of_the_strategy() -> None:
-    plain = {"ema_decay": None, "master": False, "offload": False, "scaler": None, "first_rows": {}}
+    plain = {"ema_decay": None, "master": False, "offload": False, "host_weights": False}
+    plain |= {"scaler": None, "first_rows": {}}
     assert context_of(ADAM, ema_decay=0.75).adamw_options(MODEL) == OPTIONS | plain
     context = context_of(ADAM, enable_ema=True, ema_decay=0.75, adam_offload=True, fp16=True)
     found = context.adamw_options(MODEL, master=True)

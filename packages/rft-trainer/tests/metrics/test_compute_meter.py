@@ -58,7 +58,14 @@ def test_memory_of_a_gpu_is_the_most_since_the_last_step(monkeypatch: pytest.Mon
     monkeypatch.setattr(compute_meter.torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(compute_meter.torch.cuda, "max_memory_allocated", lambda: 3 * 2**20)
     monkeypatch.setattr(compute_meter.torch.cuda, "reset_peak_memory_stats", lambda: taken.append("reset"))
-    assert device_memory() == {"memory/peak_device_mib": 3.0}
+    monkeypatch.setattr(compute_meter.torch.cuda, "memory_allocated", lambda: 2 * 2**20)
+    monkeypatch.setattr(compute_meter.torch.cuda, "memory_reserved", lambda: 5 * 2**20)
+    monkeypatch.setattr(compute_meter.torch.cuda, "mem_get_info", lambda: (7 * 2**20, 80 * 2**20))
+    assert device_memory() == {
+        "memory/peak_device_mib": 3.0,
+        "memory/held_device_mib": 2.0,
+        "memory/room_device_mib": 12.0,
+    }
     assert taken == ["reset"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
-from rft_trainer.runs.bottleneck import STEPS, WARM_UP, grown_phase, speed_verdict
+from rft_trainer.runs.bottleneck import STEPS, WARM_UP, MicroBatch, grown_phase, micro_batch_of, speed_verdict
 
 
 def rows_of(
@@ -104,3 +104,46 @@ def test_sampling_names_the_limit_of_the_engine_and_samples_ahead_where_it_does_
 
 def test_rows_without_times_say_nothing() -> None:
     assert speed_verdict([{"step": step, "time/step": None} for step in range(100)]) is None
+
+
+def little_used(
+    held: float, peak: float, room: float, *, size: int = 2, batches: int = 8, updates: int = 1, more: Any = None
+) -> str:
+    """The remedy for a GPU that is used little, with so many GiB and micro-batches of so many samples."""
+    memory = {"held": held, "peak": peak, "room": room}
+    seen = {f"memory/{name}_device_mib": 1024 * value for name, value in memory.items()}
+    rows = rows_of({Phase.TRAIN: 0.1}, {"time/mfu": 0.1, "policy/micro_batches": batches, **seen, **(more or {})})
+    rows = [{**row, "policy/total_updates": updates * row["step"]} for row in rows]
+    bound = speed_verdict(rows, "sft", MicroBatch("micro_train_batch_size", size))
+    assert bound is not None
+    assert bound.code == "compute_bound"
+    return bound.do
+
+
+def test_the_size_of_a_micro_batch_that_memory_allows_is_told() -> None:
+    # 90 % of 80 GiB are 72; 48 GiB above what is held hold 4 times the 12 that a micro-batch of 2 takes
+    assert little_used(24, 36, 80) == (
+        "--micro_train_batch_size 8: the largest step took 36.0 of 80.0 GiB, 12.0 of it with the micro-batch"
+    )
+    # 72 = 24 + 2.4 x 20
+    assert little_used(24, 44, 80, size=10).startswith("--micro_train_batch_size 24:")
+
+
+def test_no_size_is_told_that_is_not_sure_to_fit_or_does_nothing() -> None:
+    assert "no larger micro-batch is sure to fit" in little_used(24, 60, 80)
+    assert little_used(24, 36, 80, batches=3).startswith("--micro_train_batch_size 6:"), "one takes the whole update"
+    assert little_used(24, 36, 80, batches=8, updates=4).startswith("--micro_train_batch_size 4:")
+    assert little_used(24, 36, 80, batches=1).startswith("a larger --train_batch_size")
+    assert "did not fit" in little_used(24, 36, 80, more={"policy/micro_batch_halvings": 1.0})
+    assert "did not fit" in little_used(24, 24, 80)
+
+
+def test_the_setting_of_the_micro_batches_is_the_one_that_holds() -> None:
+    assert micro_batch_of({"micro_train_batch_size": 4}) == MicroBatch("micro_train_batch_size", 4)
+    both = {"micro_train_batch_size": 4, "max_tokens_per_micro_batch": 4096}
+    assert micro_batch_of(both) == MicroBatch("max_tokens_per_micro_batch", 4096)
+    assert micro_batch_of({"max_tokens_per_micro_batch": None}) is None
+    low = rows_of({Phase.TRAIN: 0.1}, {"time/mfu": 0.1})
+    unknown = speed_verdict(low, "sft", MicroBatch("max_tokens_per_micro_batch", 4096))
+    assert unknown is not None
+    assert unknown.do == "--max_tokens_per_micro_batch twice as large, where memory is left"

@@ -27,8 +27,9 @@ from rft.process.machine import Machine
 from rft.process.restarts import end_without_progress
 from rft.process.rollbacks import going_back
 from rft.resolved import Resolved
+from rft_core.checkpoint_places import run_of, step_directories
 from rft_core.errors import CheckpointError, OutageError, RftError
-from rft_dist.checkpoint_format.layout import leftovers, published
+from rft_dist.checkpoint_format.layout import CHECKPOINTS, MODEL, leftovers, places, published
 from rft_dist.checkpoint_format.manifest import ManifestFault
 from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_dist.checkpoints.reader import read_manifest
@@ -38,7 +39,7 @@ from rft_dist.settings import CheckpointSettings
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.health.watch import replay
 from rft_trainer.metrics.sink import RunInfo, Sink
-from rft_trainer.runs.bottleneck import speed_verdict
+from rft_trainer.runs.bottleneck import micro_batch_of, speed_verdict
 from rft_trainer.runs.checkpointing import Progress, Saver, save_in_outage
 from rft_trainer.runs.directory import RUN_MARKS, RunDirectory
 from rft_trainer.runs.names import RUNS, free_name, point_to_latest, refuse_file, run_name
@@ -158,7 +159,7 @@ def start(
     if checkpoint.save_model_only:  # no state to continue from: a new run begins with the weights
         resume_command = new_run(resolved, path)
     if restored is not None:
-        refuse_model_only(restored.checkpoint, new_run(resolved, restored.checkpoint.path.parents[1]))
+        refuse_model_only(restored.checkpoint, new_run(resolved, run_of(restored.checkpoint.path)))
     if machine.is_first and not continues and not begins_again:
         refuse_existing(path, resume_command)
     if continues and restored is not None:
@@ -176,7 +177,8 @@ def start(
     if machine.is_first:
         run: RunSettings = resolved.settings.run
         sinks = [JsonlSink(directory), *front.make_sinks(run, num_steps)]
-        sinks += [FindingSink(directory, resolved.command, run.on_alarm), *requested_trackers(run, directory.optional)]
+        sinks += [FindingSink(directory, resolved.command, run.on_alarm, micro_batch_of(resolved.values))]
+        sinks += requested_trackers(run, directory.optional)
         place = (machine.device, machine.ranks.world_size)
         sinks += requested_profile(run, directory.optional, resolved.values, resolved.command, *place)
     return RunStart(
@@ -291,7 +293,7 @@ def _find(source: Path, directory: RunDirectory, *, asked_by: str, machine: Mach
             return None
         resolved = resolve_checkpoint(source, asked_by=asked_by, origin=origin)
         for finding in resolved.findings:
-            _LOG.warning("skipped a damaged checkpoint: %s", finding)
+            _LOG.warning("skipped a damaged checkpoint: %s" if finding.file or finding.is_damage else "%s", finding)
         # rank 0 alone may move damaged checkpoints, so the others wait for its choice
         machine.collectives.broadcast_bytes(str(resolved.checkpoint.path).encode())
         return ResumePoint(resolved.checkpoint)
@@ -343,7 +345,9 @@ def _elsewhere(command: str, path: Path) -> str:
 
 
 def _belongs_to(restored: ResumePoint, path: Path) -> bool:
-    return restored.checkpoint.path.resolve().parent.parent == path.resolve()
+    folder = restored.checkpoint.path.parent.resolve()
+    # the folder of the run, or one of those to which saves went that it refused
+    return folder in {place.resolve() for place in places(path / CHECKPOINTS)}
 
 
 def versions() -> dict[str, str]:
@@ -470,6 +474,7 @@ def summary_of(directory: RunDirectory, resolved: Resolved[Any], outcome: str) -
     last = rows[-1] if rows else {}
     evidence = evidence_of(read_run(directory.path))
     found = [*verdict(evidence), *unwritten(directory.optional)]
+    bound = speed_verdict(rows, resolved.command, micro_batch_of(resolved.values))
     summary: dict[str, Any] = {
         "outcome": outcome,
         "command": resolved.command,
@@ -481,7 +486,7 @@ def summary_of(directory: RunDirectory, resolved: Resolved[Any], outcome: str) -
         "eval": {},
         "verdict": [finding.as_record() for finding in found],
         "health": [alarm.as_record() for alarm in replay(rows, evaluations, resolved.command, evidence.rollouts)],
-        "speed": bound.as_record() if (bound := speed_verdict(rows, resolved.command)) else None,
+        "speed": bound.as_record() if bound else None,
     }
     for name in ("before", "after"):
         row = next((r for r in reversed(evaluations) if r.get("name") == name), None)
@@ -494,5 +499,5 @@ def summary_of(directory: RunDirectory, resolved: Resolved[Any], outcome: str) -
 
 def final_model(path: Path) -> Path:
     """The newest checkpoint's complete Hugging Face directory."""
-    steps = sorted((path / "checkpoints").glob("step_*/model"))
-    return steps[-1] if steps else path / "checkpoints"
+    models = [model for saved in step_directories(path / CHECKPOINTS) if (model := saved / MODEL).is_dir()]
+    return models[-1] if models else path / CHECKPOINTS

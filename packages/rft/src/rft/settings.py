@@ -247,6 +247,7 @@ class EvalSettings:
     sampling: EvalSamplingSettings = field(default_factory=EvalSamplingSettings)
     evaluation: EvaluationSampleSettings = field(default_factory=EvaluationSampleSettings)
     engine: DecodingEngineSettings = field(default_factory=DecodingEngineSettings)
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
     output: EvalOutputSettings = field(default_factory=EvalOutputSettings)
 
 

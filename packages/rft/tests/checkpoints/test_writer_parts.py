@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 
 from rft.checkpoints import writer
 from rft.checkpoints.writer import ResumePoint, StoreWriter, make_writer, open_store
+from rft_core.checkpoint_places import add_place
+from rft_dist.checkpoint_format.layout import run_tag
 from rft_dist.checkpoints.retention import Removal
 from rft_dist.settings import CheckpointSettings
 from rft_trainer.runs.directory import RunDirectory
@@ -130,6 +133,15 @@ def test_a_store_keeps_within_the_limits_of_the_settings(tmp_path: Path, monkeyp
     assert [row["run_id"] for row in asked] == ["run", "first name", "run"]
     assert asked[0]["path"] == directory.checkpoints_directory
     assert (asked[0]["keep_last"], asked[0]["keep_bytes"], asked[0]["exchange"]) == (3, 7_000_000_000, exchange)
+    assert [row["fallback"] for row in asked] == [None] * 3
+    asked.clear()
+    place = tmp_path / "second" / f"run-{run_tag(str(directory.path.absolute()))}"
+    place.mkdir(parents=True)
+    directory.checkpoints_directory.mkdir(parents=True)
+    add_place(directory.checkpoints_directory, place)
+    elsewhere = replace(settings, fallback_save_path=str(tmp_path / "second"))
+    open_store(directory, elsewhere, point(place))
+    assert (asked[0]["fallback"], asked[0]["run_id"]) == (place, "first name"), "it continues in its own directory"
     for background in (True, False):
         one: Any = make_writer(directory, CheckpointSettings(async_save=background), {}, exchange, None)
         assert one._in_background is background
@@ -161,7 +173,7 @@ def test_what_retention_did_is_told_once_by_the_first_rank(
     caplog.set_level("INFO")
     removed = (Removal(2, 2**30, "keep_last = 3"), Removal(3, 2**29, "keep_last = 3"))
     problem = "step_000001 was not removed: Permission denied"
-    info = SimpleNamespace(removed=removed, problems=(problem,))
+    info = SimpleNamespace(removed=removed, problems=(problem,), refused=None)
     for rank in (0, 1):
         one, _, _ = made(rank=rank, in_background=in_background)
         one._open_store = lambda _: SimpleNamespace(save=lambda *_, **__: info)  # type: ignore[method-assign]
@@ -176,10 +188,24 @@ def test_what_retention_did_is_told_once_by_the_first_rank(
     ]
 
 
+def test_a_save_that_went_to_the_second_directory_is_told_with_what_to_free(caplog: pytest.LogCaptureFixture) -> None:
+    refused = SimpleNamespace(what="cannot save step 2: RUN needs 3 GiB, has 1 GiB", do="free 2 GiB on RUN")
+    info = SimpleNamespace(removed=(), problems=(), refused=refused, step=2, path=Path("/second/run-1/step_000002"))
+    for rank in (0, 1):
+        one, _, _ = made(rank=rank)
+        one._open_store = lambda _: SimpleNamespace(save=lambda *_, **__: info)  # type: ignore[method-assign]
+        save(one)
+        one.wait()
+    assert caplog.messages == [
+        f"{refused.what}; step 2 is in /second/run-1/step_000002 in its place, where a resume finds it; to save in "
+        f"the run again: {refused.do}"
+    ]
+
+
 def test_a_limit_of_bytes_is_told_as_its_setting(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     one, _, _ = made()
-    info = SimpleNamespace(removed=(Removal(2, 2**30, "keep_bytes = 7000000000"),), problems=())
+    info = SimpleNamespace(removed=(Removal(2, 2**30, "keep_bytes = 7000000000"),), problems=(), refused=None)
     one._open_store = lambda _: SimpleNamespace(save=lambda *_, **__: info)  # type: ignore[method-assign]
     save(one)
     assert caplog.messages == ["deleted step_000002 (max_ckpt_mem = 7): 1.000 GiB freed"]

@@ -71,3 +71,7 @@ def test_what_is_no_quantity_and_what_leads_elsewhere_is_refused(make_run: Make,
     (run / "checkpoints" / "step_000001" / "model").symlink_to(tmp_path.parent)
     with pytest.raises(RequestRefused, match="leads out"):
         pages.tokens(run, 3, "p", "advantage")
+    (run / "checkpoints" / "step_000001" / "model").unlink()
+    (run / "checkpoints" / "other_places.txt").write_text(f"{tmp_path.parent}\n")
+    with pytest.raises(RequestRefused, match="leads out"):
+        pages.tokens(run, 3, "p", "advantage")

@@ -60,6 +60,14 @@ def test_the_file_of_answers_is_written_and_refused_where_it_cannot_be(small_mod
         assert caught.value.problem.do == f"output='{tmp_path}/answers.jsonl'"
 
 
+@pytest.mark.parametrize("name", ["nproc", "restarts"])
+def test_processes_are_started_by_the_command_alone(small_model: Path, name: str) -> None:
+    settings: dict[str, Any] = {name: 2, **SHORT}
+    with pytest.raises(OptionsError, match=f"{name} = 2") as caught:
+        rft.evaluate(small_model, ROWS, "exact", **settings)
+    assert caught.value.problem.do == f"rft-train eval --{name} 2"
+
+
 def test_the_name_of_a_file_is_no_prompt(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"input": "1+1="}\n')

@@ -314,7 +314,7 @@ def test_images_add_their_tower_and_take_back_the_note_that_it_is_not_counted(
     asked: list[Any] = []
     term = MemoryTerm("tower", 5, "")
     parts = SimpleNamespace(parameters=parameters, terms=[term], notes=["of images"], images="counted")
-    monkeypatch.setattr(vision_memory, "image_parts", lambda *given: (asked.append(given), parts)[1])
+    monkeypatch.setattr(vision_memory, "image_parts", lambda *given, reads_rows: (asked.append(given), parts)[1])
     monkeypatch.setattr(reward_parts, "require_image_rewards", asked.append)
     before = planned()
     assert asked == []

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from rft.planning import start_plan
+from rft.planning import start_plan, vision_memory
 from rft.planning.start_plan import DPO_START, RL_START, RM_START, SFT_START, Room, planned, rooms_of
 from rft.planning.workload import RL, SFT
 from rft.resolved import Origin, Resolved, flat
 from rft.settings import DpoSettings, RlSettings, RmSettings, SftSettings
 from rft_core.errors import PreflightError
+from rft_models.files.vision_tower_sizes import TowerSizes
 from rft_models.settings import ModelSettings
 
 GIB = 2**30
@@ -147,8 +148,23 @@ def test_memory_that_another_program_holds_is_said(model: Path) -> None:
     assert "10.00 GiB of 79.00 GiB are free on GPU 0 (a card)" in note
 
 
+def test_a_vision_tower_is_counted_and_no_row_is_read_for_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tower = TowerSizes(parameters=4 * GIB, layers=32, hidden=1280, ffn=3420, heads=16, patches_per_token=4)
+    monkeypatch.setattr(vision_memory, "tower_sizes", lambda directory: tower)
+    monkeypatch.setattr(vision_memory, "planned_images", None)
+    seeing = asked("sft", model, images_key="images", bf16=True)
+    # 4 x (14.96 + 8.00) of two bytes
+    with pytest.raises(PreflightError, match=r"91.83 GiB") as caught:
+        planned(seeing, SFT, 1, [gpu(90.0)])
+    assert "tower moments 16.00 GiB" in caught.value.problem.where
+    [note] = planned(seeing, SFT, 1, [gpu(92.5)]).notes
+    assert note.endswith("besides what the vision tower keeps of the images (rft-train plan counts it)")
+    frozen = asked("sft", model, images_key="images", bf16=True, freeze_prefix="visual")
+    planned(frozen, SFT, 1, [gpu(60.0)])
+
+
 def test_what_cannot_be_planned_is_left_to_the_start(model: Path, tmp_path: Path) -> None:
-    for resolved in (asked("sft", tmp_path), asked("sft", model, images_key="images"), asked("sft", model, ep_size=3)):
+    for resolved in (asked("sft", tmp_path), asked("sft", model, ep_size=3)):
         assert planned(resolved, SFT, 1, [gpu(1.0)]) is resolved
     assert planned(asked("sft", model), SFT, 1, []).notes == ()
 

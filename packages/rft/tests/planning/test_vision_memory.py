@@ -204,12 +204,15 @@ def test_a_plan_joins_the_tokens_of_images_with_the_terms_of_the_tower(
     monkeypatch.setattr(vision_memory, "planned_images", lambda *given: (asked.append(given), (plan, ["unread"]))[1])
     values = {"pretrain": "m", "images_key": "image", "micro_train_batch_size": 1}
     settings = planned(tmp_path)
-    found = image_parts(RL, settings, values, TrainingMemoryConfig(), 64)
+    found = image_parts(RL, settings, values, TrainingMemoryConfig(), 64, reads_rows=True)
     assert asked == [(RL, settings, 64)]
     assert (found.images, found.parameters) == (plan, P)
     assert found.terms[-1].num_bytes == 44 * L * block(4)
     assert found.notes[0] == "unread"
     monkeypatch.setattr(vision_memory, "planned_images", lambda workload, settings, positions: (None, []))
-    none = image_parts(RL, planned(tmp_path), values, TrainingMemoryConfig(), None)
+    none = image_parts(RL, planned(tmp_path), values, TrainingMemoryConfig(), None, reads_rows=True)
     assert none.images is None
     assert "tower activations" not in {term.name for term in none.terms}
+    monkeypatch.setattr(vision_memory, "planned_images", None)  # nobody may ask it
+    unread = image_parts(RL, settings, values, TrainingMemoryConfig(), 64, reads_rows=False)
+    assert {term.name for term in unread.terms} == {"tower parameters", "tower gradients", "tower moments"}

@@ -195,8 +195,8 @@ def test_a_run_that_is_to_be_restarted_is_continued_by_its_directory(
         found.append(([*words], variables[SUPERVISED]))
         return Ended(0, None, (0,), ())
 
-    def restart(start: Any, restarts: int) -> int:
-        assert restarts == 2
+    def restart(start: Any, restarts: int, kept: Any) -> int:
+        assert (restarts, kept) == (2, None)
         start(None, {SUPERVISED: "first"})
         return start(Path("run"), {SUPERVISED: "again"}).code
 
@@ -224,3 +224,33 @@ def test_restarts_of_ranks_that_a_launcher_starts_are_its_own(
     else:
         assert launching.spawned(given, ["a"]) is None
     assert started == []
+
+
+def scored(**values: Any) -> Any:
+    """Settings of a command that scores."""
+    return SimpleNamespace(values=values)
+
+
+def test_rows_that_an_evaluation_keeps_are_counted_beside_its_output(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    kept = launching._kept_bytes(scored(output=str(output)))
+    assert kept is not None
+    assert kept() == 0
+    (tmp_path / "out.jsonl.partial").write_text("1234")
+    (tmp_path / "out.jsonl.partial.other").write_text("12")
+    (tmp_path / "another.jsonl.partial").write_text("1")
+    assert kept() == 6
+    parts = tmp_path / "ranked" / "parts"
+    parts.mkdir(parents=True)
+    (parts / "rank_0_of_1.jsonl").write_text("123")
+    (parts / "rank_0.log").write_text("1")
+    kept = launching._kept_bytes(scored(output=str(tmp_path / "ranked")))
+    assert kept is not None
+    assert kept() == 3
+    assert launching._kept_bytes(scored(output="")) is None
+    assert launching._kept_bytes(scored(output=str(output), save_path="")) is None
+
+
+def test_logs_of_ranks_lie_beside_an_output_that_is_a_file(tmp_path: Path) -> None:
+    assert launching._log_folder(scored(output=str(tmp_path / "a.json")), None) == tmp_path / "a.json.logs"
+    assert launching._log_folder(scored(output=str(tmp_path / "a")), None) == tmp_path / "a" / "logs"

@@ -109,3 +109,4 @@ def test_a_gpu_that_emulates_bfloat16_is_told(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, native=native: native)
         assert bfloat16_arithmetic("cuda:0").startswith(told)
         assert bool(bfloat16_arithmetic("cuda:0")) == bool(told)
+        assert ("--amp in the place of --bf16" in bfloat16_arithmetic("cuda:0")) == bool(told)

@@ -20,6 +20,7 @@ from rft_cli.config.recipe_stages import RecipeStage, option
 from rft_cli.config.recipes import Recipe
 from rft_cli.config.resolve import resolve
 from rft_cli.records.discovery import commands, default_command, find_command, run_command
+from rft_core.checkpoint_places import step_directories
 from rft_core.errors import CheckpointError, DataError, OptionsError
 from rft_trainer.runs.reader import as_object
 
@@ -107,7 +108,7 @@ def _is_finished(stage: RecipeStage, target: Path) -> bool:
 
 def _set_aside_unsaved(target: Path) -> bool:
     """Return True when there is a checkpoint to continue from; else move the run aside, so that it starts again."""
-    if any((target / "checkpoints").glob("step_*[0-9]/manifest.json")):
+    if any((saved / "manifest.json").is_file() for saved in step_directories(target / "checkpoints")):
         return True
     number = 1
     while (aside := target.with_name(f"{target.name}-unsaved-{number}")).exists():

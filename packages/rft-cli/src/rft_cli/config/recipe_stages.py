@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rft_cli.records.discovery import commands
+from rft_core.checkpoint_places import step_directories
 from rft_core.errors import DataError
 
 _PLACE = re.compile(r"\{(data|run|seed|recipe|final:([\w.-]+))\}")
-_CHECKPOINT = "step_*[0-9]/model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def final_model(directory: Path) -> Path:
     """
     if (directory / "config.json").is_file():
         return directory
-    models = sorted((directory / "checkpoints").glob(_CHECKPOINT))
+    models = [model for saved in step_directories(directory / "checkpoints") if (model := saved / "model").is_dir()]
     return models[-1] if models else directory / "checkpoints" / "step_*" / "model"
 
 

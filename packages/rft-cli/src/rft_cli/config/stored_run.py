@@ -13,7 +13,7 @@ from rft_core.errors import DataError
 
 _OF_TRAINING = (
     *("pretrain", "temperature", "top_p", "top_k", "min_p"),
-    *("prompt_data", "max_samples", "n_samples_per_prompt", "shuffle_images"),
+    *("prompt_data", "max_samples", "n_samples_per_prompt", "shuffle_images", "nproc", "restarts"),
 )
 """Settings of a run that say how it trained, not how it is evaluated."""
 

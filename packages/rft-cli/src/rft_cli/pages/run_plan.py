@@ -153,11 +153,13 @@ def _preparation(settings: RlSettings | SftSettings | DpoSettings, is_stored: bo
     how = "in the main thread"
     if is_stored:
         how = "once, into the data store"
-        if data.num_workers:
+        if data.num_workers > 0:
             how += (
                 f"; num_workers = {data.num_workers} has no effect on them: "
                 "--data_store_workers is the number of processes that tokenise"
             )
+    elif data.num_workers < 0:
+        how += ", and by threads once steps wait for them"
     elif data.num_workers:
         how = f"by {data.num_workers} threads, {data.num_workers * data.prefetch_factor} batches ahead"
     pinned = "; batches are copied to a GPU from page-locked memory" if data.dataloader_pin_memory else ""

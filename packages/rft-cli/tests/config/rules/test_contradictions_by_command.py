@@ -202,7 +202,7 @@ OF_CRITIC = "--critic_pretrain c --critic_learning_rate 0.5 --value_clip 0.1 --v
             "overlong_buffer_penalty_factor",
             "--overlong_buffer",
         ),
-        ("--prefetch_factor 4", "prefetch_factor", "--num_workers 1"),
+        ("--num_workers 0 --prefetch_factor 4", "prefetch_factor", "--num_workers 1"),
         ("--wandb_org a --wandb_group b", "wandb_org wandb_group", "--use_wandb"),
         ("--wandb_run_name c", "wandb_run_name", "--use_wandb"),
         ("--no-save_trajectories --rollout_log_interval 7", "rollout_log_interval", "--save_trajectories"),

@@ -9,6 +9,7 @@
       dead_step_000050-<pid>-<tag>                   on its way out
       dead_replaced_step_000100-<pid>-<tag>          displaced by a newer save of the same step
       quarantine_step_000080                         did not verify; never removed
+      other_places.txt                               further folders with checkpoints of this run, one path a line
 
 `<tag>` is a hash of the run's identifier, so that what a killed process left behind is known for
 whose it is before it holds a manifest.
@@ -21,6 +22,8 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from rft_core.checkpoint_places import other_places
 
 CHECKPOINTS = "checkpoints"
 MANIFEST = "manifest.json"
@@ -110,11 +113,16 @@ def component_of(file: str) -> str:
 def candidates(directory: Path) -> list[tuple[int, Path]]:
     """(step, directory) of every entry with the name of a checkpoint, by name; contents are not looked at.
 
-    A displaced directory counts as well: where the process was killed before the newer save of
-    its step had verified, it is the last good state.
+    Those of further folders that `directory` names come first. A displaced directory counts as well: where the
+    process was killed before the newer save of its step had verified, it is the last good state.
     """
-    claimed = [(step_of(path), path) for path in _directories(directory)]
+    claimed = [(step_of(path), path) for place in places(directory) for path in _directories(place)]
     return [(step, path) for step, path in claimed if step is not None]
+
+
+def places(directory: Path) -> list[Path]:
+    """Return the further folders with checkpoints of the run, and `directory` itself as the last."""
+    return [*other_places(directory), directory]
 
 
 def published(directory: Path) -> dict[int, Path]:

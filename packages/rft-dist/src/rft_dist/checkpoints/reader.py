@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rft_core.checkpoint_places import other_places
 from rft_core.errors import CheckpointError
 from rft_dist.checkpoint_format.file_operations import BLOCK_BYTES, QUARANTINE, Digest, digest_file, rename
 from rft_dist.checkpoint_format.layout import (
@@ -267,9 +268,11 @@ def damaged(path: Path, findings: list[Finding]) -> CheckpointError:
 def newest_verified(directory: Path, *, run_id: str | None = None) -> Search:
     """The checkpoint saved last that verifies, walking back; damaged ones are moved to quarantine.
 
-    With `run_id`, those of other runs are passed over untouched.
+    With `run_id`, those of other runs are passed over untouched. A further folder of the run that is not there
+    is a finding, since the checkpoint saved last may be in it.
     """
-    findings: list[Finding] = []
+    absent = "is not there: checkpoints of this run that went to it cannot be found"
+    findings = [Finding(place, "", absent, is_damage=False) for place in other_places(directory) if not place.is_dir()]
     for path in _newest_first(directory, run_id):
         manifest, problems = inspect(path)
         if manifest is not None and not problems:

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from rft_core.durable_files import no_inode_left
-from rft_core.errors import StorageError
+from rft_core.errors import Problem, StorageError
+from rft_dist.checkpoints.quotas import Quota, tightest_quota
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _REMEDIES = {
@@ -28,8 +29,8 @@ def free_bytes(path: Path) -> int:
 def refused_save(step: int, directory: Path, need: int, error: OSError, last_good: int | None) -> StorageError:
     """The error for an operation of a save that the system refused (template F37)."""
     name = errno.errorcode.get(error.errno or 0, "no errno")
-    free = _free_or_none(directory)
-    what = f"cannot save step {step}: {directory} needs {gib(need)}, {_has(free)} ({name}, quota not read)"
+    free, quota = _free_or_none(directory), tightest_quota(directory)
+    what = f"cannot save step {step}: {directory} needs {gib(need)}, {_has(free)} ({name}, {_words_of(quota)})"
     inodes = no_inode_left(directory) if error.errno == errno.ENOSPC else None
     if inodes:
         what = f"cannot save step {step}: all {inodes:,} inodes of the file system of {directory} are in use ({name})"
@@ -39,7 +40,7 @@ def refused_save(step: int, directory: Path, need: int, error: OSError, last_goo
         where=str(error.filename or directory),
         why=f"{name}: {error.strerror or error}",
         state=_untouched(step, last_good),
-        do=_remedy(error.errno or 0, directory, need, free),
+        do=_remedy(error.errno or 0, directory, need, _room(free or 0, quota)),
     )
 
 
@@ -56,16 +57,37 @@ def refused_opening(directory: Path, error: OSError) -> StorageError:
     )
 
 
-def too_little_space(step: int, directory: Path, need: int, free: int, last_good: int | None) -> StorageError:
-    """The error for a save that was not begun because it would not fit (template F37)."""
+def too_little_space(
+    step: int, directory: Path, need: int, free: int, last_good: int | None, quota: Quota | None = None
+) -> StorageError:
+    """The error for a save that was not begun because it would not fit (template F37).
+
+    `free` are the bytes of the file system and `quota` the limit on those of this user, if one is known.
+    """
+    by_quota = quota is not None and quota.left < free
+    foreseen = f"{'EDQUOT' if by_quota else 'ENOSPC'} foreseen, {_words_of(quota)}"
+    short = gib(need - _room(free, quota))
     return StorageError(
         code="checkpoint.too_little_space",
-        what=f"cannot save step {step}: {directory} needs {gib(need)}, has {gib(free)}"
-        " (ENOSPC foreseen, quota not read)",
+        what=f"cannot save step {step}: {directory} needs {gib(need)}, has {gib(free)} ({foreseen})",
         where=str(directory),
         why="a save begins only where all of its bytes fit beside the existing checkpoints",
         state=_untouched(step, last_good),
-        do=f"free {gib(need - free)} on the file system of {directory}",
+        do=f"free {short} of the files of {quota.owner} on the file system of {directory}"
+        if by_quota and quota is not None
+        else f"free {short} on the file system of {directory}",
+    )
+
+
+def refused_twice(first: Problem, second: Problem) -> StorageError:
+    """The error for a save that neither the run's own folder nor the second one took."""
+    return StorageError(
+        code=first.code,
+        what=f"{first.what}; and {second.what}",
+        where=f"{first.where}; {second.where}",
+        why=f"{first.why}; {second.why}",
+        state=first.state,
+        do=first.do,
     )
 
 
@@ -79,6 +101,14 @@ def _free_or_none(directory: Path) -> int | None:
         return free_bytes(directory)
     except OSError:
         return None
+
+
+def _room(free: int, quota: Quota | None) -> int:
+    return free if quota is None else min(free, quota.left)
+
+
+def _words_of(quota: Quota | None) -> str:
+    return "no quota known" if quota is None else f"quota of {quota.owner} {gib(quota.limit)}, {gib(quota.left)} left"
 
 
 def _has(free: int | None) -> str:

@@ -55,6 +55,7 @@ from rft_dist.checkpoint_format.layout import (
 from rft_dist.checkpoint_format.manifest import Manifest, ManifestFault, canonical_json, entry_from_json
 from rft_dist.checkpoint_format.resharding import from_json, merged
 from rft_dist.checkpoint_format.shards import Shard
+from rft_dist.checkpoints.quotas import tightest_quota
 from rft_dist.checkpoints.rank_exchange import Exchange, collective_call
 from rft_dist.checkpoints.rank_writer import RankParts, write_rank
 from rft_dist.checkpoints.reader import Finding, inspect, inspect_files, quarantine, read_manifest
@@ -237,8 +238,9 @@ def _refuse_foreign_target(request: SaveRequest) -> None:
 def _require_space(request: SaveRequest, need: int) -> None:
     with SPACE:
         free = free_bytes(request.directory)
-    if free < need:
-        raise too_little_space(request.step, request.directory, need, free, request.last_good)
+    quota = tightest_quota(request.directory)
+    if free < need or (quota is not None and quota.left < need):
+        raise too_little_space(request.step, request.directory, need, free, request.last_good, quota)
 
 
 def _open_staging(staging: Path, plan: Plan) -> None:

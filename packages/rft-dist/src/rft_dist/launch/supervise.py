@@ -43,7 +43,9 @@ def note_run(path: Path, environment: Mapping[str, str]) -> None:
         Path(file).write_text(str(path.resolve()), encoding="utf-8")
 
 
-def supervise(start: Callable[[Path | None, Mapping[str, str]], Ended], restarts: int) -> int:
+def supervise(
+    start: Callable[[Path | None, Mapping[str, str]], Ended], restarts: int, kept: Callable[[], int] | None = None
+) -> int:
     """Start a run, again whenever its process dies, and return the exit code of the last start.
 
     A process dies that is killed by a signal, raises what nobody expected, or ends because another rank is gone. Any
@@ -53,6 +55,7 @@ def supervise(start: Callable[[Path | None, Mapping[str, str]], Ended], restarts
         start: `(run, variables) -> Ended`: start the run, or continue the one in `run`, with these variables of the
             environment, and wait for its end.
         restarts: number of restarts in a row that lead to no newer checkpoint.
+        kept: bytes of the rows that an evaluation has on disk; more of them count as a newer checkpoint does.
 
     Raises:
         NoProgressError: so many restarts led to no newer checkpoint, or two starts in a row ended at the same step with
@@ -64,6 +67,7 @@ def supervise(start: Callable[[Path | None, Mapping[str, str]], Ended], restarts
         newest: int | None = None
         last: _Death | None = None
         used = 0
+        num_bytes = kept() if kept else 0
         while True:
             ended = start(run, {SUPERVISED: str(note)})
             if ended.asked or not _is_death(ended.code):
@@ -73,6 +77,9 @@ def supervise(start: Callable[[Path | None, Mapping[str, str]], Ended], restarts
             reached = max(published(run / CHECKPOINTS), default=None) if run else None
             if reached != newest:
                 newest, used = reached, 0
+            if kept and kept() > num_bytes:
+                # an evaluation counts no steps: two ends in a row look alike, with other rows between them
+                num_bytes, used, last = kept(), 0, None
             if death == last or used == restarts:
                 raise _no_progress(run, death, newest, used, repeated=death == last)
             last, used = death, used + 1

@@ -26,6 +26,7 @@ from rft_dist.collectives import Collectives
 from rft_dist.optim.adamw import LocalAdamW, StepOutcome, clip, is_optional, rows_name, trained_parameters
 from rft_dist.optim.loss_scaler import KEY, LossScaler, NoLossScaler
 from rft_dist.optim.parameter_groups import ParameterGroups
+from rft_dist.optim.placement import require_on_host
 from rft_dist.strategies.dtensor_shards import start_of
 from rft_dist.strategies.ema_swap import swap_in_ema
 
@@ -103,6 +104,8 @@ class AdamWOptions(TypedDict, total=False):
     """The gradient is scaled down to this norm; 0 = never."""
     master: bool
     offload: bool
+    host_weights: bool
+    """The tensors that are stepped on are kept in host memory, and with them all of the state."""
     ema_decay: float | None
     scaler: LossScaler | None
     """Scales float16 losses; None = losses are not scaled."""
@@ -151,6 +154,9 @@ class AdamWOptimizer(ABC):
             offload=options.get("offload", False),
             ema_decay=options.get("ema_decay"),
         )
+        self._host_setting = "fsdp_cpu_offload" if options.get("host_weights") else ""
+        if options.get("offload"):
+            self._host_setting = "adam_offload"
 
     def _own(self, name: str, tensor: Tensor) -> Tensor:
         """Return the part of a parameter, or of its gradient, that this rank steps on, sharing its memory."""
@@ -221,11 +227,21 @@ class AdamWOptimizer(ABC):
         if applied:
             clip(gradients.values(), norm, self._max_norm)
             self._adamw.update(gradients, learning_rate)
+            self._require_host()
         # after a refused step too: its gradients must not go into the next one
         self.discard()
         # last, because it may raise: by now the gradients are cleared
         self._scaler.update(finite=finite)
         return StepOutcome(norm, applied, scale)
+
+    def _require_host(self) -> None:
+        """Raise `OptionsError` where what is kept in host memory is elsewhere, after the first update alone."""
+        if not self._host_setting:
+            return
+        weights = self._local if self._host_setting == "fsdp_cpu_offload" else {}
+        # before the first update the moments are not there, and later they stay where they are
+        require_on_host(weights | self._adamw.state_tensors(), self._host_setting)
+        self._host_setting = ""
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the `LocalAdamW` state of this rank's tensors, and "loss_scale" where there is a scaler."""

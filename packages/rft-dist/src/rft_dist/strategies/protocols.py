@@ -209,6 +209,7 @@ class StrategyContext:
             "ema_decay": self.settings.ema_decay if self.settings.enable_ema else None,
             "master": master,
             "offload": self.settings.adam_offload,
+            "host_weights": self.settings.fsdp_cpu_offload,
             "scaler": LossScaler() if _is_float16(self.settings) else None,
             "first_rows": first_rows or {},
         }

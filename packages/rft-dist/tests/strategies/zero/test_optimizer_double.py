@@ -109,6 +109,20 @@ def test_a_refused_step_moves_no_average(made: tuple[Engine, ZeroOptimizer]) -> 
     assert engine.asked[-1] == "clear"
 
 
+def test_the_first_step_that_was_applied_looks_for_the_state_in_host_memory(
+    made: tuple[Engine, ZeroOptimizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, without = made
+    looked: list[Any] = []
+    monkeypatch.setattr(zero, "require_on_host", lambda tensors, setting: looked.append((tensors, setting)))
+    offloaded = ZeroOptimizer(engine, State(engine), lambda: None, offload=True)  # type: ignore[arg-type]
+    for optimizer, applied in ((without, True), (offloaded, False), (offloaded, True), (offloaded, True)):
+        engine.applied = applied
+        optimizer.backward(torch.tensor(1.0))
+        optimizer.step(0.1)
+    assert looked == [(("tensors",), "adam_offload")]
+
+
 def test_a_step_without_a_micro_batch_is_set_up_as_a_backward_pass_would(made: tuple[Engine, ZeroOptimizer]) -> None:
     engine, optimizer = made
     optimizer.step(0.1)

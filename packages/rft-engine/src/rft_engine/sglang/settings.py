@@ -11,6 +11,8 @@ Facts from its source (digests of these functions are in `pinned_api.json`):
 - Where every request has top-k 1 it takes the likeliest token, with log-probs of temperature 1: greedy decoding.
 - With `ignore_eos` it overlooks stop tokens too; without, it also stops at the end tokens of the model directory.
 - A sequence has room for two tokens less than `context_length`.
+- `mem_fraction_static` is a share of what is free before its weights are loaded, and the rest is left to activations:
+  weights and cache never ask for more than there is, so that it needs no comparison as vLLM's share of the whole GPU.
 - Its online rounding to 8 bits belongs to the start: weights that are loaded later are not rounded anew.
 """
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from rft_core.durable_files import replace_text
 from rft_genrec import __version__
-from rft_genrec.pipeline.stages import Stage
+from rft_genrec.pipeline.stages import Stage, final_model
 
 _FOLDER = "stages"
 
@@ -57,10 +57,13 @@ def files_below(run: Path, patterns: Iterable[str]) -> list[Path]:
     """Return the files that patterns match; of a run with several checkpoints those of the newest."""
     found: list[Path] = []
     for pattern in patterns:
-        matches = sorted(path for path in run.glob(pattern) if path.is_file())
-        if "checkpoints" in pattern and matches:
-            newest = max(path.parent for path in matches)
-            matches = [path for path in matches if path.parent == newest]
+        trained, in_checkpoints, _ = pattern.partition("/checkpoints/")
+        if in_checkpoints:
+            # a save that the disk of the run refused is in another folder, where no pattern below the run finds it
+            model = final_model(run / trained)
+            matches = sorted(path for path in model.glob("*") if path.is_file())
+        else:
+            matches = sorted(path for path in run.glob(pattern) if path.is_file())
         found += [path for path in matches if path not in found]
     return found
 
@@ -95,4 +98,4 @@ def _all_files(place: Path) -> Iterator[Path]:
 
 
 def _name(path: Path, run: Path) -> str:
-    return str(path.relative_to(run))
+    return str(path.relative_to(run) if path.is_relative_to(run) else path)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rft.resolved import Resolved
+from rft_core.checkpoint_places import step_directories
 from rft_core.errors import DataError
 from rft_genrec.pipeline.manifest import StageManifest, files_below, manifest_of, store, stored, written
 from rft_genrec.pipeline.stages import COPY, Stage, copy_catalogue, filled, stages_of
@@ -102,7 +103,8 @@ def _cleared(stage: Stage, folder: Path) -> Iterator[str]:
 
 
 def _can_continue(target: Path) -> bool:
-    return not _is_finished(target) and any((target / "checkpoints").glob("step_*[0-9]/manifest.json"))
+    saved = step_directories(target / "checkpoints")
+    return not _is_finished(target) and any((path / "manifest.json").is_file() for path in saved)
 
 
 def _is_finished(target: Path) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from rft_core.checkpoint_places import step_directories
 from rft_core.errors import OptionsError
 from rft_genrec.settings.run import GenrecRunSettings, chosen_stages
 
@@ -78,7 +79,7 @@ def copy_catalogue(source: Path, target: Path) -> None:
 
 def final_model(run: Path) -> Path:
     """Return the model of the newest checkpoint of a run; where it has none yet, the pattern of its name."""
-    models = sorted(run.glob(_MODEL))
+    models = [model for saved in step_directories(run / "checkpoints") if (model := saved / "model").is_dir()]
     return models[-1] if models else run / "checkpoints" / "step_*" / "model"
 
 

@@ -104,9 +104,16 @@ def resident_memory() -> dict[str, float]:
 
 
 def device_memory() -> dict[str, float]:
-    """Return the most that tensors took on this GPU since the last call, in MiB; empty without a GPU."""
+    """Return the memory of tensors on this GPU in MiB: the most since the last call, that of now, and the room for it.
+
+    The room is what tensors can take without another process giving memory back. Empty without a GPU.
+    """
     if not torch.cuda.is_initialized():
         return {}
-    peak = torch.cuda.max_memory_allocated() / 2**20
+    peak = torch.cuda.max_memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    return {"memory/peak_device_mib": peak}
+    # what the allocator keeps is free for tensors, and the driver counts it as taken
+    room = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+    at_rest = torch.cuda.memory_allocated()
+    names = ("memory/peak_device_mib", "memory/held_device_mib", "memory/room_device_mib")
+    return {name: value / 2**20 for name, value in zip(names, (peak, at_rest, room), strict=True)}

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -25,6 +27,8 @@ SAMPLES = 0.50
 """The same of sampling, which is half of the work of reinforcement learning."""
 LOW_USE = 0.30
 """Share of the peak of a GPU (MFU) below which larger micro-batches are worth trying."""
+SPARE = 0.10
+"""Share of the room on a GPU that a suggested micro-batch leaves free, for blocks that the allocator cannot join."""
 _OTHER = "other"
 _NOUNS = {
     Phase.REWARD: "scoring",
@@ -52,7 +56,24 @@ _REMEDIES = {
 }
 
 
-def speed_verdict(rows: Sequence[Row], command: str = "") -> RunFinding | None:
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The setting that decides how much a forward pass takes at once, and its value in a run."""
+
+    setting: str
+    size: int
+    """Samples, or tokens."""
+
+
+def micro_batch_of(values: Mapping[str, Any]) -> MicroBatch | None:
+    """Return the setting of the micro-batches among the flat settings of a run; None where it has none."""
+    for name in ("max_tokens_per_micro_batch", "micro_train_batch_size"):
+        if values.get(name):
+            return MicroBatch(name, int(values[name]))
+    return None
+
+
+def speed_verdict(rows: Sequence[Row], command: str = "", micro_batch: MicroBatch | None = None) -> RunFinding | None:
     """Return what bounds the speed of a run; None where its rows are fewer than `STEPS`.
 
     Waiting for data comes first, then what takes the largest share; where nothing waits, arithmetic is the bound.
@@ -60,19 +81,21 @@ def speed_verdict(rows: Sequence[Row], command: str = "") -> RunFinding | None:
     Args:
         rows: rows of metrics from the first step on.
         command: that made the run (`pretrain`, `sft`, `rl`, ...), which decides what can be changed.
+        micro_batch: of the run, for a size that its memory allows.
     """
     timed = [row for row in rows[WARM_UP:] if _number(row, "time/step") > 0]
     if len(timed) < STEPS - WARM_UP:
         return None
-    return verdict_of_rows(timed, command)
+    return verdict_of_rows(timed, command, micro_batch)
 
 
-def verdict_of_rows(rows: Sequence[Row], command: str = "") -> RunFinding | None:
+def verdict_of_rows(rows: Sequence[Row], command: str = "", micro_batch: MicroBatch | None = None) -> RunFinding | None:
     """Return what bounds the speed in these rows alone, however few they are; None where they took no time.
 
     Args:
         rows: rows of metrics of steps after the first ones.
         command: as of `speed_verdict`.
+        micro_batch: as of `speed_verdict`.
     """
     timed = [row for row in rows if _number(row, "time/step") > 0]
     if not timed:
@@ -85,7 +108,7 @@ def verdict_of_rows(rows: Sequence[Row], command: str = "") -> RunFinding | None
     if shares[Phase.ROLLOUT] > SAMPLES:
         found[Phase.ROLLOUT] = shares[Phase.ROLLOUT]
     if not found:
-        return _compute_bound(shares[Phase.TRAIN], timed)
+        return _compute_bound(shares[Phase.TRAIN], timed, micro_batch)
     name = max(found, key=lambda name: found[name])
     if name == Phase.ROLLOUT:
         return _rollout_bound(found[name], timed)
@@ -151,7 +174,7 @@ def _rollout_bound(share: float, rows: Sequence[Row]) -> RunFinding:
     )
 
 
-def _compute_bound(share: float, rows: Sequence[Row]) -> RunFinding:
+def _compute_bound(share: float, rows: Sequence[Row], micro_batch: MicroBatch | None) -> RunFinding:
     used = [_number(row, "time/mfu") for row in rows if "time/mfu" in row]
     use = sum(used) / len(used) if used else None
     named = "" if use is None else f", at {use:.0%} of the arithmetic that the device is made for"
@@ -159,10 +182,44 @@ def _compute_bound(share: float, rows: Sequence[Row]) -> RunFinding:
     return RunFinding(
         "compute_bound",
         f"nothing waits: forward, backward and optimizer took {share:.0%} of the time of the steps{named}",
-        "--micro_train_batch_size twice as large, where memory is left"
+        _larger_micro_batches(rows, micro_batch)
         if low
         else "nothing in the settings of its parts: more devices or a smaller model",
     )
+
+
+def _larger_micro_batches(rows: Sequence[Row], micro_batch: MicroBatch | None) -> str:
+    """Return the largest micro-batch that the memory of these steps allows, or why there is none.
+
+    A step takes what is held between steps and something that grows with the micro-batch, at most in proportion:
+    gradients are in it and do not grow. So the largest is held + factor x (peak - held) <= room - spare.
+    """
+    if micro_batch is None or any(_number(row, "memory/room_device_mib") <= 0 for row in rows):
+        return (
+            f"--{micro_batch.setting if micro_batch else 'micro_train_batch_size'} twice as large, where memory is left"
+        )
+    at_rest = max(_number(row, "memory/held_device_mib") for row in rows)
+    peak = max(_number(row, "memory/peak_device_mib") for row in rows)
+    room = min(_number(row, "memory/room_device_mib") for row in rows)
+    memory = f"the largest step took {peak / 1024:.1f} of {room / 1024:.1f} GiB"
+    if any(_number(row, "policy/micro_batch_halvings") for row in rows) or peak <= at_rest:
+        return f"nothing in the settings of its parts: {memory}, and larger micro-batches did not fit"
+    batches = _batches_of_an_update(rows)
+    if batches <= 1:
+        return "a larger --train_batch_size: each update is one micro-batch already"
+    factor = (room * (1 - SPARE) - at_rest) / (peak - at_rest)
+    size = int(micro_batch.size * min(factor, batches))
+    if size <= micro_batch.size:
+        return f"nothing in the settings of its parts: {memory}, and no larger micro-batch is sure to fit"
+    return f"--{micro_batch.setting} {size}: {memory}, {(peak - at_rest) / 1024:.1f} of it with the micro-batch"
+
+
+def _batches_of_an_update(rows: Sequence[Row]) -> int:
+    """Return the most micro-batches that one update of these steps was made of."""
+    updates = [_number(row, "policy/total_updates") for row in rows]
+    made = [later - earlier for earlier, later in pairwise(updates)]
+    batches = [_number(row, "policy/micro_batches") for row in rows[1:]]
+    return max((math.ceil(num / update) for num, update in zip(batches, made, strict=True) if update > 0), default=1)
 
 
 def _number(row: Row, name: str) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
+from rft_core.checkpoint_places import step_directories
 from rft_trainer.runs.directory import is_held
 from rft_trainer.runs.names import LATEST
 
@@ -139,7 +140,7 @@ def read_head(path: Path) -> RunFiles:
         verb=verb[1] if verb else "",
         settings=_changed_settings(config),
         # the manifest is written last, so a folder without one is no checkpoint yet
-        checkpoints=sorted(p.name for p in checkpoints.glob("step_*") if (p / "manifest.json").is_file()),
+        checkpoints=[path.name for path in step_directories(checkpoints) if (path / "manifest.json").is_file()],
         rollout_files=sorted((path / "rollouts").glob("step_*.jsonl")),
         touched=_touched(path),
         live=_is_live(path),

@@ -105,8 +105,9 @@ class TrainRowsSettings:
     max_samples: int = field(default=0, metadata={"minimum": 0})
     """Number of training rows to use; 0 = all."""
 
-    num_workers: int = field(default=0, metadata={"minimum": 0})
-    """Threads that render and tokenize rows; 0 = do it in the main thread."""
+    num_workers: int = field(default=-1, metadata={"minimum": -1})
+    """Threads that render and tokenize rows; 0 = do it in the main thread, -1 = there too, until the times of the
+    batches show that steps wait for them, and by as many threads as keep up from then on."""
 
     prefetch_factor: int = field(default=2, metadata={"minimum": 1})
     """Batches that each of these threads prepares in advance (with `num_workers`)."""

@@ -19,11 +19,18 @@ _LOG = logging.getLogger(__name__)
 class FindingSink:
     """Sink that applies the detectors to each row, warns of each once, and tells once what bounds the speed."""
 
-    def __init__(self, run: RunDirectory, command: str = "", on_alarm: OnAlarm = "log") -> None:
-        """Look at a run that `command` made; an alarm does what `on_alarm` says."""
+    def __init__(
+        self,
+        run: RunDirectory,
+        command: str = "",
+        on_alarm: OnAlarm = "log",
+        micro_batch: bottleneck.MicroBatch | None = None,
+    ) -> None:
+        """Look at a run that `command` made, with such micro-batches; an alarm does what `on_alarm` says."""
         self._run = run
         self._command = command
         self._on_alarm: OnAlarm = on_alarm
+        self._micro_batch = micro_batch
         self._timed: list[Mapping[str, Any]] | None = []
         self._watch = HealthWatch(command, self._rollouts)
 
@@ -57,7 +64,7 @@ class FindingSink:
         if self._timed is None:
             return
         self._timed.append(record)
-        bound = bottleneck.speed_verdict(self._timed, self._command)
+        bound = bottleneck.speed_verdict(self._timed, self._command, self._micro_batch)
         if bound is not None:
             self._timed = None
             if any(alarm.name == "data_wait" for alarm in self._watch.alarms):

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -99,7 +100,7 @@ class _First:
         if self.stage or all(map(_is_finite, _tensors(values))):
             return
         self.stage = stage
-        finite = [tensor[tensor.isfinite()].float() for tensor in _tensors(inputs)]
+        finite = [tensor.detach()[tensor.isfinite()].float() for tensor in _tensors(inputs)]
         finite = [tensor for tensor in finite if tensor.numel()]
         if finite:
             self.low = min(float(tensor.min()) for tensor in finite)
@@ -111,9 +112,12 @@ def _watched(module: nn.Module, first: _First) -> Iterator[None]:
     """Show `first` the output of every module in the forward's order, and the outputs' gradients in the backward's."""
     handles: list[RemovableHandle] = []
 
-    def after(name: str, _: nn.Module, inputs: Any, output: Any) -> None:
+    def after(name: str, inner: nn.Module, inputs: Any, output: Any) -> None:
         # inner modules end before the ones around them, so the first to be wrong is the innermost
+        known = first.stage
         first.see(f"output of {name}", output, inputs)
+        if first.stage != known:
+            first.stage += _experts_at_fault(inner, inputs, output)
         for tensor in _tensors(output):
             if tensor.requires_grad:
                 tensor.register_hook(partial(_see_gradient, first, name))
@@ -125,6 +129,39 @@ def _watched(module: nn.Module, first: _First) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@torch.no_grad()
+def _experts_at_fault(module: nn.Module, inputs: Any, output: Any) -> str:
+    """Return ", expert 5" where a module that holds all experts of a layer has an output that is not finite.
+
+    Such a module takes hidden states [T, H], the experts of each token [T, K] and their weights [T, K], and computes
+    the products of all experts at once. The first token at fault is given to its experts one by one. Empty for any
+    other module, and where each of them alone gives finite values.
+    """
+    if not _is_routed(inputs) or not isinstance(output, Tensor) or output.shape != inputs[0].shape:
+        return ""
+    states_TH, experts_TK, weights_TK = inputs[:3]
+    token = int((~output.isfinite()).flatten(1).any(1).nonzero()[0])
+    row = slice(token, token + 1)
+    found: list[int] = []
+    for choice in range(experts_TK.shape[1]):
+        one = slice(choice, choice + 1)
+        # not the module itself, whose hooks would see these calls as part of the step
+        if not _is_finite(module.forward(states_TH[row], experts_TK[row, one], weights_TK[row, one])):
+            found.append(int(experts_TK[token, choice]))
+    if not found:
+        return ""
+    return f", expert{'s' if len(found) > 1 else ''} {' and '.join(map(str, found))}"
+
+
+def _is_routed(inputs: Any) -> bool:
+    """Return whether a module was given tokens with their experts and the weights of these."""
+    if len(inputs) < 3 or not all(isinstance(each, Tensor) and each.dim() == 2 for each in inputs[:3]):
+        return False
+    states_TH, experts_TK, weights_TK = inputs[:3]
+    is_choice = not experts_TK.is_floating_point() and weights_TK.is_floating_point()
+    return is_choice and experts_TK.shape == weights_TK.shape and len(experts_TK) == len(states_TH)
 
 
 def _see_gradient(first: _First, name: str, gradient: Tensor) -> None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 from rft.checkpoints.parts import CheckpointParts
 from rft.hub.download import ASIDE
 from rft_core.errors import CheckpointError
-from rft_dist.checkpoint_format.layout import step_name
+from rft_dist.checkpoint_format.layout import places, run_tag, step_name
 from rft_dist.checkpoints.async_writer import BackgroundSaves
 from rft_dist.checkpoints.rank_exchange import Exchange, StoreExchange
 from rft_dist.checkpoints.reader import Checkpoint
@@ -111,6 +111,14 @@ class StoreWriter:
         if info is None or info is self._reported or self._collectives.rank != 0:
             return
         self._reported = info
+        if info.refused is not None:
+            _LOG.warning(
+                "%s; step %d is in %s in its place, where a resume finds it; to save in the run again: %s",
+                info.refused.what,
+                info.step,
+                info.path,
+                info.refused.do,
+            )
         if info.removed:
             names = ", ".join(step_name(removal.step) for removal in info.removed)
             freed = gib(sum(removal.num_bytes for removal in info.removed))
@@ -169,16 +177,27 @@ def open_store(
     A run that continues in its own directory keeps the name that its checkpoints have, also where the
     directory was renamed: the order of saving and what is removed follow from the checkpoints of one name.
     """
-    continues = restored is not None and restored.checkpoint.path.parent.resolve() == (
-        directory.checkpoints_directory.resolve()
-    )
+    own = directory.checkpoints_directory
+    continues = restored is not None and restored.checkpoint.path.parent.resolve() in {
+        place.resolve() for place in places(own)
+    }
     return CheckpointStore(
-        directory.checkpoints_directory,
+        own,
         keep_last=settings.max_ckpt_num,
         keep_bytes=settings.max_ckpt_mem * GIGABYTE,
         run_id=restored.checkpoint.manifest.run_id if restored and continues else directory.path.name,
         exchange=exchange,
+        fallback=_fallback_folder(directory.path, settings.fallback_save_path),
     )
+
+
+def _fallback_folder(run: Path, fallback: str) -> Path | None:
+    """Return the folder of this run below `fallback_save_path`; None where none is set."""
+    if not fallback:
+        return None
+    path = run.absolute()
+    # with a hash of the place, since two runs of one name may have the same second directory
+    return Path(fallback).expanduser().absolute() / f"{path.name}-{run_tag(str(path))}"
 
 
 def save_schedule(settings: CheckpointSettings) -> SaveSchedule:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rft_core.checkpoint_places import step_directories
+
 _MODELS = ("pretrain", "critic_pretrain", "reference_pretrain", "teacher_pretrain", "judge_pretrain", "agree_with")
 _LISTS = ("reward_pretrain",)
 
@@ -40,5 +42,5 @@ def newest_model(path: str) -> str:
         return path
     if run.is_symlink():  # such as runs/latest, which stands for another run tomorrow
         run = run.parent / run.readlink()
-    models = sorted(model for model in (run / "checkpoints").glob("step_*/model") if model.is_dir())
+    models = [model for saved in step_directories(run / "checkpoints") if (model := saved / "model").is_dir()]
     return str(models[-1]) if models else path

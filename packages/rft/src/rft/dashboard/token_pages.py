@@ -9,6 +9,7 @@ from typing import Any
 from rft.dashboard.run_folders import RequestRefused, RunFolders
 from rft.library.run import Run
 from rft.library.token_numbers import QUANTITIES, group_tokens
+from rft_core.checkpoint_places import other_places
 from rft_trainer.rollout_files.token_records import TokenRecord, token_file
 
 _MOST_TOKENS = 5000
@@ -66,7 +67,9 @@ class TokenPages:
         return {"answers": answers, "why_none": found.why_none}
 
     def _check_checkpoints(self, run: Path) -> None:
-        """Look at every file that a tokenizer may be read from."""
+        """Look at every file and folder that a tokenizer may be read from."""
+        for place in other_places(run / "checkpoints"):
+            self._folders.inside(place)
         for file in (run / "checkpoints").rglob("*"):
             if file.is_symlink():
                 self._folders.inside(file)

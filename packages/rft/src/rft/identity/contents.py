@@ -15,6 +15,7 @@ from rft.identity.user_files import code_content, folder_content, function_conte
 from rft.resolved import Resolved
 from rft.reward_kinds import given_directories
 from rft.reward_names import all_functions, named_models
+from rft_core.checkpoint_places import run_of
 from rft_dist.checkpoint_format.layout import MANIFEST
 from rft_trainer.data.prompts import HASH_SCHEME
 
@@ -104,4 +105,4 @@ def _checkpoint(place: str) -> Content:
     path = unverified_checkpoint(Path(place).expanduser())
     if path is None:
         return Content("absent", "no checkpoint", place)
-    return replace(file_content(str(path / MANIFEST)), covers=f"{path.name} of {path.parent.parent.name}", place=place)
+    return replace(file_content(str(path / MANIFEST)), covers=f"{path.name} of {run_of(path).name}", place=place)

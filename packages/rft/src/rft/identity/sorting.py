@@ -57,17 +57,17 @@ FREE = _names("""
     adam_offload async_save chunk_size compile data_store data_store_max_gb data_store_path data_store_workers
     dataloader_pin_memory debug depth device enable_engine_sleep engine_enforce_eager engine_max_rows engine_mem_util
     engine_replicas engine_tp_size environment_memory environment_variables environment_workers ep_size eval_k
-    eval_metrics eval_pick fingerprint_steps fit_memory flash_attn fsdp fsdp_cpu_offload fused_linear_logprob
-    gradient_checkpointing gradient_checkpointing_every gradient_checkpointing_mode heartbeat_seconds keep_best
-    log_interval max_ckpt_mem max_ckpt_num max_refused_steps max_rollbacks max_tokens_per_micro_batch
-    max_unscored_share memory_limit_gb meta_init micro_rollout_batch_size micro_train_batch_size nproc
-    num_trajectories_to_save num_workers on_alarm overlap_comm packing_samples prefetch_factor profile
-    remote_rm_batch_size remote_rm_concurrency remote_rm_retries remote_rm_timeout restarts reward_batch_tokens
-    reward_memory reward_offload reward_random reward_variables reward_wait reward_workers rollout_log_interval run_name
-    sample_texts sample_tokens save_interval save_minutes save_model_only save_steps save_trajectories
-    save_value_network shard_size sp_mode sp_size token_records token_records_mib tp_size use_mlflow use_tensorboard
-    use_trackio use_wandb wandb_group wandb_org wandb_run_name watchdog_collective_seconds watchdog_first_seconds
-    watchdog_seconds weight_check_steps zero_stage zpg
+    eval_metrics eval_pick fallback_save_path fingerprint_steps fit_memory flash_attn fsdp fsdp_cpu_offload
+    fused_linear_logprob gradient_checkpointing gradient_checkpointing_every gradient_checkpointing_mode
+    heartbeat_seconds keep_best log_interval max_ckpt_mem max_ckpt_num max_refused_steps max_rollbacks
+    max_tokens_per_micro_batch max_unscored_share memory_limit_gb meta_init micro_rollout_batch_size
+    micro_train_batch_size nproc num_trajectories_to_save num_workers on_alarm overlap_comm packing_samples
+    prefetch_factor profile remote_rm_batch_size remote_rm_concurrency remote_rm_retries remote_rm_timeout restarts
+    reward_batch_tokens reward_memory reward_offload reward_random reward_variables reward_wait reward_workers
+    rollout_log_interval run_name sample_texts sample_tokens save_interval save_minutes save_model_only save_steps
+    save_trajectories save_value_network shard_size sp_mode sp_size token_records token_records_mib tp_size use_mlflow
+    use_tensorboard use_trackio use_wandb wandb_group wandb_org wandb_run_name watchdog_collective_seconds
+    watchdog_first_seconds watchdog_seconds weight_check_steps zero_stage zpg
 """)
 """They change speed, memory, reports or the limits at which a run stops: free at every resume, and recorded."""
 

@@ -251,7 +251,7 @@ def _card(number: int, card: Card, build: TorchBuild) -> MachineFact:
         do = f"a torch that is built for sm_{major}{minor}"
         return MachineFact(subject, value, "problem", why, do)
     if not card.has_bfloat16:
-        return MachineFact(subject, value, "note", "it has no bfloat16 arithmetic and emulates it", "leave --bf16 out")
+        return MachineFact(subject, value, "note", "it has no bfloat16 arithmetic and emulates it", "--amp, not --bf16")
     return MachineFact(subject, value)
 
 

@@ -16,6 +16,7 @@ from rft.library.keyword_settings import resolved
 from rft.library.named_arguments import evaluation_arguments, generation_arguments
 from rft.library.python_errors import python_words
 from rft.library.training_calls import Config, Model
+from rft.resolved import Resolved
 from rft_core.errors import OptionsError
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def evaluate(
     own += [_given("reward", chosen.setting)] if chosen.setting else []
     own += [_given("compare", model_place(compare))] if compare is not None else []
     prepared = resolved(EVAL.name, settings, config, own)
+    _refuse_processes(prepared)
     from rft.process.machine import open_machine
     from rft.stages.evaluate import evaluate as scored
 
@@ -141,6 +143,20 @@ def generate(
         if output and machine.is_first:
             write_answers(output, rows)
         return rows
+
+
+def _refuse_processes(prepared: Resolved[Any]) -> None:
+    for name in ("nproc", "restarts"):
+        # a file may be one of the command, which has processes of its own
+        if prepared.values[name] and prepared.origins[name] == KEYWORD:
+            raise OptionsError(
+                code="library.processes",
+                what=f"{name} = {prepared.values[name]}",
+                where="keyword argument",
+                why="a program scores in the processes that it runs in already; the command starts others",
+                state="nothing was started",
+                do=f"rft-train {prepared.command} --{name} {prepared.values[name]}",
+            )
 
 
 def _is_conversation(prompts: object) -> bool:

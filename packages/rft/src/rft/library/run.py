@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from rft.library.run_columns import RunColumns
+from rft_core.checkpoint_places import step_directories
 from rft_core.errors import DataError, OptionsError, PreflightError
 from rft_core.nearest_names import nearest_names
 from rft_trainer.runs.reader import RunFiles, is_number, is_run, read_run, rows
@@ -287,7 +288,8 @@ class Run:
             return self.path
         found = {int(name.removeprefix("step_")): name for name in self._files.checkpoints}
         if step in found:
-            return self.path / "checkpoints" / found[step]
+            places = {path.name: path for path in step_directories(self.path / "checkpoints")}
+            return places.get(found[step], self.path / "checkpoints" / found[step])
         raise OptionsError(
             code="run.no_such_checkpoint",
             what=f"{self.path} has no checkpoint of step {step}",

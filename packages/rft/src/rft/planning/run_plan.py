@@ -68,6 +68,8 @@ class PlanRequest:
     """Whether a step is traced, for what it holds at its peak, which imports torch; else it is bounded by formula."""
     model_tflops: float = 0.0
     """10^12 operations a second of one device in training, as a run measured them; 0 = not known."""
+    reads_rows: bool = True
+    """Whether rows with images are read for the features of their images; else what depends on these is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ def _plan(request: PlanRequest, resolved: Resolved[Any], workload: Workload) -> 
         gpu_memory=memory,
         speed=speed,
     )
-    return _with_images(plan, workload, resolved, training)
+    return _with_images(plan, workload, resolved, training, reads_rows=request.reads_rows)
 
 
 def _speed(
@@ -190,7 +192,9 @@ def _speed(
     return speed, []
 
 
-def _with_images(plan: RunPlan, workload: Workload, resolved: Resolved[Any], training: TrainingMemoryConfig) -> RunPlan:
+def _with_images(
+    plan: RunPlan, workload: Workload, resolved: Resolved[Any], training: TrainingMemoryConfig, *, reads_rows: bool
+) -> RunPlan:
     """Add the tokens of images and the memory of a vision tower to the plan, where there are any."""
     if not resolved.values.get("images_key") and IMAGES_NOT_COUNTED not in plan.notes:
         return plan
@@ -198,7 +202,7 @@ def _with_images(plan: RunPlan, workload: Workload, resolved: Resolved[Any], tra
 
     workload.require_image_support(resolved.settings)
     positions = max_positions(resolved.values["pretrain"])
-    parts = image_parts(workload, resolved.settings, resolved.values, training, positions)
+    parts = image_parts(workload, resolved.settings, resolved.values, training, positions, reads_rows=reads_rows)
     notes = [note for note in plan.notes if note != IMAGES_NOT_COUNTED or not parts.parameters]
     return replace(
         plan,

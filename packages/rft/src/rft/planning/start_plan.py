@@ -24,8 +24,11 @@ from rft_core.errors import PreflightError, RftError
 from rft_dist.planning.memory_estimate import GIB, MemoryTerm
 from rft_dist.strategies.registry import smaller_shares
 
-_ALWAYS = {"parameters", "adapters", "reference model"}
-_OF_THE_UPDATE = {"gradients", "Adam moments", "Muon momenta", "master copy", "moving average"}
+_ALWAYS = {"parameters", "adapters", "reference model", "tower parameters", "tower of the reference"}
+_OF_THE_UPDATE = {
+    *("gradients", "Adam moments", "Muon momenta", "master copy", "moving average"),
+    *("tower gradients", "tower moments"),
+}
 _MEMORY, _GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 
 
@@ -77,8 +80,7 @@ SFT_START, DPO_START, RM_START, RL_START = StartPlan(SFT), StartPlan(DPO), Start
 
 def planned(resolved: Resolved[Any], workload: Workload, world_size: int, rooms: Sequence[Room]) -> Resolved[Any]:
     """Compare the plan of a run with the memory that there is; settings as of `StartPlan`."""
-    # their plan reads the rows
-    if resolved.values.get("images_key") or not rooms:
+    if not rooms:
         return resolved
     request = _request(world_size, rooms)
     plan = _plan_or_none(request, resolved, workload)
@@ -87,7 +89,7 @@ def planned(resolved: Resolved[Any], workload: Workload, world_size: int, rooms:
     for room in rooms:
         if room.need(plan.terms, resolved.values) > room.total:
             raise _no_room(resolved, plan, room, _remedy(resolved, workload, world_size, rooms))
-    notes = [*_taken(resolved, plan, rooms), *_may_not_fit(plan)]
+    notes = [*_taken(resolved, plan, rooms), *_may_not_fit(plan, sees_images=bool(resolved.values.get("images_key")))]
     return replace(resolved, notes=(*resolved.notes, *notes)) if notes else resolved
 
 
@@ -123,7 +125,9 @@ def _freezes(values: Mapping[str, Any]) -> bool:
 
 def _request(world_size: int, rooms: Sequence[Room]) -> PlanRequest:
     of_gpu = [max(1, room.total // GIB) for room in rooms if not room.of_host]
-    return PlanRequest({"world_size": world_size, **({"gpu_memory": of_gpu[0]} if of_gpu else {})})
+    numbers = {"world_size": world_size, **({"gpu_memory": of_gpu[0]} if of_gpu else {})}
+    # rows are read after this, once; what is refused here does not depend on them
+    return PlanRequest(numbers, reads_rows=False)
 
 
 def _plan_or_none(request: PlanRequest, resolved: Resolved[Any], workload: Workload) -> RunPlan | None:
@@ -190,7 +194,7 @@ def _taken(resolved: Resolved[Any], plan: RunPlan, rooms: Sequence[Room]) -> Ite
             )
 
 
-def _may_not_fit(plan: RunPlan) -> Iterator[str]:
+def _may_not_fit(plan: RunPlan, *, sees_images: bool) -> Iterator[str]:
     """Say that a step may exceed the GPU, and the flags with which it does not."""
     ladder = plan.ladder
     if ladder is None:
@@ -198,6 +202,8 @@ def _may_not_fit(plan: RunPlan) -> Iterator[str]:
     training = [term for term in plan.terms if term.in_training and not term.on_host]
     largest = max(training, key=lambda term: term.num_bytes)
     helps = f"; {ladder.flags} makes it {_gib(ladder.training_bytes)}" if ladder.flags else ""
+    # how many features images have is known once rows are read
+    helps += ", besides what the vision tower keeps of the images (rft-train plan counts it)" if sees_images else ""
     yield (
         f"memory: a step takes up to {_gib(plan.training_bytes)} of {_gib(ladder.limit_bytes)}, most of it "
         f"{largest.name} ({_gib(largest.num_bytes)}){helps}"

@@ -31,14 +31,20 @@ class ImageParts:
 
 
 def image_parts(
-    workload: Workload, settings: Any, values: Mapping[str, Any], run: TrainingMemoryConfig, positions: int | None
+    workload: Workload,
+    settings: Any,
+    values: Mapping[str, Any],
+    run: TrainingMemoryConfig,
+    positions: int | None,
+    *,
+    reads_rows: bool,
 ) -> ImageParts:
-    """Return the tokens of images, and the memory of the vision tower.
+    """Return the tokens of images, where rows are read for them, and the memory of the vision tower.
 
     Raises:
         DataError, OptionsError: as the start would.
     """
-    images, unread = planned_images(workload, settings, positions)
+    images, unread = planned_images(workload, settings, positions) if reads_rows else (None, [])
     parameters, terms, about = tower_part(values, run, images.tokens_a_row[2] if images else None)
     return ImageParts(images, parameters, terms, [*unread, *about])
 

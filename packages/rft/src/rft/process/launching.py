@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from rft_trainer.runs.names import RUNS, refuse_file
 _LOG = logging.getLogger(__name__)
 _RESUME = (sys.executable, "-m", "rft_cli.main", "resume")
 _DATA = ("prompt_data", "eval_data")
+_ROW_FILES = (".json", ".jsonl")
+"""Suffixes of an output that is one file; any other is a directory."""
 _MODELS = ("pretrain", "critic_pretrain", "reference_pretrain", "teacher_pretrain")
 
 
@@ -72,7 +74,7 @@ def spawned(
         logs = _log_folder(resolved, begun or run)
         return _shown(spawn_ranks(words, nproc, log_folder=logs, environment=os.environ | variables), 0)
 
-    return supervise(start, restarts)
+    return supervise(start, restarts, _kept_bytes(resolved))
 
 
 def started_ranks(
@@ -150,10 +152,30 @@ def _leave_restarts_to_launcher(resolved: Resolved[Any], restarts: int) -> None:
     )
 
 
+def _kept_bytes(resolved: Resolved[Any]) -> Callable[[], int] | None:
+    """Return a count of the bytes of rows that an evaluation keeps beside its output; None for any other command."""
+    output = resolved.values.get("output")
+    if "save_path" in resolved.values or not output:
+        return None
+    path = Path(output).expanduser()
+
+    def kept() -> int:
+        if path.suffix in _ROW_FILES:
+            beside = path.parent.iterdir() if path.parent.is_dir() else ()
+            files = [file for file in beside if file.name.startswith(f"{path.name}.partial")]
+        else:
+            files = list(path.rglob("*.jsonl"))
+        return sum(file.stat().st_size for file in files)
+
+    return kept
+
+
 def _log_folder(resolved: Resolved[Any], run: Path | None) -> Path:
     # a command that trains nothing has no run; it may have an output
     place = resolved.values.get("save_path") or resolved.values.get("output")
     path = run or (Path(place).expanduser() if place else None)
+    if run is None and path is not None and path.suffix in _ROW_FILES:
+        return path.with_name(f"{path.name}.logs")
     return path / "logs" if path else RUNS / ".ranks" / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{os.getpid()}"
 
 

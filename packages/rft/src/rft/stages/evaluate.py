@@ -28,6 +28,7 @@ from rft.stages.evaluation_compare import ComparedWith, compared_with
 from rft.stages.evaluation_output import checked_output, manifest_of, partial_rows, write_output
 from rft_algos.statistics import Interval as Interval
 from rft_algos.statistics import paired_difference_interval
+from rft_core.checkpoint_places import run_of
 from rft_core.errors import OptionsError, ServiceError
 from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_models.policy.load import load_policy
@@ -106,7 +107,7 @@ def trained_model(path: Path, *, asked_by: str) -> TrainedModel:
         CheckpointError: there is none, or none that verifies.
     """
     checkpoint = resolve_checkpoint(path, asked_by=asked_by).checkpoint
-    return TrainedModel(checkpoint.path.parent.parent, checkpoint.model_directory)
+    return TrainedModel(run_of(checkpoint.path), checkpoint.model_directory)
 
 
 def evaluate(settings: EvalSettings, machine: Machine, *, reward: Reward | None = None) -> Evaluation:

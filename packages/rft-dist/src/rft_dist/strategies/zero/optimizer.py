@@ -26,6 +26,7 @@ from rft_dist.checkpoint_format.shards import Shard, ShardRequest, StoredCompone
 from rft_dist.collectives import Collectives
 from rft_dist.optim.adamw import StepOutcome, nothing_to_train
 from rft_dist.optim.parameter_groups import ParameterGroups, adamw, set_learning_rate
+from rft_dist.optim.placement import require_on_host
 from rft_dist.strategies.data_parallel import share_sequences
 from rft_dist.strategies.ema_swap import swap_in_ema_zero
 from rft_dist.strategies.optimizer import restore_shards
@@ -170,7 +171,7 @@ class ZeroModel:
         if first_rows:
             stepping.register_step_pre_hook(state.decay(chosen, weight_decay))
         swap = partial(swap_in_ema_zero, named, self.weights, state, collectives)
-        self.optimizer = ZeroOptimizer(engine, state, swap)
+        self.optimizer = ZeroOptimizer(engine, state, swap, offload=cpu_offload)
 
     def compute(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Call a function that uses the model, with the weights outside of its layers gathered.
@@ -237,8 +238,9 @@ class ZeroModel:
 class ZeroOptimizer:
     """AdamW over the ranges that DeepSpeed gave this rank; made by `ZeroModel`."""
 
-    def __init__(self, engine: Any, state: ZeroState, swap_in_ema: SwapInEma) -> None:
+    def __init__(self, engine: Any, state: ZeroState, swap_in_ema: SwapInEma, *, offload: bool = False) -> None:
         self.state = state
+        self._is_checked = not offload
         self.swap_in_ema = swap_in_ema
         """Replaces the trained weights by their moving averages while its context is open; all ranks enter it."""
         self._engine = engine
@@ -297,6 +299,10 @@ class ZeroOptimizer:
         applied = bool(self._engine.was_step_applied())
         if applied:
             self.state.average()
+        if applied and not self._is_checked:
+            # after the first update alone: before it DeepSpeed has no moments
+            require_on_host(self.state.tensors(), "adam_offload")
+            self._is_checked = True
         return StepOutcome(float(self._engine.get_global_grad_norm()), applied)
 
     def state_tensors(self) -> dict[str, Tensor]:

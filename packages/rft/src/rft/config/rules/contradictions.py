@@ -119,7 +119,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "num_trajectories_to_save": ("save_trajectories", bool),
     "rollout_log_interval": ("save_trajectories", bool),
     "max_rollbacks": ("save_model_only", lambda on: not on),
-    "prefetch_factor": ("num_workers", lambda count: count > 0),
+    "prefetch_factor": ("num_workers", lambda count: count != 0),
     "wandb_org": ("use_wandb", bool),
     "wandb_group": ("use_wandb", bool),
     "wandb_run_name": ("use_wandb", bool),

@@ -35,6 +35,8 @@ class EvalKeywords(RewardKeywords, AnswerKeywords, total=False):
     eval_n: int
     eval_k: str
     eval_pick: str
+    nproc: int
+    restarts: int
     seed: int
     debug: bool
     output: str

@@ -71,6 +71,7 @@ class TrainingKeywords(TypedDict, total=False):
     ema_decay: float
     eval_steps: int
     save_path: str
+    fallback_save_path: str
     save_steps: int
     save_interval: int
     save_minutes: float
