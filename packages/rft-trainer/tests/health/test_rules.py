@@ -254,7 +254,7 @@ def test_memory_that_grows_with_the_responses_is_laid_to_them(name: str) -> None
         "a smaller --generate_max_len: the responses have grown with it, from 111 to 191 tokens"
     )
     other = remedy(0.1)
-    assert other.startswith("look at what ")
+    assert "look at what " in other
     # of a run whose code is all this program's own, no reward is suspected
     assert "--reward" not in other
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import random
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from rft_trainer.metrics.memory_growth import (
     FAST_STEPS,
     SLOW_STEPS,
+    TRACED_STEPS,
     MemoryGrowth,
     memory_metrics,
     rate,
@@ -96,6 +99,24 @@ def test_no_window_of_a_sound_run_is_near_a_warning(run: str) -> None:
     assert len(shares) >= 199
     assert max(share.get("growth", 0.0) for share in shares) < 32, "of 256 that are told"
     assert max(share.get("slow_growth", 0.0) for share in shares) < 4, "of 16 that are told"
+
+
+def test_what_has_grown_is_looked_for_once_where_the_growth_is_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    of(lambda n: 1000.0 + n / 20, steps=SLOW_STEPS + TRACED_STEPS)
+    assert caplog.messages == []
+    kept: list[bytes] = []
+
+    def grows(step: int) -> float:
+        kept.append(b"1" * (MIB // 8))
+        return 1000.0 + 10 * step
+
+    of(grows, steps=3 * FAST_STEPS)
+    (message,) = caplog.messages
+    assert message.startswith("the memory of this process grows; in the last 10 steps: 1.25 MiB at ")
+    assert "test_memory_growth.py:" in message
+    assert not tracemalloc.is_tracing()
+    assert len(kept) == 3 * FAST_STEPS
 
 
 def test_windows_that_are_not_full_say_nothing() -> None:

@@ -132,16 +132,16 @@ def test_without_weights_that_are_trained_here_nothing_is_said() -> None:
         assert relative(sample, lambda: None) is None
 
 
-def many_layers() -> nn.Sequential:
-    return nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3 * SAMPLED_TENSORS)))
+def many_layers() -> list[nn.Linear]:
+    return [nn.Linear(4, 4, bias=False) for _ in range(3 * SAMPLED_TENSORS)]
 
 
 def test_after_a_step_without_a_change_of_the_sample_every_weight_is_looked_at() -> None:
-    model = many_layers()
-    sample = WeightSample(ReplicatedWeights(model))
+    layers = many_layers()
+    sample = WeightSample(ReplicatedWeights(nn.Sequential(*layers)))
 
     def step(by: float) -> float | None:
-        found = relative(sample, lambda: shift(model[1].weight, by))  # one that is not in the sample
+        found = relative(sample, lambda: shift(layers[1].weight, by))  # one that is not in the sample
         sample.see(found)
         return found
 
@@ -175,11 +175,12 @@ def test_a_step_that_weights_of_fewer_bits_lose_is_seen_in_the_copies_that_add_i
 
 
 def test_weights_that_no_step_changes_are_not_sampled() -> None:
-    model = many_layers()
+    layers = many_layers()
+    model = nn.Sequential(*layers)
     moving = {f"{number}.weight" for number in range(3)}
     sample = WeightSample(ReplicatedWeights(model), moves=moving.__contains__)
-    assert relative(sample, lambda: [shift(layer.weight, 1.0) for layer in model[3:]]) == 0.0
+    assert relative(sample, lambda: [shift(layer.weight, 1.0) for layer in layers[3:]]) == 0.0
     for number in range(3):
-        assert (relative(sample, lambda number=number: shift(model[number].weight, 1.0)) or 0.0) > 0
+        assert (relative(sample, lambda number=number: shift(layers[number].weight, 1.0)) or 0.0) > 0
     nowhere = WeightSample(ReplicatedWeights(model), moves=lambda name: False)
-    assert (relative(nowhere, lambda: shift(model[0].weight, 1.0)) or 0.0) > 0, "said of none, all are sampled"
+    assert (relative(nowhere, lambda: shift(layers[0].weight, 1.0)) or 0.0) > 0, "said of none, all are sampled"

@@ -29,10 +29,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def parallel(
-    directory: Path, *, bf16: bool = False, adam: AdamSettings = ADAM, **strategy: Any
+def parallel(directory: Path, *, bf16: bool = False, **strategy: Any) -> ParallelModel[CausalPolicy]:
+    return trained(directory, StrategySettings(**strategy), ADAM, bf16=bf16)
+
+
+def trained(
+    directory: Path, settings: StrategySettings, adam: AdamSettings, *, bf16: bool = False
 ) -> ParallelModel[CausalPolicy]:
-    settings = StrategySettings(**strategy)
     policy = load_policy(directory, dtype=held_dtype(settings, bf16=bf16)).train()
     machine = Machine("cpu", ranks_from_environment({}), SingleProcess())
     return parallelize(ShardablePolicy(policy), settings, adam, machine, None)
@@ -67,7 +70,7 @@ def test_an_update_is_measured_on_weights_that_have_a_learning_rate_and_on_the_c
     directory: Path,
 ) -> None:
     factors = AdamSettings(lr_schedule="constant", lr_factors="model.layers=0")
-    model = parallel(directory, adam=factors, use_mp_opt=True)
+    model = trained(directory, StrategySettings(use_mp_opt=True), factors)
     sample = model.sample
     assert sample is not None
     sample.begin()
@@ -78,7 +81,7 @@ def test_an_update_is_measured_on_weights_that_have_a_learning_rate_and_on_the_c
     with torch.no_grad():
         for _, parameter in model.model.trainable_parameters():
             parameter.fill_(1.0)
-            model.optimizer.follow(parameter)  # pyright: ignore
+            model.optimizer.follow(parameter)  # pyright: ignore[reportAttributeAccessIssue]
     sample.see(0.0)
     sample.begin()
     step(model, 1e-6)

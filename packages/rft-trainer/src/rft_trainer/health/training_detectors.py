@@ -5,11 +5,12 @@ from __future__ import annotations
 from rft_trainer.health import rules
 from rft_trainer.health.detector import Detector
 from rft_trainer.health.history import FINDING_STEPS
-from rft_trainer.metrics.memory_growth import FAST_STEPS, SLOW_STEPS
+from rft_trainer.metrics.memory_growth import FAST_MIB, FAST_STEPS, SLOW_MIB, SLOW_STEPS
 from rft_trainer.runs.bottleneck import STEPS, WAITS
 
 _LOOK_AT_PROCESS = (
-    "look at what that process keeps from step to step: the trainer, its rows, an engine that samples in it, and code "
+    "logs/rank_N.log of that rank says ten steps later which lines of Python and which tensors have grown; look at "
+    "what that process keeps from step to step: the trainer, its rows, an engine that samples in it, and code "
     "of one's own where some runs in it (a loss, an advantage estimator, an environment); functions of rewards have "
     "processes of their own, which this figure leaves out. `rft-train resume` begins with fresh memory"
 )
@@ -254,7 +255,7 @@ MACHINE = (
         name="memory_slope",
         metrics="memory/growth_mib memory/growth_rank memory/growth_steps_left memory/rss_mib",
         window=FAST_STEPS,
-        threshold=256.0,
+        threshold=FAST_MIB,
         level="warning",
         rule=rules.either(
             rules.memory_growth("growth", "the memory of the process of"),
@@ -268,7 +269,7 @@ MACHINE = (
         name="slow_memory_growth",
         metrics="memory/slow_growth_mib memory/slow_growth_rank memory/slow_growth_steps_left",
         window=SLOW_STEPS,
-        threshold=16.0,
+        threshold=SLOW_MIB,
         level="warning",
         rule=rules.memory_growth("slow_growth", "the memory of the process of"),
         when="the same over more steps, where each fifth rises by at least two thirds of the mean rise",

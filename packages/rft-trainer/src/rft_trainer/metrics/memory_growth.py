@@ -10,6 +10,7 @@ rises in every part alike. Each rank computes its own growth, so that what the r
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +22,14 @@ from rft_core.host_memory import free_host_memory, resident_memory
 
 FAST_STEPS, SLOW_STEPS = 50, 200
 """Steps over which growth is looked for: what ends a run within hours, and what does so within days."""
+FAST_MIB, SLOW_MIB = 256.0, 16.0
+"""Growth of a process over these steps that is told."""
+TRACED_STEPS = 10
+"""Steps in which a process that grows so much looks for what has grown, once."""
 _FAIR, _EVEN = 1 / 8, 1 / 6
 """Part of the growth by which each of the four rises must go up: half of the mean rise, and over many steps two thirds
 of it, since what fills up by and by is almost straight in a short window."""
+_LOG = logging.getLogger(__name__)
 _MIB = 2**20
 _KINDS = {"growth": FAST_STEPS, "slow_growth": SLOW_STEPS, "device_growth": FAST_STEPS}
 
@@ -71,11 +77,14 @@ class MemoryGrowth:
         self._host = platform.node() if host is None else host
         self._resident_mib: deque[float] = deque(maxlen=SLOW_STEPS)
         self._device_mib: deque[float] = deque(maxlen=FAST_STEPS)
+        self._trace: Any = None
+        self._traced = 0
 
     def take(self) -> dict[str, Any]:
         """Look at the memory of this step; return this rank's share of the exchange, in MiB.
 
-        Its growths are absent until the windows are full, and what is free where nothing grows.
+        Its growths are absent until the windows are full, and what is free where nothing grows. The first time that one
+        is worth a word, what has grown in the ten steps behind it is written into the log of this rank.
         """
         share: dict[str, Any] = {"host": self._host}
         if (resident := self._resident()) is not None:
@@ -87,12 +96,30 @@ class MemoryGrowth:
                 share["slow_growth"] = steady_growth(self._resident_mib, _EVEN)
             if share.get("growth") or share.get("slow_growth"):
                 share["free"] = _mib(self._free())
+            self._look_for_sites(share)
         if (found := self._device()) is not None:
             self._device_mib.append(found[0] / _MIB)
             if len(self._device_mib) == FAST_STEPS:
                 share["device_growth"] = steady_growth(self._device_mib)
                 share["device_free"] = _mib(found[1])
         return share
+
+    def _look_for_sites(self, share: Mapping[str, Any]) -> None:
+        """Begin to trace what grows where the growth is worth a word, and tell it some steps later."""
+        if self._traced > TRACED_STEPS:
+            return
+        if self._trace is None:
+            if share.get("growth", 0.0) <= FAST_MIB and share.get("slow_growth", 0.0) <= SLOW_MIB:
+                return
+            # here, because the pages of a run use the numbers of this module and do without torch
+            from rft_trainer.metrics.growth_trace import GrowthTrace
+
+            self._trace = GrowthTrace()
+        elif self._traced == TRACED_STEPS:
+            sites = ", ".join(self._trace.finish()) or "no line of Python and no tensors: memory that a library keeps"
+            _LOG.warning("the memory of this process grows; in the last %d steps: %s", TRACED_STEPS, sites)
+            self._trace = None
+        self._traced += 1
 
 
 def memory_metrics(shares: Sequence[Mapping[str, Any] | None]) -> dict[str, float]:
