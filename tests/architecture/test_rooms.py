@@ -44,6 +44,7 @@ ROOT_MODULES = {
         "fault_points",
         "file_access",
         "exact_records",
+        "host_memory",
         "json_records",
         "keyed_random",
         "nearest_names",

@@ -80,6 +80,8 @@ def general(name: str) -> str:
             return name.replace(head, "<head>")
     if name.startswith("router/max_violation_layer_"):
         return "router/max_violation_layer_<n>"
+    if name.startswith("router/entropy_layer_"):
+        return "router/entropy_layer_<n>"
     if name.startswith("reward/status_"):
         return "reward/status_<status>"
     if name.startswith(("eval/one/", "eval/two/")):
@@ -107,6 +109,14 @@ def test_no_documented_metric_is_dead(emitted: set[str]) -> None:
         # of several ranks
         "time/slowest_rank": "packages/rft-trainer/tests/metrics/test_totals.py",
         "time/slowest_rank_ratio": "packages/rft-trainer/tests/metrics/test_totals.py",
+        # of several ranks, and of more steps than these runs have
+        **{
+            f"memory/{kind}_{what}": "packages/rft-trainer/tests/metrics/test_memory_growth.py"
+            for kind in ("growth", "slow_growth", "device_growth")
+            for what in ("mib", "rank", "steps_left")
+        },
+        "memory/largest_rss_mib": "packages/rft-trainer/tests/metrics/test_memory_growth.py",
+        "memory/largest_rss_rank": "packages/rft-trainer/tests/metrics/test_memory_growth.py",
         # of an evaluation within a constraint
         "eval/hit@": "tests/additions/test_constrained_task.py",
         # there once a step was not as it should be, which no run of these has
@@ -114,6 +124,7 @@ def test_no_documented_metric_is_dead(emitted: set[str]) -> None:
         "policy/rows_left_out": guard,
         "policy/updates_repeated": guard,
         "policy/spikes": guard,
+        "policy/largest_rows": guard,
         "policy/micro_batch_halvings": guard,
     }
     assert all(name in (PAGE.parents[1] / file).read_text() for name, file in elsewhere.items())

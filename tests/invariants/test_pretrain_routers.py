@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from statistics import fmean
 
@@ -46,6 +47,19 @@ def test_a_skew_that_does_not_go_away_is_balanced_by_the_bias_and_not_without_it
     assert balanced[0] > 1.0
     assert fmean(balanced[-10:]) < 0.3
     assert loss <= loss_without
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_one_router_of_four_that_collapsed_is_named_within_twenty_steps(
+    server: ForkServer, task: TinyTask, runs: Path, layer: int
+) -> None:
+    words = task.words("pretrain", runs / "run", *EXPERTS, *FEW, "--max_steps", "20", "--num_layers", "4")
+    server.must_finish(*words, "--max_epochs", "20", preludes=[("skew_routers", [20.0, layer, 4])])
+    (alarm,) = json.loads((runs / "run" / "summary.json").read_text())["health"]
+    assert (alarm["name"], alarm["step"]) == ("router_collapse", 10)
+    assert alarm["what"].startswith(f"most tokens go to few experts of layer {layer}: ")
+    last = read_rows(runs / "run" / "metrics.jsonl")[-1]
+    assert last["router/entropy"] > 0.5, "the mean over the layers hides it"
 
 
 def test_loads_of_two_ranks_are_those_of_one_with_two_micro_batches(

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import wraps
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,18 @@ def raise_rank_at(rank: int, point: str, nth: int, text: str) -> None:
         _at(point, nth, fail)
 
 
+def leak_in_rank(rank: int, point: str, num_bytes: int) -> None:
+    """One of the ranks keeps so many bytes more from each pass of a point on."""
+    kept: list[bytes] = []
+
+    def hook(name: str) -> None:
+        if name == point:
+            kept.append(b"1" * num_bytes)
+
+    if os.environ["RANK"] == str(rank):
+        _add(hook)
+
+
 def sleep_rank_in_phase(rank: int, name: str, nth: int, seconds: float) -> None:
     """One of the ranks sleeps in a phase of the timer that it enters for the nth time."""
     if os.environ["RANK"] == str(rank):
@@ -332,8 +345,11 @@ def spoil_gradients(first: int, last: int, digests: str) -> None:
         _wrap_run(stage, found)
 
 
-def spoil_rows(part: str, numbers: list[int]) -> None:
-    """Make the loss of the policy or of the critic NaN in every micro-batch with these rows of the training data."""
+def spoil_rows(part: str, numbers: list[int], factor: float = float("nan"), since: int = 1) -> None:
+    """Multiply the loss of the policy or of the critic in every micro-batch with these rows of the training data.
+
+    From the update with the number `since` on; NaN makes it one that is not finite.
+    """
 
     def found(training: Any) -> None:
         updater = training.updater if part == "policy" else training.critic.update
@@ -347,7 +363,8 @@ def spoil_rows(part: str, numbers: list[int]) -> None:
             def __call__(self, batch: Any, counts: Any, totals: Any) -> Any:
                 output = inner(batch, counts, totals)
                 held = _characters(batch.token_ids_T.tolist())
-                return replace(output, loss=output.loss * float("nan")) if any(t in held for t in texts) else output
+                spoiled = training.progress.updates + 1 >= since and any(text in held for text in texts)
+                return replace(output, loss=output.loss * factor) if spoiled else output
 
         updater._loss = Spoiled()
 
@@ -464,10 +481,14 @@ def compile_with(name: str) -> None:
     compiled_blocks.BACKEND = name
 
 
-def skew_routers(widest: float) -> None:
-    """Add fixed numbers from -widest to widest to the logits of every router of dots1, whatever its weights learn."""
+def skew_routers(widest: float, layer: int | None = None, num_layers: int = 1) -> None:
+    """Add fixed numbers from -widest to widest to the logits of the routers of dots1, whatever their weights learn.
+
+    To those of all layers, or of one `layer` of `num_layers`.
+    """
     module: Any = importlib.import_module("transformers.models.dots1.modeling_dots1")
     functional = module.F
+    asked = count()
 
     class Skewed:
         def __getattr__(self, name: str) -> Any:
@@ -476,7 +497,11 @@ def skew_routers(widest: float) -> None:
         def linear(self, states: Any, weight: Any, bias: Any = None) -> Any:
             logits = functional.linear(states, weight, bias)
             # the products of experts are of other types or shapes: a router's weight is [experts, width]
-            return logits + torch.linspace(-widest, widest, len(weight)) if weight.shape[0] < 16 else logits
+            if weight.shape[0] >= 16:
+                return logits
+            # every forward asks the routers in the order of the layers
+            here = next(asked) % num_layers
+            return logits + torch.linspace(-widest, widest, len(weight)) if layer in (None, here) else logits
 
     module.F = Skewed()
 

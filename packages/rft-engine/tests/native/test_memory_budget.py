@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError, PreflightError
 from rft_engine.native.engine import NativeEngine
-from rft_engine.native.memory_budget import CacheRequest, free_host_memory, max_rows_that_fit
+from rft_engine.native.memory_budget import CacheRequest, max_rows_that_fit
 from rft_engine.testing.table_model import FakeCache, FakeDecodableModel
 
 CPU = torch.device("cpu")
@@ -155,59 +154,3 @@ def test_a_model_that_cannot_say_is_trusted():
         == 9
     )
     assert max_rows_that_fit(model_of(0, 64), 3, CacheRequest(9, 9, 1, 1), CPU, lambda device: None) == 9
-
-
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
-MEMINFO = {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    4000 kB\n"}
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, None),
-        (MEMINFO, 4000 * 1024),
-        (
-            MEMINFO
-            | {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/memory.max": "900000\n"}
-            | {
-                "sys/fs/cgroup/a/memory.current": "500000\n",
-                "sys/fs/cgroup/a/memory.stat": "anon 1\ninactive_file 7\n",
-            },
-            400007,
-        ),
-        (
-            MEMINFO
-            | {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}
-            | {"sys/fs/cgroup/memory.current": "5\n"},
-            4000 * 1024,
-        ),
-        (
-            MEMINFO
-            | {"proc/self/cgroup": "5:cpu:/x\n4:memory:/x\n", "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "800\n"}
-            | {"sys/fs/cgroup/memory/x/memory.usage_in_bytes": "300\n"},
-            500,
-        ),
-        (
-            MEMINFO
-            | {
-                "proc/self/cgroup": "0::/\n",
-                "sys/fs/cgroup/memory.max": "10\n",
-                "sys/fs/cgroup/memory.current": "99\n",
-            },
-            0,
-        ),
-    ],
-)
-def test_what_the_system_and_the_control_groups_leave(tmp_path: Path, files: dict[str, str], expected: int | None):
-    assert free_host_memory(write(tmp_path, files)) == expected
-
-
-def test_this_machine_tells():
-    free = free_host_memory()
-    assert free is None or 2**20 < free < 2**50

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from rft_core.errors import PreflightError
 from rft_engine.native import memory_budget
 from rft_engine.native.memory_budget import (
     CacheRequest,
-    free_host_memory,
     free_memory,
     is_out_of_memory,
     max_rows_that_fit,
@@ -104,37 +102,3 @@ def test_on_a_gpu_what_torch_has_reserved_and_not_used_is_free_too(monkeypatch: 
 )
 def test_which_errors_are_of_memory(error: Exception, is_memory: bool) -> None:
     assert is_out_of_memory(error) is is_memory
-
-
-def group(folder: str, names: tuple[str, str], limit: str, used: str, stat: str | None = None) -> dict[str, str]:
-    files = {f"{folder}/{names[0]}": limit, f"{folder}/{names[1]}": used}
-    return files if stat is None else files | {f"{folder}/memory.stat": stat}
-
-
-ONE, TWO = ("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")
-V1, V2 = "sys/fs/cgroup/memory", "sys/fs/cgroup"
-
-
-@pytest.mark.parametrize(
-    ("lines", "files", "free"),
-    [
-        ("4:cpu,memory:/x\n", group(f"{V1}/x", ONE, "800", "300", "cache 5\ntotal_inactive_file 40\n"), 540),
-        ("4:memory:/x\n", group(f"{V1}/x", ONE, "800", "300", "inactive_file 40\n"), 500),
-        ("4:cpu:/x\n", group(f"{V1}/x", ONE, "800", "300"), None),
-        ("4:memory:/x/y\n", group(f"{V1}", ONE, "800", "300"), 500),
-        ("0::/a:b\n", group(f"{V2}/a:b", TWO, "800", "300", "inactive_file 40\nfile 9\n"), 540),
-        ("0::/a\n", group(f"{V2}/a", TWO, "max\n", "300") | group(V2, TWO, "700\n", "300\n"), 400),
-        ("0::/a\n", group(f"{V2}/a", TWO, "800", "300") | group(V2, TWO, "700", "300"), 400),
-        ("0::/a\n", group(f"{V2}/a", TWO, "800", "900"), 0),
-        ("0::/a\n", {f"{V2}/a/memory.max": "800"}, None),
-        ("0::/a\n", {f"{V2}/a/memory.current": "800"}, None),
-        ("0::/a\n", group(f"{V2}/a", TWO, "", "300"), None),
-    ],
-)
-def test_the_room_of_a_control_group(tmp_path: Path, lines: str, files: dict[str, str], free: int | None) -> None:
-    for name, text in (files | {"proc/self/cgroup": lines}).items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert free_host_memory(tmp_path) == free
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 3 kB\nSwap: 1 kB\n")
-    assert free_host_memory(tmp_path) == (3072 if free is None else free)

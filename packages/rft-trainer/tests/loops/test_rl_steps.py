@@ -64,6 +64,20 @@ class UpdaterOf:
     def step(self) -> UpdateOutcome:
         return self.update(*self.batch)
 
+    def see(self, metrics: object) -> None: ...
+
+
+@dataclass
+class CriticOf:
+    """The updater of a critic, which is called."""
+
+    update: Callable[..., UpdateOutcome]
+
+    def __call__(self, *batch: Any) -> UpdateOutcome:
+        return self.update(*batch)
+
+    def see(self, metrics: object) -> None: ...
+
 
 @dataclass
 class Parts:
@@ -215,7 +229,7 @@ def loop_of(parts: Parts, rules: StepConfig = RULES, episodes: int = 2, **change
 
 
 def with_critic(parts: Parts) -> CriticTrainer:
-    return CriticTrainer(cast(Any, parts.critic_values), cast(Any, parts.update_critic))
+    return CriticTrainer(cast(Any, parts.critic_values), cast(Any, CriticOf(parts.update_critic)))
 
 
 def test_a_run_does_everything_in_its_order_and_its_phase() -> None:

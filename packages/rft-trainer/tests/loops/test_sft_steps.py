@@ -42,6 +42,8 @@ class UpdaterOf:
     def step(self) -> UpdateOutcome:
         return self.update(*self.batch)
 
+    def see(self, metrics: object) -> None: ...
+
 
 @dataclass
 class Parts:

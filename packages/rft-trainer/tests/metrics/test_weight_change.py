@@ -130,3 +130,57 @@ def test_without_weights_that_are_trained_here_nothing_is_said() -> None:
     for source in (model, object()):
         sample = WeightSample(ReplicatedWeights(source))
         assert relative(sample, lambda: None) is None
+
+
+def many_layers() -> list[nn.Linear]:
+    return [nn.Linear(4, 4, bias=False) for _ in range(3 * SAMPLED_TENSORS)]
+
+
+def test_after_a_step_without_a_change_of_the_sample_every_weight_is_looked_at() -> None:
+    layers = many_layers()
+    sample = WeightSample(ReplicatedWeights(nn.Sequential(*layers)))
+
+    def step(by: float) -> float | None:
+        found = relative(sample, lambda: shift(layers[1].weight, by))  # one that is not in the sample
+        sample.see(found)
+        return found
+
+    assert step(1.0) == 0.0
+    outside = step(1.0)
+    assert outside is not None
+    assert 0 < outside < 1e-9
+    assert step(1.0) == 0.0, "the cost of a look at all weights is for steps that seem to change nothing"
+    assert step(0.0) == 0.0
+    assert step(0.0) == 0.0
+
+
+def test_a_step_that_weights_of_fewer_bits_lose_is_seen_in_the_copies_that_add_it_up() -> None:
+    model = nn.Linear(4, 4, bias=False).to(torch.bfloat16)
+    nn.init.ones_(model.weight)
+    master = model.weight.detach().float()
+    sample = WeightSample(ReplicatedWeights(model), copies=lambda: [master])
+    alone = WeightSample(ReplicatedWeights(model))
+
+    @torch.no_grad()
+    def step(by: float) -> None:
+        master.add_(by)
+        model.weight.copy_(master)
+
+    for each in (sample, alone):
+        each.see(0.0)
+    found = relative(sample, lambda: step(1e-4))
+    assert found is not None
+    assert 0 < found < 1e-9
+    assert relative(alone, lambda: step(1e-4)) == 0.0, "lost where there is no copy"
+
+
+def test_weights_that_no_step_changes_are_not_sampled() -> None:
+    layers = many_layers()
+    model = nn.Sequential(*layers)
+    moving = {f"{number}.weight" for number in range(3)}
+    sample = WeightSample(ReplicatedWeights(model), moves=moving.__contains__)
+    assert relative(sample, lambda: [shift(layer.weight, 1.0) for layer in layers[3:]]) == 0.0
+    for number in range(3):
+        assert (relative(sample, lambda number=number: shift(layers[number].weight, 1.0)) or 0.0) > 0
+    nowhere = WeightSample(ReplicatedWeights(model), moves=lambda name: False)
+    assert (relative(nowhere, lambda: shift(layers[0].weight, 1.0)) or 0.0) > 0, "said of none, all are sampled"

@@ -292,6 +292,7 @@ def test_loads_of_the_step_move_the_bias_once_however_it_is_cut() -> None:
         assert merged["router/max_violation_worst"] == merged["router/max_violation_layer_0"]
         assert merged["router/dead_experts"] == int((loads < 0.05 * loads.mean()).sum())
         shares = loads / loads.sum()
+        assert merged["router/entropy_layer_0"] == merged["router/entropy"]
         assert merged["router/entropy"] == pytest.approx(float(torch.special.entr(shares).sum()) / math.log(EXPERTS))
 
 

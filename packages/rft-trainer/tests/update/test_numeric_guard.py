@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -267,6 +267,11 @@ def test_a_score_of_a_row_that_is_left_out_is_known_and_another_one_counts() -> 
     assert [fault.sample_ids for fault in caught.value.faults] == [("z",)]
 
 
+def counted(guard: NumericGuard) -> dict[str, float | str]:
+    """The metrics without the names of rows."""
+    return {name: value for name, value in guard.metrics.items() if not name.endswith("largest_rows")}
+
+
 def spiky(norms: Sequence[float], factor: float) -> NumericGuard:
     guard = NumericGuard(max_rows=3, spike_factor=factor)
     for norm in norms:
@@ -287,7 +292,7 @@ def test_a_row_that_makes_the_gradient_jump_is_set_aside(kind: str) -> None:
     clean.step(GOOD)
     assert run.step([*GOOD, BAD])[0].applied
     torch.testing.assert_close(run.table, clean.table, rtol=1e-12, atol=1e-14)
-    assert run.guard.metrics == {"policy/rows_set_aside": 1.0, "policy/spikes": 1.0}
+    assert counted(run.guard) == {"policy/rows_set_aside": 1.0, "policy/spikes": 1.0}
     assert "gradient of norm" in run.guard.set_aside["bad"]
 
 
@@ -302,7 +307,103 @@ def test_a_jump_that_no_row_causes_alone_skips_the_step() -> None:
     assert outcome.gradient_norm > run.guard.largest_norm()
     assert not outcome.applied
     assert torch.equal(run.table, before)
-    assert run.guard.metrics == {"policy/spikes": 1.0}
+    assert counted(run.guard) == {"policy/spikes": 1.0}
+
+
+class SummedOptimizer(PlainOptimizer):
+    """Gradients arrive summed over the ranks, as those of DeepSpeed and FSDP."""
+
+    def own_norm(self) -> float | None:
+        return None
+
+
+@pytest.mark.parametrize("kind", ["policy", "critic"])
+def test_a_row_that_makes_a_sum_over_ranks_jump_is_set_aside(kind: str) -> None:
+    clean, run = Run(kind), Run(kind, 1e3, guard=spiky([1.0] * 20, 20.0))
+    run.update._optimizer = SummedOptimizer([run.table])  # pyright: ignore[reportPrivateUsage]
+    clean.step(GOOD)
+    assert run.step([*GOOD, BAD])[0].applied
+    torch.testing.assert_close(run.table, clean.table, rtol=1e-12, atol=1e-14)
+    assert set(run.guard.set_aside) == {"bad"}
+    assert "gradient of norm" in run.guard.set_aside["bad"]
+
+
+def test_a_hundred_rows_that_make_the_gradient_jump_are_all_found_and_none_is_applied() -> None:
+    run, rows = Run(value=1e3, guard=spiky([1.0] * 20, 20.0)), list[Mapping[str, Any]]()
+    run.guard.record, run.guard.max_rows = rows.append, 100
+    run.update._learning_rate = lambda update: 1e-9  # pyright: ignore[reportPrivateUsage]  # the same model throughout
+    before = run.table.detach().clone()
+    for number in range(100):
+        run.guard.begin_step()
+        others = [replace(one, sample_id=f"{one.sample_id}{number}") for one in GOOD[: 2 + number % 3]]
+        where = number % (len(others) + 1)
+        bad = replace(BAD, sample_id=f"bad{number}")
+        assert run.step([*others[:where], bad, *others[where:]])[0].applied
+        assert list(run.guard.set_aside) == [f"bad{number}"]
+    assert run.guard.metrics["policy/spikes"] == 100
+    assert len(rows) == 100
+    torch.testing.assert_close(run.table, before, rtol=0, atol=1e-6)
+
+
+def test_the_rows_with_the_largest_gradients_are_told_where_none_is_at_fault_alone() -> None:
+    run, rows = Run(times=0, guard=spiky([0.001] * 20, 1.5)), list[Mapping[str, Any]]()
+    norms = own_norms(run, GOOD)
+    assert all(norms)
+    run.guard = spiky([max(float(norm or 0.0) for norm in norms)] * 20, 1.0)
+    run.guard.record = rows.append
+    run.update._guard = run.guard  # pyright: ignore[reportPrivateUsage]
+    assert not run.step(GOOD)[0].applied
+    told = [(one["samples"], one["norm"]) for one in rows[0]["largest"]]
+    expected = sorted(zip(norms, [[one.sample_id] for one in GOOD], strict=True), reverse=True)[:3]
+    assert [(names, pytest.approx(norm)) for norm, names in expected] == told
+    first = expected[0][1][0]
+    assert str(run.guard.metrics["policy/largest_rows"]).startswith(f"{first} (norm ")
+    run.guard.begin_step()
+    assert "policy/largest_rows" not in run.guard.metrics
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_without_a_limit_the_rows_of_a_jump_are_told_and_the_steps_are_those_of_a_run_that_does_not_look(
+    summed: bool,
+) -> None:
+    rows: list[Mapping[str, Any]] = []
+    looks = Run(value=1e4, guard=spiky([1.0] * 20, 0.0))
+    blind = Run(value=1e4, guard=NumericGuard())
+    looks.guard.record = rows.append
+    if summed:
+        looks.update._optimizer = SummedOptimizer([looks.table])  # pyright: ignore[reportPrivateUsage]
+    for run in (looks, blind):  # steps of the size that clipping leaves
+        run.update._learning_rate = lambda update: 1e-6  # pyright: ignore[reportPrivateUsage]
+    torch.manual_seed(0)
+    outcome, _ = looks.step([*GOOD, BAD])
+    drawn = torch.rand(1)
+    torch.manual_seed(0)
+    assert blind.step([*GOOD, BAD])[0] == outcome
+    assert outcome.applied
+    assert torch.equal(looks.table, blind.table)
+    assert torch.equal(torch.rand(1), drawn), "what is drawn afterwards stays the same"
+    assert looks.guard.set_aside == {}
+    (row,) = rows
+    assert "the step was applied" in str(row["what"])
+    assert row["largest"][0]["samples"] == ["bad"]
+    assert str(looks.guard.metrics["policy/largest_rows"]).startswith("bad (norm ")
+
+
+def test_rows_are_named_in_few_steps_of_a_run() -> None:
+    guard = spiky([1.0] * 20, 0.0)
+    assert guard.watched_norm() == 50.0
+    for _ in range(8):
+        guard.name_rows(Diagnosis(), 100.0, where="update 1")
+    assert guard.watched_norm() == math.inf
+    again = NumericGuard()
+    again.load_state(guard.state())
+    assert again.watched_norm() == math.inf
+    assert "named" not in NumericGuard().state()
+
+
+def test_steps_without_a_signal_say_nothing_of_the_size_of_a_gradient() -> None:
+    assert spiky([0.0] * 40 + [1.0] * 16, 10.0).largest_norm() == 10.0
+    assert spiky([0.0] * 40, 10.0).largest_norm() == math.inf
 
 
 def own_norms(run: Run, samples: Sequence[TrainingSample]) -> list[float | None]:

@@ -18,7 +18,7 @@ from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
 from rft_trainer.testing.bigram import BigramPolicy, OneRank, PlainOptimizer, PlainOutcome, TokenCritic
 from rft_trainer.update.critic import ValueLoss, ValueObjective
-from rft_trainer.update.optimizer_step import UpdateOutcome, Updater, scale_metrics
+from rft_trainer.update.optimizer_step import UpdateOutcome, Updater
 from rft_trainer.update.policy_loss import PolicyLoss
 from rft_trainer.update.policy_objective import PolicyObjective
 
@@ -341,12 +341,3 @@ def outcome(applied: bool, loss_scale: float | None) -> UpdateOutcome:
 def test_a_step_is_sound_where_it_was_applied_or_the_loss_scale_shrank() -> None:
     sound = [outcome(*kind).sound for kind in ((True, None), (True, 8.0), (False, 8.0), (False, None))]
     assert sound == [True, True, True, False]
-
-
-def test_the_loss_scale_is_that_of_the_last_step_and_skipped_steps_are_counted() -> None:
-    steps = [outcome(False, 64.0), outcome(False, 32.0), outcome(True, 16.0)]
-    assert scale_metrics("critic", steps) == {"critic/loss_scale": 16.0, "critic/updates_skipped": 2}
-    assert scale_metrics("policy", steps[2:]) == {"policy/loss_scale": 16.0, "policy/updates_skipped": 0}
-    assert scale_metrics("policy", []) == {}
-    assert scale_metrics("policy", [outcome(True, None)]) == {}
-    assert scale_metrics("policy", [outcome(True, 8.0), outcome(True, None)]) == {}

@@ -173,7 +173,7 @@ def critic_of(calls: Any, *, own: str, restored: Any, bf16: bool, clip: float) -
     strategy = calls.double("strategy", critic=calls.double("for_critics", returns="strategy of critics"))
     calls.put(
         algorithm_parts,
-        "adapt_critic checkpointing_of ShardedWeights ShardableCritic ValueAnnotator ValueLoss Updater WeightSample "
+        "adapt_critic checkpointing_of ShardedWeights ShardableCritic ValueAnnotator ValueLoss Updater "
         "ValueObjective "
         "make_tracer",
         load_critic=loaded,
@@ -224,11 +224,10 @@ def test_a_critic_is_loaded_adapted_distributed_and_trained_with_its_settings(
         f"ValueObjective(aggregation='token_mean', clip={clip or None})",
         "ValueLoss(model, ValueObjective())",
         "make_tracer(parallel, machine)",
-        "WeightSample(parallel.weights)",
         "Updater(ValueLoss(), parallel.optimizer, machine.collectives, "
         "collective_forward=parallel.collective_forward, device=machine.device, guard='guard', "
         "learning_rate=learning_rate, micro_batching=micro_batching, "
-        "pin_memory=settings.data.dataloader_pin_memory, sample=WeightSample(), trace=make_tracer())",
+        "pin_memory=settings.data.dataloader_pin_memory, sample=parallel.sample, trace=make_tracer())",
     ]
     assert (built.critic, built.parallel) == ("critic", "parallel")
     assert built.part == ("ValueAnnotator()", "Updater()")

@@ -87,7 +87,6 @@ def test_a_value_out_of_its_range_is_refused(name: str, value: Any) -> None:
         {"lora_rank": 4, "lora_type": "dora", "tp_size": 2},
         {"lora_rank": 4, "train_only_tokens_from": 9},
         {"enable_ema": True, "train_only_tokens_from": 9},
-        {"max_norm_spike": 2.0, "zero_stage": 1},
         {"engine_type": "hf", "fsdp": True},
         {"freeze_prefix": "a", "train_only_tokens_from": 9},
     ],

@@ -30,10 +30,15 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def parallel(directory: Path, *, bf16: bool = False, **strategy: Any) -> ParallelModel[CausalPolicy]:
-    settings = StrategySettings(**strategy)
+    return trained(directory, StrategySettings(**strategy), ADAM, bf16=bf16)
+
+
+def trained(
+    directory: Path, settings: StrategySettings, adam: AdamSettings, *, bf16: bool = False
+) -> ParallelModel[CausalPolicy]:
     policy = load_policy(directory, dtype=held_dtype(settings, bf16=bf16)).train()
     machine = Machine("cpu", ranks_from_environment({}), SingleProcess())
-    return parallelize(ShardablePolicy(policy), settings, ADAM, machine, None)
+    return parallelize(ShardablePolicy(policy), settings, adam, machine, None)
 
 
 def step(model: ParallelModel[CausalPolicy], learning_rate: float) -> None:
@@ -59,6 +64,30 @@ def test_weights_of_fewer_bits_are_stepped_on_in_float32_copies(directory: Path,
     gain = next(name for name in before if "norm" in name)
     assert torch.equal(dict(model.model.trainable_parameters())[gain].detach(), before[gain])
     assert float((state[f"master/{gain}"] - before[gain].float()).abs().min()) > 1e-6, "no step was lost"
+
+
+def test_an_update_is_measured_on_weights_that_have_a_learning_rate_and_on_the_copies_that_are_stepped_on(
+    directory: Path,
+) -> None:
+    factors = AdamSettings(lr_schedule="constant", lr_factors="model.layers=0")
+    model = trained(directory, StrategySettings(use_mp_opt=True), factors)
+    sample = model.sample
+    assert sample is not None
+    sample.begin()
+    names = sample._names  # pyright: ignore[reportPrivateUsage]
+    assert names
+    assert not any("layers" in name for name in names)
+    # steps that every weight loses, a gain of 1 first of all
+    with torch.no_grad():
+        for _, parameter in model.model.trainable_parameters():
+            parameter.fill_(1.0)
+            model.optimizer.follow(parameter)  # pyright: ignore[reportAttributeAccessIssue]
+    sample.see(0.0)
+    sample.begin()
+    step(model, 1e-6)
+    change = sample.change()
+    assert change is not None
+    assert 0 < float(change[0]) < 1e-15
 
 
 def test_bfloat16_throughout_keeps_no_copies(directory: Path) -> None:

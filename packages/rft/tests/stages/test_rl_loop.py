@@ -19,7 +19,7 @@ from rft_trainer.settings.run import RlRunSettings
 DOUBLES = (
     "require_async_support load_initial_weights adapt refuse_unknown_parts value_head "
     "annotator old_policy balanced_forward fused_policy "
-    "learning_rate_schedule micro_batching PolicyObjective PolicyLoss Updater WeightSample "
+    "learning_rate_schedule micro_batching PolicyObjective PolicyLoss Updater "
     "make_tracer make_weight_check make_saver make_evaluator averaged_evaluator pretraining_term "
     "step_rules Reporter checkpoint_parts FullWeights PolicyWithCritic MismatchMonitor RolloutParts ThreadSafeReward "
     "engine_weights_directory make_engine make_replicas engine_weights engine_adapters BaseModelView ShardablePolicy "
@@ -181,11 +181,10 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "settings.batch.packing_samples)",
         "learning_rate_schedule(settings.optimizer, settings.optimizer.actor_learning_rate, data.num_updates)",
         "make_tracer(parallel, machine)",
-        "WeightSample(parallel.weights)",
         "Updater(PolicyLoss(), parallel.optimizer, parallel.data, "
         "collective_forward=parallel.collective_forward, device=machine.device, guard='policy guard', "
         "learning_rate=learning_rate_schedule(), meter=parallel.meter, micro_batching=micro_batching(), "
-        "pin_memory=settings.data.dataloader_pin_memory, sample=WeightSample(), trace=make_tracer())",
+        "pin_memory=settings.data.dataloader_pin_memory, sample=parallel.sample, trace=make_tracer())",
         "pretraining_term(settings, data, parallel)",
         "averaged_evaluator(make_evaluator(), parallel.averages, rollouts.refresh, tells=machine.is_first)",
         "Reporter(directory, started.sinks, machine.collectives, num_steps=data.num_steps, rollout_every=0, "

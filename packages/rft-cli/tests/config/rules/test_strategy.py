@@ -54,7 +54,7 @@ def refused(command: str, words: str) -> Refused:
             [("strategy.two_types", "fp16 bf16"), ("strategy.two_types", "fp16 use_mp_opt")],
         ),
         ("--max_norm_spike 9 --fsdp", []),
-        ("--max_norm_spike 9 --zero_stage 1", [("strategy.norm_spike", "max_norm_spike zero_stage")]),
+        ("--max_norm_spike 9 --zero_stage 1", []),
         ("--meta_init --fsdp", []),
         ("--meta_init", [("strategy.meta_whole", "meta_init fsdp")]),
         ("--meta_init --zero_stage 2", [("strategy.meta_whole", "meta_init zero_stage")]),

@@ -7,14 +7,14 @@ of this process leave; on a GPU it is the device's free memory and what torch ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 
 from rft_core.errors import PreflightError
+from rft_core.host_memory import free_host_memory
 
 FreeMemory: TypeAlias = Callable[[torch.device], int | None]
 """Bytes that may be taken on a device; None = unknown."""
@@ -119,57 +119,3 @@ def free_memory(device: torch.device) -> int | None:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
     return free_host_memory() if device.type == "cpu" else None
-
-
-def free_host_memory(root: Path = Path("/")) -> int | None:
-    """Return MemAvailable of Linux or the room left in the control groups, the smaller; None on another system.
-
-    Args:
-        root: of the file system, for tests.
-    """
-    rooms = [room for room in (_available(root), *_group_rooms(root)) if room is not None]
-    return max(min(rooms), 0) if rooms else None
-
-
-def _available(root: Path) -> int | None:
-    for line in _lines(root / "proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _group_rooms(root: Path) -> Iterator[int | None]:
-    """Limit less use of every group that this process is in, pages of files that can be dropped not counted as used."""
-    names = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")}
-    names[2] = ("memory.max", "memory.current", "inactive_file")
-    for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        # the line of a version 2 group names no controllers
-        version = 1 if controllers else 2
-        top = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
-        inner = Path(path.strip("/"))
-        # the limit of any group above holds for this process too
-        for group in (inner, *inner.parents):
-            yield _room(top / group, *names[version])
-
-
-def _room(group: Path, limit: str, usage: str, droppable: str) -> int | None:
-    max_bytes, used = _number(group / limit), _number(group / usage)
-    if max_bytes is None or used is None:
-        return None
-    dropped = next((int(line.split()[1]) for line in _lines(group / "memory.stat") if line.split()[0] == droppable), 0)
-    return max_bytes - used + dropped
-
-
-def _number(path: Path) -> int | None:
-    words = _lines(path)
-    return int(words[0]) if words and words[0].strip().isdigit() else None  # "max" = no limit
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import fmean, median
 
-from rft_trainer.health.history import FIRST, History, Row, number, numbers
+from rft_trainer.health.history import FIRST, LAST, History, Row, number, numbers
+from rft_trainer.metrics.memory_growth import fifths, rate, steady_growth
 from rft_trainer.runs import bottleneck
 from rft_trainer.runs.verdict import RunFinding, collapse, rising_loss
 
@@ -35,6 +35,8 @@ class RuleResult:
     do: str = ""
     """A remedy computed from the rows; empty = the detector's own."""
 
+
+_LAYER_ENTROPY = "router/entropy_layer_"
 
 Rule = Callable[[History, int, float], RuleResult | None]
 
@@ -223,7 +225,10 @@ def gradient_spike(history: History, window: int, threshold: float) -> RuleResul
     before = _norms(history, window)[:-1]
     if len(before) < 8 or norm <= threshold * median(before):
         return None
-    return RuleResult(norm, f"{norm / median(before):.3g} times the median {median(before):.3g} of the steps before")
+    rows = history.row.get("policy/largest_rows")
+    which = f"; the largest gradients are those of {rows}" if rows else ""
+    times = norm / median(before)
+    return RuleResult(norm, f"{times:.3g} times the median {median(before):.3g} of the steps before{which}")
 
 
 def gradient_exploding(history: History, window: int, threshold: float) -> RuleResult | None:
@@ -299,46 +304,86 @@ def step_too_large(history: History, window: int, threshold: float) -> RuleResul
 
 
 def router_collapse(history: History, window: int, threshold: float) -> RuleResult | None:
-    """The loads of experts are uneven: their entropy is below a share of an even spread's; the worst layer is named."""
-    shares = history.series("router/entropy", window)
+    """The loads of the experts of one layer are uneven: their entropy is below a share of an even spread's throughout.
+
+    Rows without the entropy of each layer have its mean, and the largest violation that tells the layer.
+    """
+    layers = {name: history.series(name, window) for name in history.row if name.startswith(_LAYER_ENTROPY)}
+    uneven = {name: fmean(shares) for name, shares in layers.items() if shares and max(shares) < threshold}
+    if uneven:
+        worst = min(uneven, key=lambda name: uneven[name])
+        return RuleResult(uneven[worst], f" of layer {worst.removeprefix(_LAYER_ENTROPY)}")
+    shares = [] if layers else history.series("router/entropy", window)
     if not shares or max(shares) >= threshold:
         return None
+    return RuleResult(fmean(shares), _most_violated(history.row))
+
+
+def _most_violated(row: Row) -> str:
+    """Say which layer has the largest violation; empty where a row has none."""
     prefix = "router/max_violation_layer_"
-    layers = {name: number(history.row, name) or 0.0 for name in history.row if name.startswith(prefix)}
-    worst = max(layers, key=lambda name: layers[name]).removeprefix(prefix) if layers else ""
-    return RuleResult(fmean(shares), f"; the worst is layer {worst}" if worst else "")
+    layers = {name: number(row, name) or 0.0 for name in row if name.startswith(prefix)}
+    return f"; the worst is layer {max(layers, key=lambda name: layers[name]).removeprefix(prefix)}" if layers else ""
 
 
 # memory and time
 
 
-def memory_slope(name: str) -> Rule:
-    """Return the rule that a use of memory rises through all fifths of the window, by the threshold (MiB) in all."""
+def memory_slope(name: str, whose: str) -> Rule:
+    """Return the rule that a use of the first rank's memory rises in all fifths of the window, by the threshold."""
 
     def rule(history: History, window: int, threshold: float) -> RuleResult | None:
-        fifths = _fifths(history, name, window)
-        if not fifths:
+        values = history.series(name, window)
+        grown = steady_growth(values)
+        if grown <= threshold:
             return None
-        grown = fifths[-1] - fifths[0]
-        # an allocation that is kept is one rise; a leak is one in every part
-        rises = [later - earlier for earlier, later in pairwise(fifths)]
-        if grown <= threshold or min(rises) < grown / 8:
-            return None
-        detail = f"{fifths[0]:.0f} -> {fifths[-1]:.0f} MiB"
-        return RuleResult(grown / (window - window // 5), detail, _longer_responses(history, window))
+        means, each = fifths(values), rate(grown, window)
+        detail = f"{whose} rank 0 grows by {each:.3g} MiB a step: {means[0]:.0f} -> {means[-1]:.0f} MiB"
+        return RuleResult(each, detail, _longer_responses(history, window))
 
     return rule
 
 
-def _fifths(history: History, name: str, window: int) -> list[float]:
-    """Return the means of the fifths of the window; empty where a row lacks the metric."""
-    values, size = history.series(name, window), window // 5
-    return [fmean(values[start : start + size]) for start in range(0, 5 * size, size)] if values else []
+def memory_growth(kind: str, whose: str) -> Rule:
+    """Return the rule that the memory of some rank rises in all fifths of the window, by the threshold (MiB) in all."""
+
+    def rule(history: History, window: int, threshold: float) -> RuleResult | None:
+        row = history.row
+        grown, rank = number(row, f"memory/{kind}_mib"), number(row, f"memory/{kind}_rank")
+        if grown is None or rank is None or grown <= threshold:
+            return None
+        each = rate(grown, window)
+        detail = (
+            f"{whose} rank {rank:.0f} grows by {each:.3g} MiB a step: by {grown:.0f} MiB in the last {window} steps"
+        )
+        return RuleResult(each, detail + _steps_left(row, kind), _longer_responses(history, min(window, LAST)))
+
+    return rule
+
+
+def either(first: Rule, second: Rule) -> Rule:
+    """Return the rule that one of two is true; the first one speaks where both are."""
+
+    def rule(history: History, window: int, threshold: float) -> RuleResult | None:
+        return first(history, window, threshold) or second(history, window, threshold)
+
+    return rule
+
+
+def _steps_left(row: Row, kind: str) -> str:
+    """Say when the memory that is free now would be used up, and whether the run ends before; empty if not known."""
+    left = number(row, f"memory/{kind}_steps_left")
+    if left is None:
+        return ""
+    said = f"; what is free now would be used up in about {float(f'{left:.2g}'):,.0f} steps"
+    total = number(row, "num_steps")
+    to_go = None if total is None else total - row["step"]
+    return said if to_go is None or left < to_go else f"{said}, and {to_go:,.0f} are left to train"
 
 
 def _longer_responses(history: History, window: int) -> str:
     """Return the remedy where the responses have grown with the memory; empty where they have not."""
-    lengths = _fifths(history, "completion/length_mean", window)
+    lengths = fifths(history.series("completion/length_mean", window))
     if not lengths or lengths[-1] < LONGER * max(lengths[0], 1.0):
         return ""
     return (

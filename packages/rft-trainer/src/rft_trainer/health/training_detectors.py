@@ -5,7 +5,15 @@ from __future__ import annotations
 from rft_trainer.health import rules
 from rft_trainer.health.detector import Detector
 from rft_trainer.health.history import FINDING_STEPS
+from rft_trainer.metrics.memory_growth import FAST_MIB, FAST_STEPS, SLOW_MIB, SLOW_STEPS
 from rft_trainer.runs.bottleneck import STEPS, WAITS
+
+_LOOK_AT_PROCESS = (
+    "logs/rank_N.log of that rank says ten steps later which lines of Python and which tensors have grown; look at "
+    "what that process keeps from step to step: the trainer, its rows, an engine that samples in it, and code "
+    "of one's own where some runs in it (a loss, an advantage estimator, an environment); functions of rewards have "
+    "processes of their own, which this figure leaves out. `rft-train resume` begins with fresh memory"
+)
 
 UPDATES = (
     Detector(
@@ -158,9 +166,9 @@ UPDATES = (
         threshold=0.5,
         level="warning",
         rule=rules.router_collapse,
-        when="entropy of the experts' loads over that of an even spread",
-        says="the entropy of the experts' loads is {value:.0%} of an even spread's: most tokens go to few of "
-        "them{detail}",
+        when="entropy of the loads of the experts over that of an even spread, in any one layer "
+        "(`router/entropy_layer_<n>`)",
+        says="most tokens go to few experts{detail}: the entropy of their loads is {value:.0%} of an even spread's",
         setting="aux_loss_coef",
         do="a larger --aux_loss_coef (0.01), or --balance_bias_rate where the model has such biases",
     ),
@@ -245,31 +253,45 @@ ENGINE = (
 MACHINE = (
     Detector(
         name="memory_slope",
-        metrics="memory/rss_mib",
-        window=50,
-        threshold=256.0,
+        metrics="memory/growth_mib memory/growth_rank memory/growth_steps_left memory/rss_mib",
+        window=FAST_STEPS,
+        threshold=FAST_MIB,
         level="warning",
-        rule=rules.memory_slope("memory/rss_mib"),
-        when="rise of the process's memory over the window, in MiB, in each fifth of it",
-        says="the memory of the process of rank 0 grows by {value:.3g} MiB a step: {detail}",
+        rule=rules.either(
+            rules.memory_growth("growth", "the memory of the process of"),
+            rules.memory_slope("memory/rss_mib", "the memory of the process of"),
+        ),
+        when="rise of the memory of any rank's process over the window, in MiB, in each fifth of it",
         setting="generate_max_len",
-        do="look at what that process keeps from step to step: the trainer, its rows, an engine that samples in it, "
-        "and code of one's own where some runs in it (a loss, an advantage estimator, an environment); functions of "
-        "rewards have processes of their own, which this figure leaves out. `rft-train resume` begins with fresh "
-        "memory",
+        do=_LOOK_AT_PROCESS,
+    ),
+    Detector(
+        name="slow_memory_growth",
+        metrics="memory/slow_growth_mib memory/slow_growth_rank memory/slow_growth_steps_left",
+        window=SLOW_STEPS,
+        threshold=SLOW_MIB,
+        level="warning",
+        rule=rules.memory_growth("slow_growth", "the memory of the process of"),
+        when="the same over more steps, where each fifth rises by at least two thirds of the mean rise",
+        setting="generate_max_len",
+        do=_LOOK_AT_PROCESS,
     ),
     Detector(
         name="device_memory_slope",
-        metrics="memory/peak_device_mib",
-        window=50,
+        metrics="memory/device_growth_mib memory/device_growth_rank memory/device_growth_steps_left "
+        "memory/peak_device_mib",
+        window=FAST_STEPS,
         threshold=1024.0,
         level="warning",
-        rule=rules.memory_slope("memory/peak_device_mib"),
-        when="rise of the tensors' memory on the GPU over the window, in MiB, in each fifth of it",
-        says="the memory on the GPU grows by {value:.3g} MiB a step: {detail}",
+        rule=rules.either(
+            rules.memory_growth("device_growth", "the memory of tensors on the GPU of"),
+            rules.memory_slope("memory/peak_device_mib", "the memory on the GPU of"),
+        ),
+        when="rise of the tensors' memory on any rank's GPU between the steps, or of its peak within them on rank 0, "
+        "over the window, in MiB, in each fifth of it",
         setting="micro_train_batch_size",
-        do="look at what keeps tensors on the GPU of rank 0 from step to step: a loss or an advantage estimator of "
-        "one's own comes first where there is one; where memory runs out, logs/memory_rank_0.json says who holds it",
+        do="look at what keeps tensors on the GPU of that rank from step to step: a loss or an advantage estimator of "
+        "one's own comes first where there is one; where memory runs out, logs/memory_rank_N.json says who holds it",
     ),
     Detector(
         name="data_wait",

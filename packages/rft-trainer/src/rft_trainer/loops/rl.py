@@ -18,6 +18,7 @@ from rft_trainer.evaluation.ema_evaluator import EmaEvaluator, averaged_record
 from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
 from rft_trainer.loops.trainer import Trainer
 from rft_trainer.loops.training_loop import Limits, StepSize, TrainingLoop
+from rft_trainer.loops.update_metrics import update_metrics
 from rft_trainer.metrics.phase_timer import Phase
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import Prompt, RolloutGroup, TrainingSample
@@ -42,7 +43,7 @@ from rft_trainer.update.critic import ValueAnnotator
 from rft_trainer.update.mismatch_monitor import MismatchMonitor
 from rft_trainer.update.nonfinite_checks import refuse_non_finite_samples
 from rft_trainer.update.numeric_guard import RowFault
-from rft_trainer.update.optimizer_step import UpdateOutcome, Updater, update_metrics
+from rft_trainer.update.optimizer_step import UpdateOutcome, Updater
 from rft_trainer.update.pretraining_loss import PretrainingTerm
 
 POINT_ROLLED_OUT = declare("rl.rolled_out", "rollouts are scored, no weight has changed")
@@ -241,7 +242,9 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
                     self.progress.updates = update + 1
                     fault_point(POINT_UPDATED)
             # still in the phase: reading the totals waits for the device, and that is time of training
-            merged = totals.merged(self.collectives, worked=self.timer.worked()) | credited
+            merged = totals.merged(self.collectives, worked=self.timer.worked(), memory=self.memory.take()) | credited
+        for updater in (self.updater, *([self.critic.update] if self.critic is not None else [])):
+            updater.see(merged)
         # before the new weights are loaded: staleness counts from the version that this step started with
         sampling = self.rollouts.metrics(groups)
         with self.timer.phase(Phase.SYNC):

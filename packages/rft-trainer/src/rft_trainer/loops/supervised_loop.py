@@ -17,11 +17,12 @@ from rft_trainer.batches.training_batch import TrainingBatch
 from rft_trainer.evaluation.ema_evaluator import SwapInEma
 from rft_trainer.loops.trainer import Trainer
 from rft_trainer.loops.training_loop import DataT, Limits, StepSize, TrainingLoop
+from rft_trainer.loops.update_metrics import update_metrics
 from rft_trainer.metrics.phase_timer import Phase
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.runs.stop_signals import StopSignals
-from rft_trainer.update.optimizer_step import Updater, update_metrics
+from rft_trainer.update.optimizer_step import Updater
 
 _AVERAGED = ("loss", "accuracy")
 """Of an evaluation under the moving averages."""
@@ -112,7 +113,8 @@ class SupervisedLoop(TrainingLoop[DataT]):
         with self.timer.phase(Phase.TRAIN):
             self.trainer.accumulate(batch, totals)
             outcome = self.trainer.step()
-            merged = totals.merged(self.collectives, worked=self.timer.worked())
+            merged = totals.merged(self.collectives, worked=self.timer.worked(), memory=self.memory.take())
+        self.updater.see(merged)
         self._count_refused("policy", outcome, [sample.sample_id for sample in samples], "--learning_rate", update)
         return {
             **merged,

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, NoReturn, TypeVar
 
 from rft_core.fault_points import fault_point
 from rft_trainer.batches.prompt_ledger import EntryState, Ledger, LedgerEntry
 from rft_trainer.loops.early_stop import EarlyStop
+from rft_trainer.metrics.memory_growth import MemoryGrowth
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 from rft_trainer.protocols import BestWeights, Collectives
 from rft_trainer.runs.checkpointing import Progress, Saver, end_by_alarm, save_and_stop
@@ -76,6 +77,8 @@ class TrainingLoop(ABC, Generic[DataT]):
     """With it the run ends with the weights of the lowest loss, and what it evaluates as "after" are these."""
     weight_check: WeightCheck | None = None
     """Compares the weights between ranks, with themselves between steps, and before and after the first update."""
+    memory: MemoryGrowth = field(default_factory=MemoryGrowth, init=False)
+    """Looks at the memory of this rank at the end of each step's updates."""
 
     @property
     @abstractmethod

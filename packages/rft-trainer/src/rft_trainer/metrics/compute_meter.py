@@ -10,7 +10,6 @@ with float32 sums, whatever type is computed in, so that runs of one device can 
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -91,16 +90,6 @@ def peak_of(name: str) -> float | None:
     """Return the peak of the device of this name; the longest part of a name that is known counts."""
     found = [part for part in _PEAKS if set(part.split()) <= set(name.replace("-", " ").split())]
     return _PEAKS[max(found, key=len)] if found else None
-
-
-def resident_memory() -> dict[str, float]:
-    """Return the resident memory of this process now, in MiB; empty where the system does not tell it (no Linux)."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            pages = int(file.read().split()[1])
-    except OSError:
-        return {}
-    return {"memory/rss_mib": pages * resource.getpagesize() / 2**20}
 
 
 def device_memory() -> dict[str, float]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rft_core.exact_records import exact_bytes, exact_value
+from rft_trainer.metrics.memory_growth import memory_metrics
 from rft_trainer.protocols import Collectives
 
 Mark = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -54,17 +55,21 @@ class MetricTotals:
         if change is not None:
             self._changes.setdefault(name, []).append(change.detach().double())
 
-    def merged(self, collectives: Collectives, *, worked: float | None = None) -> dict[str, float]:
+    def merged(
+        self, collectives: Collectives, *, worked: float | None = None, memory: Mapping[str, Any] | None = None
+    ) -> dict[str, float]:
         """Return the mean (or peak) of each name over micro-batches and ranks; names with a count of 0 are left out.
 
         Exchanged by name, so that a rank that had no micro-batch takes part without knowing the names. With `worked`,
-        the seconds that this rank worked and did not wait for others, of several ranks the slowest one too.
+        the seconds that this rank worked and did not wait for others, of several ranks the slowest one too; with
+        `memory`, which `MemoryGrowth.take` returned, the rank whose memory grows most.
         """
         own: dict[str, Any] = {
             "pairs": _numbers(self._pairs),
             "peaks": _numbers(self._peaks),
             "changes": {name: torch.stack(each).tolist() for name, each in sorted(self._changes.items())},
             "worked": worked,
+            "memory": memory,
         }
         shares = [own]
         if collectives.world_size > 1:
@@ -81,7 +86,8 @@ class MetricTotals:
                 peaks[name] = max(value, peaks.get(name, value))
         means = {name: total / count for name, (total, count) in sorted(totals.items()) if count > 0}
         changes = relative_changes([share["changes"] for share in shares])
-        return means | peaks | changes | slowest_rank([share["worked"] for share in shares])
+        of_ranks = slowest_rank([share["worked"] for share in shares])
+        return means | peaks | changes | of_ranks | memory_metrics([share["memory"] for share in shares])
 
 
 def relative_changes(shares: Sequence[Mapping[str, Sequence[Sequence[float]]]]) -> dict[str, float]:

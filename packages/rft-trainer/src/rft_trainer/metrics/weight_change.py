@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,9 @@ from torch import Tensor
 
 SAMPLED_TENSORS, SAMPLED_NUMBERS = 8, 1024
 """Trained tensors, and numbers of each, that stand for all of them in the size of a step."""
+_OUTSIDE = 1e-12
+"""Change that is stated where weights changed and none of the sample did, over the size of the sample."""
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class WeightBlock(Protocol):
@@ -82,11 +85,30 @@ class WeightSample:
 
     They are chosen by their places in whole weights, so that the sum over ranks does not depend on who keeps what.
     What is kept between two calls is at most `SAMPLED_TENSORS` x `SAMPLED_NUMBERS` float32 numbers.
+
+    A sample that an update did not change says nothing about the other weights: behind such a step all of them are
+    compared, by their checksums, and so are the float32 copies in which steps add up that weights of fewer bits lose.
     """
 
-    def __init__(self, weights: TrainedWeights) -> None:
-        """Keep the weights, as this rank keeps them; what is sampled of them is chosen at the first use."""
+    def __init__(
+        self,
+        weights: TrainedWeights,
+        *,
+        moves: Callable[[str], bool] | None = None,
+        copies: Callable[[], Iterable[Tensor]] | None = None,
+    ) -> None:
+        """Keep the weights, as this rank keeps them; what is sampled of them is chosen at the first use.
+
+        Args:
+            weights: that are trained.
+            moves: whether a weight of this name is changed by the steps, where some have a learning rate of 0.
+            copies: what this rank steps on in the place of weights of fewer bits.
+        """
         self._weights = weights
+        self._moves = moves or (lambda name: True)
+        self._copies = copies or (lambda: ())
+        self._sees_all = False
+        self._sums: list[int] | None = None
         self._names: frozenset[str] | None = None
         self._places: dict[tuple[str, tuple[int, ...]], tuple[Tensor, ...]] = {}
         self._blocks: Sequence[WeightBlock] = ()
@@ -95,8 +117,9 @@ class WeightSample:
     def begin(self) -> None:
         """Keep the sampled numbers as they are before an update."""
         if self._names is None:
-            self._names = _chosen_names(self._weights.trained_shapes())
+            self._names = _chosen_names(self._weights.trained_shapes(), self._moves)
         self._blocks = self._weights.own_blocks(self._names) if self._names else ()
+        self._sums = self._checksums() if self._sees_all else None
         self._before = [self._numbers(block) for block in self._blocks]
 
     @property
@@ -119,8 +142,18 @@ class WeightSample:
         share = torch.zeros(2, dtype=torch.float64, device=changes[0].device if changes else None)
         for change in changes:
             share += change.to(share.device)
-        self._blocks, self._before = (), []
+        if self._sums is not None and not float(share[0]) and self._sums != self._checksums():
+            share[0] = _OUTSIDE**2 * (float(share[1]) or 1.0)
+        self._blocks, self._before, self._sums = (), [], None
         return share
+
+    def see(self, change: float | None) -> None:
+        """Take the change of a step, that of all ranks; behind one of 0 the next updates are looked for everywhere."""
+        self._sees_all = change == 0.0
+
+    def _checksums(self) -> list[int]:
+        blocks = self._weights.own_blocks(frozenset(self._weights.trained_shapes()))
+        return [bit_sum(tensor) for tensor in (*(block.data for block in blocks), *self._copies())]
 
     def _numbers(self, block: WeightBlock) -> Tensor:
         key = (block.name, block.start)
@@ -130,9 +163,16 @@ class WeightSample:
         return block.data[self._places[key]].reshape(-1).double()
 
 
-def _chosen_names(shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
-    """Choose names evenly, in their order."""
-    names = [name for name, shape in shapes.items() if math.prod(shape)]
+def bit_sum(tensor: Tensor) -> int:
+    """Return the sum of the bits of a tensor, read as integers of its element size, modulo 2^64."""
+    own = tensor.detach().contiguous()
+    return int(own.view(_INTEGERS[own.element_size()]).sum(dtype=torch.int64)) if own.numel() else 0
+
+
+def _chosen_names(shapes: Mapping[str, tuple[int, ...]], moves: Callable[[str], bool]) -> frozenset[str]:
+    """Choose names evenly, in their order, of weights that are changed; of all where that is said of none."""
+    trained = [name for name, shape in shapes.items() if math.prod(shape)]
+    names = [name for name in trained if moves(name)] or trained
     return frozenset(names[:: max(1, -(-len(names) // SAMPLED_TENSORS))])
 
 

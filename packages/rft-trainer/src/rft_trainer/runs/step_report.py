@@ -10,7 +10,8 @@ from itertools import pairwise, zip_longest
 from statistics import fmean
 
 from rft_core.exact_records import exact_bytes, exact_value
-from rft_trainer.metrics.compute_meter import device_memory, resident_memory
+from rft_core.host_memory import resident_memory
+from rft_trainer.metrics.compute_meter import device_memory
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.metrics.sink import Sink
 from rft_trainer.protocols import Collectives
@@ -117,7 +118,8 @@ class Reporter:
         record |= {"data/tokens": progress.tokens, "policy/total_updates": progress.updates, **times}
         record["time/elapsed"] = progress.seconds
         record["time/left"] = progress.seconds / progress.step * (self._num_steps - progress.step)
-        record |= resident_memory()
+        if (resident := resident_memory()) is not None:
+            record["memory/rss_mib"] = resident / 2**20
         # ru_maxrss is in KiB on Linux
         record["memory/peak_rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         record |= device_memory()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from rft_trainer.batches.packing import assign_to_ranks, pack
 from rft_trainer.batches.units import Unit, unit_lengths, units_of
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.protocols import Collectives, Optimizer
-from rft_trainer.update.numeric_guard import Diagnosis, RowFault
+from rft_trainer.update.numeric_guard import Diagnosis, RowFault, RowNorm, largest_norms
 from rft_trainer.update.optimizer_step import MicroBatchLoss, RefusedStep
 
 
@@ -47,6 +47,9 @@ class FaultTracer:
         if names := sorted({name for one in _gather(ranks, bad) for name in one}):
             return Diagnosis(weights=tuple(names))
         units = units_of(step.samples)
+        # DeepSpeed and FSDP hand gradients over summed: of a unit that is alone in them the sum is its own
+        if math.isfinite(step.largest_norm) and optimizer.own_norm() is None:
+            return self._one_by_one(units, step, loss, optimizer, ranks)
         shares = assign_to_ranks(unit_lengths(units), ranks.world_size)
         own = [units[index] for index in shares[ranks.rank]]
         # where forwards are exchanges, the rank with the most units sets how many all of them run
@@ -58,14 +61,51 @@ class FaultTracer:
         for batch in idle:
             optimizer.backward(loss.filler(batch) * 0.0, last=False)
             optimizer.discard()
-        everyones = _gather(ranks, [asdict(fault) for fault in found if fault is not None])
-        faults = [RowFault(**{**one, "sample_ids": tuple(one["sample_ids"])}) for part in everyones for one in part]
-        return Diagnosis(tuple(faults))
+        everyones = _gather(
+            ranks,
+            [
+                {"samples": _names(unit), "norm": norm, "fault": None if fault is None else asdict(fault)}
+                for unit, (fault, norm) in zip(own, found, strict=True)
+            ],
+        )
+        faults = [one["fault"] for part in everyones for one in part if one["fault"] is not None]
+        norms = [RowNorm(tuple(one["samples"]), one["norm"]) for part in everyones for one in part]
+        return Diagnosis(
+            tuple(RowFault(**{**one, "sample_ids": tuple(one["sample_ids"])}) for one in faults),
+            largest_norms(norms) if math.isfinite(step.largest_norm) else (),
+        )
+
+    def _one_by_one(
+        self, units: Sequence[Unit], step: RefusedStep, loss: MicroBatchLoss, optimizer: Optimizer, ranks: Collectives
+    ) -> Diagnosis:
+        """Find the gradient norm of each unit where they arrive summed: the other ranks add nothing to it."""
+        owner = {
+            index: rank
+            for rank, share in enumerate(assign_to_ranks(unit_lengths(units), ranks.world_size))
+            for index in share
+        }
+        idle = pack(min(units, key=len), self._device)
+        own = {index: pack(unit, self._device) for index, unit in enumerate(units) if owner[index] == ranks.rank}
+        if loss.prepass:
+            loss.begin(list(own.values()), [idle] * (len(units) - len(own)))
+        faults: list[RowFault] = []
+        norms: list[RowNorm] = []
+        for index, unit in enumerate(units):
+            if index in own:
+                optimizer.backward(loss(own[index], step.counts, MetricTotals()).loss, last=True)
+            else:
+                optimizer.backward(loss.filler(idle) * 0.0, last=True)
+            # no norm is below 0: the step says it, and is refused
+            norm = optimizer.step(0.0, largest_norm=-1.0).gradient_norm
+            norms.append(RowNorm(_names(unit), norm))
+            if stage := _wrong_norm(norm, step.largest_norm):
+                faults.append(RowFault(_names(unit), stage, owner[index]))
+        return Diagnosis(tuple(faults), largest_norms(norms))
 
     def _of_unit(
         self, unit: Unit, step: RefusedStep, loss: MicroBatchLoss, optimizer: Optimizer, rank: int
-    ) -> RowFault | None:
-        """Run one unit forward and backward; return the first thing that is wrong with it."""
+    ) -> tuple[RowFault | None, float]:
+        """Run one unit forward and backward; return the first thing that is wrong with it, and its gradient norm."""
         batch = pack(unit, self._device)
         first = _First(f"input {batch.not_finite}" if batch.not_finite else "")
         with _watched(self._module, first):
@@ -75,13 +115,23 @@ class FaultTracer:
         # known before ranks exchange gradients; None where they arrive summed, and rows cannot be distinguished
         norm = optimizer.own_norm()
         optimizer.discard()
-        if norm is not None and not math.isfinite(norm):
-            first.note("gradient of the weights")
-        elif norm is not None and norm > step.largest_norm:
-            first.note(f"gradient of norm {norm:.4g}, above {step.largest_norm:.4g}")
+        if norm is not None and (stage := _wrong_norm(norm, step.largest_norm)):
+            first.note(stage)
+        known = math.nan if norm is None else norm
         if not first.stage:
-            return None
-        return RowFault(tuple(sample.sample_id for sample in unit), first.stage, rank, first.low, first.high)
+            return None, known
+        return RowFault(_names(unit), first.stage, rank, first.low, first.high), known
+
+
+def _names(unit: Unit) -> tuple[str, ...]:
+    return tuple(sample.sample_id for sample in unit)
+
+
+def _wrong_norm(norm: float, largest: float) -> str:
+    """Say what is wrong with the gradient norm of a unit; empty where nothing is."""
+    if not math.isfinite(norm):
+        return "gradient of the weights"
+    return f"gradient of norm {norm:.4g}, above {largest:.4g}" if norm > largest else ""
 
 
 @dataclass(slots=True)

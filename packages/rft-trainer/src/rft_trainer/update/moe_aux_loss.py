@@ -127,8 +127,8 @@ class MoeAuxLoss:
     def after_step(self, totals: MetricTotals) -> None:
         """Sum the loads of the step over the ranks, move the biases by them, and add their metrics to `totals`.
 
-        Metrics: `router/max_violation` over the layers, its worst and that of each layer, `router/entropy` and
-        `router/dead_experts`. Every rank calls it behind a step that was applied.
+        Metrics: `router/max_violation` over the layers, its worst and that of each layer, `router/entropy` over the
+        layers and that of each, and `router/dead_experts`. Every rank calls it behind a step that was applied.
         """
         own_LE = torch.zeros(self._policy.num_routers, self._policy.num_experts, dtype=torch.float64)
         if self._loads_LE is not None:
@@ -146,7 +146,10 @@ class MoeAuxLoss:
             totals.peak(f"router/max_violation_layer_{layer}", violation)
         totals.peak("router/dead_experts", dead_experts(loads_LE).sum())
         if loads_LE.shape[-1] > 1:
-            totals.peak("router/entropy", load_entropy(loads_LE).mean())
+            entropy_L = load_entropy(loads_LE)
+            totals.peak("router/entropy", entropy_L.mean())
+            for layer, entropy in enumerate(entropy_L):
+                totals.peak(f"router/entropy_layer_{layer}", entropy)
 
     @torch.no_grad()
     def _move_biases(self, loads_LE: Tensor) -> None:

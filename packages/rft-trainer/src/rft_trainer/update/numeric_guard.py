@@ -31,6 +31,11 @@ _WINDOW = 64
 """Applied steps whose norms a new one is compared with."""
 _FEWEST = 16
 """Without as many norms nothing is called a spike: the first steps of a run are its largest."""
+_MOST_LARGEST = 3
+"""Units that are told as those with the largest gradients."""
+_WATCHED_FACTOR, _MOST_NAMED = 50.0, 8
+"""Medians above which the rows of an applied step are named, as `gradient_spike` of the health of a run tells it; and
+steps of a run of which they are: each costs about as much as a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +57,39 @@ class RowFault:
 
 
 @dataclass(frozen=True, slots=True)
+class RowNorm:
+    """The norm of the gradient of one unit alone, under the denominators of its step."""
+
+    sample_ids: tuple[str, ...]
+    norm: float
+
+    def __str__(self) -> str:
+        """Say samples and norm."""
+        return f"{' + '.join(self.sample_ids)} (norm {self.norm:.4g})"
+
+
+def largest_norms(norms: Sequence[RowNorm]) -> tuple[RowNorm, ...]:
+    """Return the units with the largest gradients, the largest first; none where one is not finite."""
+    if not all(math.isfinite(one.norm) for one in norms):
+        return ()
+    return tuple(sorted(norms, key=lambda one: one.norm, reverse=True)[:_MOST_LARGEST])
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """Result of a trace, the same on every rank."""
 
     faults: tuple[RowFault, ...] = ()
+    largest: tuple[RowNorm, ...] = ()
+    """The units with the largest gradients, the largest first, where all gradients are finite."""
     weights: tuple[str, ...] = ()
     """Weights that are not finite: then no row is at fault, and nothing else was looked at."""
+
+    @classmethod
+    def joined(cls, found: Sequence[Diagnosis]) -> Diagnosis:
+        """Return what was found in the batches of one step, whose weights are finite."""
+        faults = tuple(fault for one in found for fault in one.faults)
+        return cls(faults, largest_norms([row for one in found for row in one.largest]))
 
 
 class RowsBeyondBudgetError(NumericsError):
@@ -94,10 +126,15 @@ class NumericGuard:
     repeated: int = 0
     spikes: int = 0
     halved: int = 0
+    named: int = 0
+    """Applied steps with a jump whose rows were named."""
+    largest_rows: str = ""
+    """The rows with the largest gradients of the present training step, where the norm jumped."""
     _norms: deque[float] = field(default_factory=lambda: deque[float](maxlen=_WINDOW))
 
     def begin_step(self) -> None:
         """Forget the rows of the step before, where samples are drawn anew in every training step."""
+        self.largest_rows = ""
         if not self.keeps_out:
             self.set_aside.clear()
 
@@ -120,9 +157,14 @@ class NumericGuard:
 
     def largest_norm(self) -> float:
         """Return the norm above which a gradient is refused; infinity where none is."""
-        if not self.spike_factor or len(self._norms) < _FEWEST:
-            return math.inf
-        return self.spike_factor * median(self._norms)
+        return self._medians(self.spike_factor) if self.spike_factor else math.inf
+
+    def watched_norm(self) -> float:
+        """Return the norm above which the rows of an applied step are named; infinity where none are."""
+        return self._medians(_WATCHED_FACTOR) if self.named < _MOST_NAMED else math.inf
+
+    def _medians(self, factor: float) -> float:
+        return factor * median(self._norms) if len(self._norms) >= _FEWEST else math.inf
 
     def memory_ran_out(self, use: MemoryUse) -> MemoryUse:
         """Write what held the memory, and return it."""
@@ -132,7 +174,19 @@ class NumericGuard:
 
     def applied(self, norm: float) -> None:
         """Remember the norm of a step that was applied."""
-        self._norms.append(norm)
+        # a step without signal has a gradient of 0, which says nothing about the size of the others
+        if norm > 0:
+            self._norms.append(norm)
+
+    def name_rows(self, diagnosis: Diagnosis, norm: float, *, where: str) -> None:
+        """Tell the rows with the largest gradients of a step that was applied although its norm jumped."""
+        self.named += 1
+        self._keep_largest(diagnosis)
+        kind = f"gradient norm {norm:.4g}, {norm / median(self._norms):.3g} times the median; the step was applied"
+        self._report(where, kind, norm, diagnosis)
+
+    def _keep_largest(self, diagnosis: Diagnosis) -> None:
+        self.largest_rows = ", ".join(map(str, diagnosis.largest))
 
     def decide(self, diagnosis: Diagnosis, norm: float, *, num_units: int, attempt: int, where: str) -> bool:
         """Return whether to take a refused step again; rows at fault are set aside then.
@@ -153,6 +207,7 @@ class NumericGuard:
         kind = "loss or gradient is not finite"
         if spike:
             kind = f"gradient norm {norm:.4g}, above {self.largest_norm():.4g}"
+            self._keep_largest(diagnosis)
         if diagnosis.weights:
             raise _bad_weights(diagnosis.weights, where, self.resume_command)
         if not diagnosis.faults:
@@ -201,8 +256,11 @@ class NumericGuard:
         return True
 
     @property
-    def metrics(self) -> dict[str, float]:
-        """Return how often the guard acted since the start of the run, by metric name; without what never happened."""
+    def metrics(self) -> dict[str, float | str]:
+        """Return how often the guard acted since the start of the run, by metric name; without what never happened.
+
+        `largest_rows` are those of the present step, where its gradient norm jumped.
+        """
         counted = {
             "rows_set_aside": self.num_rows,
             "rows_left_out": len(self.left_out),
@@ -210,7 +268,10 @@ class NumericGuard:
             "spikes": self.spikes,
             "micro_batch_halvings": self.halved,
         }
-        return {f"{self.part}/{name}": float(number) for name, number in counted.items() if number}
+        found: dict[str, float | str] = {
+            f"{self.part}/{name}": float(number) for name, number in counted.items() if number
+        }
+        return found | ({f"{self.part}/largest_rows": self.largest_rows} if self.largest_rows else {})
 
     def resumed_with(self, flags: str) -> str:
         """Return the command that continues the run with other settings."""
@@ -222,6 +283,7 @@ class NumericGuard:
             "set_aside": dict(self.set_aside) if self.keeps_out else {},
             # left out where there is none, so that the bytes of a save do not change
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
+            **({"named": self.named} if self.named else {}),
             "num_rows": self.num_rows,
             "repeated": self.repeated,
             "spikes": self.spikes,
@@ -234,20 +296,25 @@ class NumericGuard:
         self.set_aside, self.left_out = dict(state["set_aside"]), dict(state.get("left_out", {}))
         self.num_rows, self.repeated = int(state["num_rows"]), int(state["repeated"])
         self.spikes, self.halved = int(state["spikes"]), int(state["halved"])
+        self.named = int(state.get("named", 0))
         self._norms.clear()
         self._norms.extend(float(norm) for norm in state["norms"])
 
     def _report(self, where: str, what: str, norm: float, diagnosis: Diagnosis) -> None:
         first = f"; first: {diagnosis.faults[0]}" if diagnosis.faults else ""
+        if diagnosis.largest and not diagnosis.faults:
+            first = f"; largest gradients: {', '.join(map(str, diagnosis.largest))}"
         _LOG.warning("%s of the %s: %s%s", where, self.part, what, first)
         if self.record is not None:
             faults = [
                 {"samples": list(fault.sample_ids), "stage": fault.stage, "rank": fault.rank}
                 for fault in diagnosis.faults
             ]
+            largest = [{"samples": list(one.sample_ids), "norm": one.norm} for one in diagnosis.largest]
             # as a string where it is no number that JSON has
             shown = norm if math.isfinite(norm) else str(norm)
-            self.record({"where": where, "part": self.part, "what": what, "norm": shown, "faults": faults})
+            row: dict[str, object] = {"where": where, "part": self.part, "what": what, "norm": shown, "faults": faults}
+            self.record(row | ({"largest": largest} if largest else {}))
 
     def _too_many(self, diagnosis: Diagnosis, where: str) -> RowsBeyondBudgetError:
         needed = self.num_rows + sum(len(fault.sample_ids) for fault in diagnosis.faults)

@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -294,10 +293,14 @@ class Updater:
             outcome, attempt = self._apply(), attempt + 1
         if outcome.applied:
             self._batches[0].totals.add_change(f"{self._guard.part}/weight_change", self._sample.change())
+            # not under a loss scale, which counts the steps that a search takes
+            jumped = outcome.loss_scale is None and outcome.gradient_norm > self._guard.watched_norm()
             self._guard.applied(outcome.gradient_norm)
             for batch in self._batches:
                 # of losses that have something to do once the weights have changed, such as that of routers
                 getattr(batch.loss, "after_step", _nothing)(batch.totals)
+            if jumped and self._trace is not None:
+                self._name_rows(self._trace, outcome.gradient_norm)
         # every rank knows all samples; added on each, they would be summed once a rank
         if self._collectives.rank == 0:
             for batch in self._batches:
@@ -305,6 +308,10 @@ class Updater:
         self._batches.clear()
         self._interrupted = False
         return outcome
+
+    def see(self, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a training step, those of all ranks: they decide how closely the next is looked at."""
+        self._sample.see(metrics.get(f"{self._guard.part}/weight_change"))
 
     def discard(self) -> None:
         """Drop the gradients of all batches since the last step, as if there had been none; every rank calls it."""
@@ -316,7 +323,8 @@ class Updater:
         """Find what is at fault for a refused step; return whether to take it again, without the rows at fault."""
         if self._trace is None or not any(batch.samples for batch in self._batches):
             return False
-        diagnosis = self._diagnose(self._trace, outcome)
+        largest = self._guard.largest_norm() if math.isfinite(outcome.gradient_norm) else math.inf
+        diagnosis = self._diagnose(self._trace, largest)
         num_units = sum(len(units_of(batch.samples)) for batch in self._batches)
         where = f"update {self._update_index + 1}"
         again = self._guard.decide(diagnosis, outcome.gradient_norm, num_units=num_units, attempt=attempt, where=where)
@@ -326,9 +334,22 @@ class Updater:
             batch.samples, batch.counts = self._guard.without_set_aside(batch.samples, batch.counts)
         return any(batch.samples for batch in self._batches)
 
-    def _diagnose(self, trace: Trace, outcome: UpdateOutcome) -> Diagnosis:
-        """Trace every batch of the refused step; weights that are not finite say all there is to say."""
-        largest = self._guard.largest_norm() if math.isfinite(outcome.gradient_norm) else math.inf
+    def _name_rows(self, trace: Trace, norm: float) -> None:
+        """Tell the rows with the largest gradients of a step that was applied although its norm jumped.
+
+        With the weights after the step, which clips such a gradient: the search changes nothing that is trained.
+        """
+        device = torch.device(self._device)
+        # dropout draws in the search, too, and the run must go on as if there had been none
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            diagnosis = self._diagnose(trace, self._guard.watched_norm())
+        self._guard.name_rows(diagnosis, norm, where=f"update {self._update_index + 1}")
+
+    def _diagnose(self, trace: Trace, largest: float) -> Diagnosis:
+        """Trace every batch of the step; weights that are not finite say all there is to say.
+
+        `largest` is the norm above which a row alone is at fault; infinity where norms do not matter.
+        """
         found: list[Diagnosis] = []
         for batch in self._batches:
             if batch.samples:
@@ -336,7 +357,7 @@ class Updater:
                 found.append(trace(refused, batch.loss, self._optimizer, self._collectives))
                 if found[-1].weights:
                     return found[-1]
-        return Diagnosis(tuple(chain.from_iterable(one.faults for one in found)))
+        return Diagnosis.joined(found)
 
     def _accumulate(self, batches: Sequence[_Batch]) -> None:
         """Run these batches; where memory runs out on any rank, all of the step in smaller micro-batches."""
@@ -469,26 +490,3 @@ def _nothing_to_step() -> OptionsError:
         state="no weight was changed",
         do="trainer.forward_backward(batch, loss)",
     )
-
-
-def scale_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> dict[str, float]:
-    """Return the loss scale of the last step and the number of skipped steps, by metric name; empty without scaling."""
-    if not outcomes or outcomes[-1].loss_scale is None:
-        return {}
-    skipped = sum(not outcome.applied for outcome in outcomes)
-    return {f"{part}/loss_scale": outcomes[-1].loss_scale, f"{part}/updates_skipped": skipped}
-
-
-def update_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> Mapping[str, object]:
-    """Summarize the optimizer steps that one training step took on a model, as metrics by name."""
-    # refused steps have norms that are not finite, which would take the mean with them
-    applied = [outcome for outcome in outcomes if outcome.applied]
-    norms = [outcome.gradient_norm for outcome in applied]
-    return {
-        **scale_metrics(part, outcomes),
-        f"{part}/gradient_norm": sum(norms) / len(norms) if norms else math.nan,
-        f"{part}/learning_rate": outcomes[-1].learning_rate if outcomes else math.nan,
-        f"{part}/updates": len(applied),
-        f"{part}/updates_refused": len(outcomes) - len(applied),
-        f"{part}/micro_batches": sum(outcome.num_micro_batches for outcome in outcomes),
-    }

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import NumericsError
+from rft_trainer.metrics.weight_change import bit_sum
 from rft_trainer.protocols import Collectives
 
 NamedTensors = Callable[[], Iterable[tuple[str, Tensor]]]
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,6 +90,5 @@ def checksums(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
     sums: dict[str, int] = {}
     for name, tensor in tensors:
         local = getattr(tensor, "to_local", None)
-        own = (tensor if local is None else local()).detach().contiguous()
-        sums[name] = int(own.view(_INTEGERS[own.element_size()]).sum(dtype=torch.int64)) if own.numel() else 0
+        sums[name] = bit_sum(tensor if local is None else local())
     return sums

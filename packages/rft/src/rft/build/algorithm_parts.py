@@ -30,7 +30,6 @@ from rft_models.policy.load_for_training import checkpointing_of
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.units import MicroBatching
 from rft_trainer.loops.rl import CriticTrainer, OldPolicyScorer
-from rft_trainer.metrics.weight_change import WeightSample
 from rft_trainer.protocols import Collectives
 from rft_trainer.runs.checkpointing import StatefulTensors
 from rft_trainer.scoring.advantages import AdvantageEstimator, ComputeAdvantages, RewardShapingConfig
@@ -233,7 +232,7 @@ def build_critic(
             device=machine.device,
             pin_memory=settings.data.dataloader_pin_memory,
             collective_forward=parallel.collective_forward,
-            sample=WeightSample(parallel.weights),
+            sample=parallel.sample,
         ),
     )
     return BuiltCritic(critic, parallel, part)

@@ -40,7 +40,6 @@ from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.loops.sft import TokenLikelihood
 from rft_trainer.loops.trainer import Trainer
-from rft_trainer.metrics.weight_change import WeightSample
 from rft_trainer.protocols import Engine
 from rft_trainer.rollouts.trained_policy import SamplingSource, TrainedPolicy
 from rft_trainer.runs.checkpointing import Progress
@@ -213,7 +212,7 @@ class _Building:
             trace=make_tracer(parallel, machine),
             device=machine.device,
             collective_forward=parallel.collective_forward,
-            sample=WeightSample(parallel.weights),
+            sample=parallel.sample,
         )
 
     def _policy(self) -> TrainedPolicy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -14,8 +15,9 @@ from rft.checkpoints.writer import ResumePoint
 from rft.parallel.compiled import compile_layers
 from rft.parallel.shardable import ParallelizableModel
 from rft.process.machine import Machine
+from rft_dist.optim.parameter_groups import ParameterGroups
 from rft_dist.planning.parallel_dims import EXPERTS, refuse_uneven_group
-from rft_dist.settings import AdamSettings, StrategySettings
+from rft_dist.settings import AdamSettings, StrategySettings, factors_of
 from rft_dist.strategies.autocast import compute_type
 from rft_dist.strategies.protocols import DataRanks, ModelWeights, StrategyContext, narrow_dtype
 from rft_dist.strategies.registry import choose_strategy
@@ -26,6 +28,7 @@ from rft_models.settings import AdapterSettings, ModelSettings
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.evaluation.ema_evaluator import SwapInEma
 from rft_trainer.metrics.compute_meter import ComputeMeter, device_peak
+from rft_trainer.metrics.weight_change import WeightSample
 
 if TYPE_CHECKING:
     from rft_dist.strategies.optimizer import StrategyOptimizer
@@ -56,6 +59,8 @@ class ParallelModel(Generic[ModelT]):
     """The module that has every parameter."""
     meter: ComputeMeter | None
     """Counts the arithmetic of what it is trained on; None = it is not trained."""
+    sample: WeightSample | None
+    """Measures the updates of the weights; None = they are not trained."""
     averages: SwapInEma | None
     """Puts the moving averages in the place of the weights for a while; None = there are none."""
 
@@ -111,8 +116,18 @@ def parallelize(
         compute_dtype=compute_dtype,
         module=model.module,
         meter=meter,
+        sample=None if adam is None or optimizer is None else _sample(distributed.weights, optimizer, adam),
         averages=optimizer.swap_in_ema if optimizer is not None and strategy.enable_ema else None,
     )
+
+
+def _sample(weights: ModelWeights, optimizer: StrategyOptimizer, adam: AdamSettings) -> WeightSample:
+    factors = ParameterGroups(rates=factors_of("lr_factors", adam.lr_factors))
+
+    def copies() -> Iterator[torch.Tensor]:
+        return (tensor for name, tensor in optimizer.state_tensors().items() if name.startswith("master/"))
+
+    return WeightSample(weights, moves=lambda name: factors.rate_factor(name) > 0, copies=copies)
 
 
 def _meter(model: ParallelizableModel[ModelT], machine: Machine, device: torch.device) -> ComputeMeter:

@@ -61,7 +61,6 @@ from rft_trainer.async_rollouts.scoring_threads import ThreadSafeReward
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.batches.units import MicroBatching
 from rft_trainer.loops.rl import RlLoop
-from rft_trainer.metrics.weight_change import WeightSample
 from rft_trainer.protocols import Engine
 from rft_trainer.records.rollouts import RolloutGroup
 from rft_trainer.records.scores import Reward
@@ -140,7 +139,7 @@ def _updater(
         pin_memory=settings.data.dataloader_pin_memory,
         collective_forward=parallel.collective_forward,
         meter=parallel.meter,
-        sample=WeightSample(parallel.weights),
+        sample=parallel.sample,
     )
 
 

@@ -12,7 +12,7 @@ from rft_trainer.loops.supervised_loop import SupervisedLoop
 
 PARTS = (
     "load_initial_weights adapt refuse_unknown_parts checkpoint_parts make_saver learning_rate_schedule "
-    "micro_batching Reporter EarlyStop Updater WeightSample make_tracer make_weight_check"
+    "micro_batching Reporter EarlyStop Updater make_tracer make_weight_check"
 )
 ROWS: Any = RowOrder("mixture", "hash", 3, 7)  # type: ignore[arg-type]
 
@@ -67,11 +67,10 @@ def test_a_fresh_run_loads_adapts_and_distributes_before_it_saves(calls: Any) ->
         "micro_batching(training.micro_train_batch_size, training.max_tokens_per_micro_batch, "
         "training.packing_samples)",
         "make_tracer(parallel, machine)",
-        "WeightSample(parallel.weights)",
         "Updater('loss', parallel.optimizer, parallel.data, "
         "collective_forward=parallel.collective_forward, device=machine.device, guard='guard', "
         "learning_rate=learning_rate_schedule(), meter=parallel.meter, micro_batching=micro_batching(), "
-        "pin_memory=settings.data.dataloader_pin_memory, sample=WeightSample(), trace=make_tracer())",
+        "pin_memory=settings.data.dataloader_pin_memory, sample=parallel.sample, trace=make_tracer())",
         "Reporter(started.directory, started.sinks, machine.collectives, num_steps=7, rollout_every=0, "
         "rollouts_kept=0, seconds_before=progress.seconds)",
         "machine.phase_timer(progress, parallel.meter)",

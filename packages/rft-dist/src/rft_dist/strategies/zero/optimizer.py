@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -41,6 +41,7 @@ from rft_dist.strategies.zero.deepspeed_engine import (
     verify_options,
 )
 from rft_dist.strategies.zero.flat_ranges import clear_kept_gradients
+from rft_dist.strategies.zero.norm_limit import SeenNorm, refuse_above
 from rft_dist.strategies.zero.state import Read, ZeroState, ZeroWeights
 
 SwapInEma = Callable[[], AbstractContextManager[None]]
@@ -283,16 +284,16 @@ class ZeroOptimizer:
     def step(self, learning_rate: float, *, largest_norm: float = math.inf) -> StepOutcome:
         """Clip by the norm over all ranks, update, clear the gradients; all ranks or none.
 
-        DeepSpeed learns the norm inside of its step, so `largest_norm` is infinity. It is added up in float32:
-        gradients whose squares overflow it are refused, as what is not finite.
+        DeepSpeed adds the norm up in float32: gradients whose squares overflow it are refused, as what is not finite.
         """
         assert 0 <= learning_rate < math.inf, f"learning rate {learning_rate}"
-        assert largest_norm == math.inf, "a rule of the settings refuses --max_norm_spike beside --zero_stage"
         if not self._begun:
             self._begin_without_gradients()
         self._begun = False
         set_learning_rate(self._engine.optimizer.param_groups, learning_rate)
-        with local_rank(self._engine.device):
+        optimizer = self._engine.optimizer
+        limit = nullcontext(SeenNorm()) if largest_norm == math.inf else refuse_above(optimizer, largest_norm)
+        with local_rank(self._engine.device), limit as seen:
             self._engine.step()
         # before the next micro-batch: DeepSpeed adds to what it kept of this step's gradients
         clear_kept_gradients(self._engine.optimizer)
@@ -303,7 +304,9 @@ class ZeroOptimizer:
             # after the first update alone: before it DeepSpeed has no moments
             require_on_host(self.state.tensors(), "adam_offload")
             self._is_checked = True
-        return StepOutcome(float(self._engine.get_global_grad_norm()), applied)
+        # DeepSpeed says infinity of every step that it refuses
+        norm = seen.norm if seen.too_large else float(self._engine.get_global_grad_norm())
+        return StepOutcome(norm, applied)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """This rank's ranges of "exp_avg/<name>", "step/<name>" and so on, see `ZeroState.tensors`."""

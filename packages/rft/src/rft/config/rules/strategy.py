@@ -17,9 +17,6 @@ def strategy_problems(values: Mapping[str, Any], make_problem: MakeProblem) -> I
         yield make_problem(refusal.code, list(refusal.names), refusal.why, refusal.remedy(values))
     yield from _precision(values, make_problem)
     yield from _without_memory(values, make_problem)
-    if values.get("max_norm_spike") and values["zero_stage"]:
-        why = "DeepSpeed learns the norm inside of its step, when it is too late to refuse it"
-        yield make_problem("strategy.norm_spike", ["max_norm_spike", "zero_stage"], why, "leave max_norm_spike out")
     if values["enable_ema"]:
         yield from _averages(values, make_problem)
     if names := sharding_settings(values):

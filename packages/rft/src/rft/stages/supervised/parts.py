@@ -25,7 +25,6 @@ from rft_trainer.data.mixture import Mixture
 from rft_trainer.evaluation.ema_evaluator import SwapInEma
 from rft_trainer.loops.early_stop import EarlyStop
 from rft_trainer.metrics.phase_timer import PhaseTimer
-from rft_trainer.metrics.weight_change import WeightSample
 from rft_trainer.protocols import Collectives
 from rft_trainer.runs.checkpointing import Progress, Saver
 from rft_trainer.runs.step_report import Reporter
@@ -134,7 +133,7 @@ class RunState(Generic[ModelT]):
             pin_memory=self.settings.data.dataloader_pin_memory,
             collective_forward=parallel.collective_forward,
             meter=parallel.meter,
-            sample=WeightSample(parallel.weights),
+            sample=parallel.sample,
         )
 
 
