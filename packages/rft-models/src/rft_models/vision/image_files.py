@@ -28,6 +28,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 
 _DATA_URI = "data:"
 _STRIP_PIXELS = 1 << 18
+"""Of a strip in which a large image is converted."""
 _ORIENTATION = 0x0112
 """EXIF tag of the orientation of the camera; 1 is upright."""
 

@@ -149,12 +149,13 @@ class _Reader:
             origin = Origin(self.kind, str(self.path), line, shown)
             self.settings.options.append(GivenSetting(written, name, texts, origin, is_null))
 
-    def is_plain(self, name: str, node: yaml.Node, tags: frozenset[str] = _PLAIN_TAGS) -> bool:
+    def is_plain(self, name: str, node: yaml.Node, tags: frozenset[str] = _PLAIN_TAGS, *, do: str = "") -> bool:
         """Return whether a node has no tag of its own, such as `!!python/name`; refuse it otherwise."""
         if node.tag in tags:
             return True
         why = "only plain text, numbers, booleans and lists are read from a file"
-        self._refuse("tag", f"{name} has the tag {_short(node.tag)}", node, why, f"{_last_word(name)}: VALUE")
+        tag = _short(node.tag)
+        self._refuse("tag", f"{name} has the tag {tag}", node, why, do or f"take {tag} away")
         return False
 
     def _is_group(self, name: str) -> bool:
@@ -173,7 +174,7 @@ class _Reader:
                 self.settings.stages = [{_raw(k): _raw(v) for k, v in stage.value} for stage in stages]
 
     def _texts(self, name: str, value: yaml.Node) -> tuple[str, ...] | None:
-        if not self.is_plain(name, value):
+        if not self.is_plain(name, value, do=f"{name}: VALUE"):
             return None
         if isinstance(value, yaml.ScalarNode):
             return (value.value,)
@@ -202,10 +203,6 @@ def _first_key(node: yaml.Node) -> str:
     if isinstance(node, yaml.MappingNode) and node.value:
         return _raw(node.value[0][0]) or "name"
     return "name"
-
-
-def _last_word(text: str) -> str:
-    return text.rpartition(" ")[2]
 
 
 def _short(tag: str) -> str:
