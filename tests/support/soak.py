@@ -23,7 +23,7 @@ from support.references import KILLED, SAVED_AFTER_SIGNAL
 from support.runs import Child, Ended, ForkServer, Prelude
 from support.setup import TinyTask
 
-DATA, STORAGE, NUMERICS, SERVICE, PEER = 4, 6, 7, 8, 9
+STORAGE, NUMERICS, SERVICE, PEER = 6, 7, 8, 9
 STEPS = 12
 CALLS_A_STEP = 4
 """Calls of the reward by one of two ranks: eight prompts a step."""
@@ -59,8 +59,6 @@ class Fault:
     reward: dict[str, Any] = field(default_factory=dict[str, Any])
     damage: bool = False
     """Whether a byte of the newest checkpoint is changed after the end."""
-    row: str = ""
-    """A line that stands behind the rows of the data for this one start."""
 
 
 Draw = Callable[[random.Random, int], Fault]
@@ -128,12 +126,6 @@ def _damage(draw: random.Random, steps: int) -> Fault:
     return Fault(_codes(KILLED, PEER), (("signal_at", ["rl.updated", steps, "SIGKILL"]),), damage=True)
 
 
-def _bad_row(draw: random.Random, steps: int) -> Fault:
-    """Under the policy of no bad row: the start is refused before anything changes, and goes on without it."""
-    lines = ['{"input": "1+1=", "label": ', '{"input": 7, "label": "02"}', "not JSON", '{"label": "02"}', "\\udc80"]
-    return Fault(_codes(DATA), row=draw.choice(lines))
-
-
 def _lost_replica(draw: random.Random, steps: int) -> Fault:
     """It costs the run nothing: the samples are drawn again, and the run goes on to the kill."""
     lost: Prelude = ("kill_replica_at", [draw.randint(1, 32)])
@@ -152,7 +144,6 @@ OF_TWO_RANKS: dict[str, Draw] = {
     "a row is refused": _refused_row,
     "a weight is not finite": _spoiled_weight,
     "a checkpoint is damaged": _damage,
-    "a row of the data is bad": _bad_row,
 }
 OF_REPLICAS: dict[str, Draw] = {
     "an engine dies": _lost_replica,
@@ -176,27 +167,15 @@ class Soak:
     told: list[str] = field(default_factory=list[str])
     """A line a fault: the run, the kind, the newest checkpoint after it."""
     counts: Counter[str] = field(default_factory=Counter[str])
-    num_trained: int = 0
-    """Steps that were trained, those among them that a fault took back."""
-    num_wanted: int = 0
-    """Steps of the runs that have finished."""
-    rss_mib: list[float] = field(default_factory=list[float])
-    """Most memory of rank 0 in each start that wrote a row."""
     reward: Path = field(init=False)
-    data: Path = field(init=False)
     expected: Path = field(init=False)
     """The run that nothing happens to."""
-    seconds: float = field(init=False)
-    """That it took."""
 
     def __post_init__(self) -> None:
-        self.reward, self.data = self.folder / "reward.py", self.folder / "train.jsonl"
+        self.reward = self.folder / "reward.py"
         self.reward.write_text(REWARD)
-        shutil.copy(self.task.folder / "train.jsonl", self.data)
         self.expected = self.folder / "undisturbed"
-        ended = self.server.must_finish(*self._words(self.expected), num_ranks=self.num_ranks)
-        self.seconds = ended.seconds
-        self.shared = shared_files()
+        self.server.must_finish(*self._words(self.expected), num_ranks=self.num_ranks)
 
     def faults(self, count: int) -> None:
         """Let so many faults happen to as many runs as it takes; every run ends as the undisturbed one."""
@@ -205,28 +184,10 @@ class Soak:
             self._run(self.folder / f"run_{run}", run, count)
             run += 1
 
-    @property
-    def lost_steps(self) -> float:
-        """Steps that a fault takes back, on average."""
-        return (self.num_trained - self.num_wanted) / max(1, self.counts.total())
-
-    def goodput(self, steps_a_fault: int = 20) -> float:
-        """Share of the trained steps that stay where a fault comes in so many steps."""
-        return steps_a_fault / (steps_a_fault + self.lost_steps)
-
     def page(self) -> str:
         """The faults by kind, and each of them."""
         kinds = ", ".join(f"{name} {number}" for name, number in sorted(self.counts.items()))
-        return "\n".join(
-            [
-                *self.told,
-                f"{self.counts.total()} faults: {kinds}",
-                f"{self.num_trained} steps trained for {self.num_wanted}, {self.lost_steps:.2f} lost a fault: "
-                f"at one in twenty steps {self.goodput():.1%} of them stay",
-                f"memory of rank 0: {self.rss_mib[0]:.0f} MiB in the first start, {max(self.rss_mib):.0f} MiB at most, "
-                f"{self.rss_mib[-1]:.0f} MiB in the last",
-            ]
-        )
+        return "\n".join([*self.told, f"{self.counts.total()} faults: {kinds}"])
 
     def _run(self, path: Path, run: int, count: int) -> None:
         number = 0
@@ -247,10 +208,6 @@ class Soak:
             number += 1
         ended = self._start(path, Fault(_codes(0)))
         assert {ended.code, *ended.other_codes} == {0}, f"run {run} does not finish\n{ended.output[-4000:]}"
-        self.num_wanted += STEPS
-        self.num_trained += (path / "logs" / "rank_0.log").read_text().count(" end of step ")
-        left = shared_files() - self.shared
-        assert not left, f"run {run} leaves files in shared memory: {sorted(left)[:5]}"
         found = differences(self.expected, path)
         assert found == [], "\n".join([*self.told, *found])
         shutil.rmtree(path)
@@ -266,34 +223,17 @@ class Soak:
         place.unlink(missing_ok=True)
         if fault.reward:
             place.write_text(json.dumps(fault.reward))
-        rows = self.data.read_text()
-        if fault.row:
-            self.data.write_text(f"{rows}{fault.row}\n")
         words = ["resume", str(path)] if path.exists() else self._words(path)
         child = self.server.start(*words, preludes=fault.preludes, num_ranks=self.num_ranks)
         release_stopped(child)
         ended = child.wait()
         place.unlink(missing_ok=True)
-        self.data.write_text(rows)
-        self._note_memory(path)
         return ended
-
-    def _note_memory(self, path: Path) -> None:
-        file = path / "metrics.jsonl"
-        rows = file.read_text().splitlines() if file.exists() else []
-        if rows:
-            self.rss_mib.append(float(json.loads(rows[-1])["memory/peak_rss_mib"]))
 
     def _words(self, path: Path) -> list[str]:
         rules = ("--max_steps", f"{STEPS}", "--save_steps", "1", "--eval_steps", "0", "--eval_data", "")
         reward = ("--reward", f"{self.reward}:score", "--reward_timeout", "1", "--max_unscored_share", "0")
-        return self.task.words("rl", path, *rules, *reward, "--prompt_data", str(self.data), *self.more)
-
-
-def shared_files() -> set[str]:
-    """What this program's processes have in shared memory, beside the runs of the tests themselves."""
-    folder = Path("/dev/shm")
-    return {path.name for path in folder.iterdir() if path.name.startswith("rft-") and "tests" not in path.name}
+        return self.task.words("rl", path, *rules, *reward, *self.more)
 
 
 def newest_step(run: Path) -> int:
