@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,14 +118,10 @@ def unreadable_states(run, power_loss: PowerLoss, scratch: Path, states: list[tu
 
 
 @pytest.fixture
-def power_loss(run, monkeypatch: pytest.MonkeyPatch) -> PowerLoss:
+def power_loss(run, power_loss_below: Callable[[Path], PowerLoss]) -> PowerLoss:
     """All that the disk may hold of a run's folder, from now on."""
-    from support.power_loss import PowerLoss
-
     run.directory.mkdir(parents=True)
-    found = PowerLoss(run.directory.parent)
-    found.install(monkeypatch)
-    return found
+    return power_loss_below(run.directory.parent)
 
 
 def test_no_part_of_what_was_not_synced_costs_an_acknowledged_checkpoint(
