@@ -139,8 +139,7 @@ def test_a_large_image_is_converted_in_strips_as_one_of_one_strip_is(
     image = shades.convert("I").convert("I;16") if mode == "I;16" else shades.convert("RGB").convert(mode)
     if mode in ("RGBA", "LA"):
         image.putalpha(Image.effect_noise((37, 23), 70))
-    options = {"transparency": 3} if mode == "P" else {}
-    file = file_of(image, **options)
+    file = file_of(image, transparency=3) if mode == "P" else file_of(image)
     whole = open_image(file).image.tobytes()
     monkeypatch.setattr(image_files, "_STRIP_PIXELS", 4 * 37)
     assert open_image(file).image.tobytes() == whole

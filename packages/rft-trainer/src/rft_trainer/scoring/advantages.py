@@ -363,17 +363,18 @@ def _steps(rollouts: Sequence[Rollout], rewards_N: Tensor) -> tuple[Tensor, Tens
     values: list[float] = []
     marks: list[bool] = []
     for rollout, reward in zip(rollouts, rewards_N.tolist(), strict=True):
-        steps: dict[int, float] = dict(rollout.steps) or dict.fromkeys(_last_sampled(rollout), reward)
+        steps: dict[int, float] = dict(rollout.steps) or _outcome_step(rollout, reward)
         values += [steps.get(index, 0.0) for index in range(len(rollout.completion_ids))]
         marks += [index in steps for index in range(len(rollout.completion_ids))]
     return torch.tensor(values, dtype=torch.float64), torch.tensor(marks, dtype=torch.bool)
 
 
-def _last_sampled(rollout: Rollout) -> list[int]:
-    """Return the index of the last token that the policy sampled, as a list; empty where it sampled none."""
+def _outcome_step(rollout: Rollout, reward: float) -> dict[int, float]:
+    """Return the reward at the last token that the policy sampled, by its index; empty where it sampled none."""
     # a conversation may end with an observation
     mask = rollout.loss_mask or (True,) * len(rollout.completion_ids)
-    return [index for index, is_sampled in enumerate(mask) if is_sampled][-1:]
+    sampled = [index for index, is_sampled in enumerate(mask) if is_sampled]
+    return {sampled[-1]: reward} if sampled else {}
 
 
 def _samples(
