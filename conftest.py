@@ -24,9 +24,10 @@ if "RFT_CACHE" not in os.environ:
 import pytest  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from support.durable_disk import DurableDisk
+    from support.power_loss import PowerLoss
 
 ROOT = Path(__file__).parent
 CASES_OF_TIERS = {"full": ROOT / "tests" / "tier2_cases.txt", "night": ROOT / "tests" / "night_cases.txt"}
@@ -146,3 +147,17 @@ def durable_disk(monkeypatch: pytest.MonkeyPatch) -> DurableDisk:
     disk = DurableDisk()
     disk.install(monkeypatch)
     return disk
+
+
+@pytest.fixture
+def power_loss_below(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], PowerLoss]:
+    """Begin to look on at what this process does below a directory: all that a power loss may leave of it."""
+    sys.path.insert(0, str(ROOT / "tests"))  # the package `support`, whichever package is tested
+    from support.power_loss import PowerLoss
+
+    def begin(root: Path) -> PowerLoss:
+        found = PowerLoss(root)
+        found.install(monkeypatch)
+        return found
+
+    return begin

@@ -111,6 +111,7 @@ def _kill_after(child: Child, seconds: float, ranks: Sequence[int] | None) -> bo
     time.sleep(seconds)
     child.send(signal.SIGKILL, ranks)
     ended = child.wait()
+    assert not child.holds_its_port(), f"port {child.port} is held after the end of all ranks: {ended}"
     return KILLED in (ended.code, *ended.other_codes)
 
 

@@ -197,13 +197,15 @@ def kill_replica_at(nth: int) -> None:
     _at("replica.drawn", nth, kill)
 
 
-def kill_replicas_from(nth: int) -> None:
-    """Kill every engine process whenever one hands out a sample, from the nth sample on."""
+def kill_replicas_from(nth: int, mark: str = "") -> None:
+    """Kill every engine process whenever one hands out a sample, from the nth sample on; then `mark` is made."""
     passed = Counter[str]()
 
     def hook(name: str) -> None:
         passed[name] += 1
         if name == "replica.drawn" and passed[name] >= nth:
+            if mark and passed[name] == nth:
+                Path(mark).touch()
             for pid in _replicas():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -35,8 +35,10 @@ class Ended:
 class Child:
     """One run that was started."""
 
-    def __init__(self, server: ForkServer, pids: list[int], logs: list[Path]) -> None:
+    def __init__(self, server: ForkServer, pids: list[int], logs: list[Path], port: int | None = None) -> None:
         self._server, self.pids, self._logs = server, pids, logs
+        self.port = port
+        """At which the ranks meet; None of a run of one."""
         self._started = time.monotonic()
         self._ended: Ended | None = None
 
@@ -46,6 +48,19 @@ class Child:
         for pid in chosen if self._ended is None else []:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+    def holds_its_port(self) -> bool:
+        """Whether something still listens where its ranks met: a process that outlived them, or their store."""
+        if self.port is None:
+            return False
+        with socket.socket() as listener:
+            # connections that were cut stay for a minute, and keep nobody from listening
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(("127.0.0.1", self.port))
+            except OSError:
+                return True
+        return False
 
     def is_over(self) -> bool:
         """Whether all of its processes have ended."""
@@ -125,15 +140,17 @@ class ForkServer:
         logs = [self._folder / f"{self._count:04d}-{argv[0]}-{rank}.log" for rank in range(num_ranks)]
         for log in logs:
             log.touch()  # a child that is killed at once writes none
+        variables = _rank_variables(num_ranks)
+        port = int(variables[0]["MASTER_PORT"]) if num_ranks > 1 else None
         request = {
             "argv": list(argv),
             "logs": list(map(str, logs)),
-            "environments": [_own_test() | dict(environment or {}) | ranks for ranks in _rank_variables(num_ranks)],
+            "environments": [_own_test() | dict(environment or {}) | ranks for ranks in variables],
             "preludes": [list(prelude) for prelude in preludes],
             "directory": str(self._folder),
         }
         self._send(request)
-        return Child(self, list(self.receive()["pids"]), logs)
+        return Child(self, list(self.receive()["pids"]), logs, port)
 
     def run(
         self,

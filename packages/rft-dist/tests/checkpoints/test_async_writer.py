@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,6 +79,36 @@ def test_every_death_during_a_save_beside_training_loses_nothing(make_run, memor
     print(f"\nR8: {len(CASES)} deaths in a save beside training, nothing lost")
 
 
+def passes_of_a_save(run) -> list[tuple[str, int]]:
+    """Every pass of a point in a save beside training, as (point, how often it was passed), in order."""
+    run.save(run.store(), 1)
+    passed = Counter[str]()
+    found: list[tuple[str, int]] = []
+
+    def hook(name: str) -> None:
+        passed[name] += 1
+        found.append((name, passed[name]))
+
+    saves = BackgroundSaves(run.store(keep_last=1))
+    fault_points.install(hook)
+    begin(run, saves, 2)
+    saves.wait()
+    fault_points.install(None)
+    return found
+
+
+@pytest.mark.parametrize("end", ["kill", pytest.param("exit while it is pending", marks=pytest.mark.night)])
+def test_a_death_at_every_pass_of_every_point_of_a_save_beside_training_loses_nothing(
+    make_run, memory_path: Path, end: str
+) -> None:
+    passes = passes_of_a_save(make_run(memory_path / "counted" / "checkpoints"))
+    assert len(passes) >= 90
+    assert {point for point, _ in POINTS} <= {point for point, _ in passes}
+    for number, (point, nth) in enumerate(passes):
+        die_in_a_save(make_run(memory_path / f"{number}" / "checkpoints"), point, nth, end)
+    print(f"\nR8: {len(passes)} deaths in a save beside training ({end}), nothing lost")
+
+
 def die_in_a_save(run, point: str, nth: int, end: str) -> None:
     run.save(run.store(), 1)
     child = os.fork()
@@ -112,6 +143,51 @@ def test_what_is_saved_is_the_state_at_the_call_whatever_training_does_meanwhile
     info = saves.wait()
     assert info is not None
     assert small_run.state_of(open_verified(info.path)) == (5, 0)
+
+
+STEPS_AN_OPERATION = 100
+"""Of training, that a slow disk takes for what a fast one does within one."""
+
+
+def test_training_waits_for_no_operation_of_a_disk_that_is_a_hundred_times_slower(small_run) -> None:
+    """Time is counted in training steps: the disk does one operation in a hundred, and training takes all of them."""
+    saves = BackgroundSaves(small_run.store())
+    trains = threading.get_ident()
+    lets_on, is_asked = threading.Semaphore(0), threading.Semaphore(0)
+    done: list[str] = []
+    in_training: list[str] = []
+
+    written = threading.Event()
+
+    def slow(name: str) -> None:
+        if not name.startswith("checkpoint."):
+            if name == "background_save.written":
+                written.set()
+            return
+        if threading.get_ident() == trains:
+            in_training.append(name)
+            return
+        is_asked.release()
+        assert lets_on.acquire(timeout=60), "training has ended"
+        done.append(name)
+
+    fault_points.install(slow)
+    tensors = begin(small_run, saves, 5)
+    assert done == [], "the call has returned before the first operation was let on"
+    steps = 0
+    while not written.is_set() and not saves.failed:
+        for _ in range(STEPS_AN_OPERATION):
+            steps += 1
+            for tensor in tensors["optimizer"].values():
+                tensor.fill_(steps % 2)
+        if is_asked.acquire(timeout=0.02):
+            lets_on.release()
+    info = saves.wait()
+    assert info is not None
+    assert in_training == [], "what is written is written by the other thread"
+    assert len(done) > 50
+    assert steps >= STEPS_AN_OPERATION * len(done)
+    assert small_run.state_of(open_verified(info.path)) == (5, 0), "the state at the call, whatever came after it"
 
 
 def test_a_save_beside_training_writes_the_bytes_of_one_at_once(small_run, make_run, tmp_path: Path) -> None:

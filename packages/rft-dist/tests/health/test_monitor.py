@@ -225,9 +225,10 @@ def test_every_fault_at_random_points_is_named_within_ten_seconds(launch: Launch
 @pytest.mark.night
 @pytest.mark.timeout(1800)
 def test_every_mismatch_is_named_with_both_lines(launch: Launch) -> None:
-    """D2: 12 kinds and one more, on each of two ranks and on one of four, in the first steps and with --debug later."""
-    cases = [(kind, place, 2, rank) for kind, place in MISMATCHES for rank in (0, 1)]
-    cases += [(kind, place, 4, 2) for kind, place in MISMATCHES] + [(kind, place, 4, 0) for kind, place in MISMATCHES]
+    """D2: 13 kinds, on each of two ranks, one of three and two of four, in the first steps and with --debug later."""
+    places = ((2, 0), (2, 1), (3, 1), (4, 0), (4, 2))
+    cases = [(kind, place, *where) for where in places for kind, place in MISMATCHES]
+    assert len(cases) >= 60
     draw = random.Random(2)
     for number, (kind, place, world_size, rank) in enumerate(cases):
         step = draw.randint(1, 4)

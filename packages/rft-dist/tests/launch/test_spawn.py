@@ -133,14 +133,20 @@ sys.exit(ended.code)
 """Starts two ranks of a program with its folder as its word."""
 
 CHILD = """
-import os, signal, sys, time
+import os, signal, socket, sys, time
 mine = sys.argv[1] + "/" + os.environ["RANK"]
 def save(number, frame):
     time.sleep(float(os.environ["RANK"]))
     open(mine + ".saved", "w").close()
     sys.exit(75)
 signal.signal(signal.SIGUSR1, save)
-open(mine + ".new", "w").write(str(os.getpid()))
+if os.environ["RANK"] == "0":
+    # as the store of a run does, for as long as rank 0 lives
+    store = socket.socket()
+    store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    store.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+    store.listen()
+open(mine + ".new", "w").write(str(os.getpid()) + " " + os.environ["MASTER_PORT"])
 os.rename(mine + ".new", mine + ".ready")
 time.sleep(100)
 """
@@ -175,11 +181,25 @@ def test_a_signal_reaches_every_rank_and_the_save_of_each_is_awaited(parent: sub
 
 
 def test_ranks_end_when_what_started_them_is_killed(parent: subprocess.Popen, tmp_path: Path) -> None:
-    pids = [int((tmp_path / f"{rank}.ready").read_text()) for rank in range(2)]
+    pids, ports = zip(*(map(int, (tmp_path / f"{rank}.ready").read_text().split()) for rank in range(2)), strict=True)
     assert all(map(is_running, pids))
+    assert not can_listen(ports[0]), "rank 0 listens"
     parent.kill()
     parent.wait()
     wait_for(lambda: not any(map(is_running, pids)))
+    wait_for(lambda: can_listen(ports[0]))
+
+
+def can_listen(port: int) -> bool:
+    """Whether nobody listens at a port; connections that were cut are in nobody's way."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+            listener.listen()
+        except OSError:
+            return False
+    return True
 
 
 def is_running(pid: int) -> bool:

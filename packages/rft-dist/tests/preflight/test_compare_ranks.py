@@ -158,6 +158,61 @@ def test_one_of_eight_planted_differences_is_named_on_every_rank(name: str, node
         assert f"node 1: {name} | rank 0: " in error.problem.where
 
 
+FACTS = sorted(machine_facts())
+LIKE_EACH_OTHER: dict[str, tuple[object, object]] = {
+    "a number and its text": (1, "1"),
+    "a whole number and a float": (1, 1.0),
+    "true and one": (True, 1),
+    "nothing and its word": (None, "None"),
+    "nothing and an empty text": (None, ""),
+    "the last digit": (1e-6, 1.0000000000000002e-6),
+    "zeros of two signs": (0.0, -0.0),
+    "a pair and a list": ((0.9, 0.95), [0.9, 0.95]),
+    "the order of a pair": ((0.9, 0.95), (0.95, 0.9)),
+    "a space": ("a", "a "),
+    "a letter of two forms": ("\u00e9", "e\u0301"),
+    "a path and itself from the root": ("runs", "/runs"),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_every_fact_of_a_machine_is_compared(name: str, node: Callable, tmp_path: Path) -> None:
+    parts = [node(f"node{rank}") for rank in range(2)]
+    parts[1]["machine"] = {**parts[1]["machine"], name: "another"}
+    for error in compared({rank: subject(part, tmp_path / "run") for rank, part in enumerate(parts)}).values():
+        assert isinstance(error, PreflightError)
+        assert f"node 1: {name} | rank 0: " in error.problem.where
+        assert "in 1 thing" in error.problem.what
+
+
+@pytest.mark.parametrize("what", LIKE_EACH_OTHER)
+def test_values_that_look_alike_are_told_apart(what: str, node: Callable, tmp_path: Path) -> None:
+    parts = [node(f"node{rank}") for rank in range(2)]
+    for part, value in zip(parts, LIKE_EACH_OTHER[what], strict=True):
+        part["settings"] = {"seed": 3, "planted": value}
+    for error in compared({rank: subject(part, tmp_path / "run") for rank, part in enumerate(parts)}).values():
+        assert isinstance(error, PreflightError)
+        assert "node 1: setting planted | rank 0: " in error.problem.where
+
+
+@pytest.mark.parametrize("of", [0, 1])
+def test_a_setting_that_one_rank_alone_has_is_a_difference(of: int, node: Callable, tmp_path: Path) -> None:
+    parts = [node(f"node{rank}") for rank in range(2)]
+    parts[of]["settings"] = {"seed": 3, "train_batch_size": 64, "planted": 1}
+    for error in compared({rank: subject(part, tmp_path / "run") for rank, part in enumerate(parts)}).values():
+        assert isinstance(error, PreflightError)
+        assert "setting planted" in error.problem.where
+
+
+def test_files_that_one_rank_of_a_machine_has_read_for_all_of_it_are_no_difference(
+    node: Callable, tmp_path: Path
+) -> None:
+    subjects = {rank: subject(node(f"node{rank}"), tmp_path / "run") for rank in range(2)}
+    of_settings = {name: fact for name, fact in subjects[1].facts.items() if not name.startswith("file ")}
+    subjects[1] = Subject(of_settings, subjects[1].run_directory)
+    assert [type(report) for report in compared(subjects).values()] == [Report] * 2
+
+
 def test_all_differences_of_a_node_come_in_one_table(node: Callable, tmp_path: Path) -> None:
     parts = [node(f"node{rank}") for rank in range(2)]
     for plant in PLANTED.values():

@@ -178,18 +178,19 @@ def test_a_clock_that_is_off_by_more_than_five_seconds_is_noted(
     assert (report.clock_seconds, len(report.notes)) == (abs(skew), int(late))
 
 
-def test_facts_that_both_have_are_compared_and_those_that_rank_0_lacks_are_named(clock: Clock, tmp_path: Path) -> None:
+def test_facts_that_both_have_are_compared_and_those_that_one_lacks_are_named(clock: Clock, tmp_path: Path) -> None:
     store = answered(said(1, "hot", a="1", b="3", empty="now", new="5"), seen=("gone",))
     problem = refused(store, tmp_path, a="1", b="2", only="4", empty="")
     assert problem.where.split("\n    ")[1:] == [
         "node 1: b | rank 0: 2 | here: 3",
         "node 1: empty | rank 0:  | here: now",
+        "node 1: only | rank 0: 4 | here: absent",
         "node 1: new | rank 0: absent | here: 5",
         f"node 1: folder {tmp_path} | rank 0: holds the file that rank 0 wrote | here: gone",
         "node 1: hot",
     ]
     assert "(host1, rank 1)" in problem.what
-    assert "in 5 things" in problem.what
+    assert "in 6 things" in problem.what
     assert problem.do.startswith("make b the same")
 
 

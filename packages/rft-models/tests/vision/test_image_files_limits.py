@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from rft_core.errors import DataError, OptionsError
+from rft_models.vision import image_files
 from rft_models.vision.image_files import PixelRules, open_image, require_image_packages
 
 
@@ -128,6 +129,25 @@ def test_sixteen_bits_of_gray_become_eight(mode: str, value: int, shade: int) ->
         mode, (1, 1), value.to_bytes(4 if mode == "I" else 2, "big" if mode[-1] == "B" else "little")
     )
     assert open_image(deep).image.getpixel((0, 0)) == (shade,) * 3
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "I;16", "P"])
+def test_a_large_image_is_converted_in_strips_as_one_of_one_strip_is(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shades = Image.effect_noise((37, 23), 90)
+    image = shades.convert("I").convert("I;16") if mode == "I;16" else shades.convert("RGB").convert(mode)
+    if mode in ("RGBA", "LA"):
+        image.putalpha(Image.effect_noise((37, 23), 70))
+    file = file_of(image, transparency=3) if mode == "P" else file_of(image)
+    whole = open_image(file).image.tobytes()
+    monkeypatch.setattr(image_files, "_STRIP_PIXELS", 4 * 37)
+    assert open_image(file).image.tobytes() == whole
+
+
+def test_an_image_of_the_caller_is_not_the_one_that_is_given_back() -> None:
+    image = plain()
+    assert open_image(image).image is not image
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])

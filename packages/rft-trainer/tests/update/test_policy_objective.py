@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.algorithms.components import ClipCov, Gspo, PpoClip
-from rft_algos.algorithms.published import Grpo, PolicyAlgorithm
+from rft_algos.algorithms.published import ClipCovAlgorithm, Grpo, KlCovAlgorithm, PolicyAlgorithm
 from rft_algos.objectives import Coefficients
 from rft_core.errors import OptionsError
 from rft_trainer.batches.packing import count, pack
@@ -53,6 +53,20 @@ def test_the_denominators_are_those_of_the_step() -> None:
     by_sequence = PolicyObjective(replace(PLAIN, aggregation="sequence_mean_token_mean"))
     # means 2 and -1 of four sequences
     assert both_ways(by_sequence, batch, on_policy(batch), zeros(batch)) == pytest.approx((-1 / 4,) * 2)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [PLAIN, Grpo(), KlCovAlgorithm(), ClipCovAlgorithm(), replace(PLAIN, off_policy_delta=0.1), Grpo(entropy_coef=0.1)],
+)
+def test_a_micro_batch_whose_responses_are_all_empty_adds_nothing(record: PolicyAlgorithm) -> None:
+    batch = pack([TrainingSample("a", (1, 2), 2, 1.0), TrainingSample("b", (1, 2, 3), 3, -1.0)])
+    logprobs_T = torch.zeros(5, requires_grad=True)
+    loss = PolicyObjective(record)(batch, logprobs_T, zeros(batch), COUNTS).loss
+    loss.backward()
+    assert float(loss) == 0.0
+    assert logprobs_T.grad is not None
+    assert logprobs_T.grad.tolist() == [0.0] * 5
 
 
 def test_weights_of_tokens_weigh_the_surrogate() -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from rft_core.errors import PeerError, PreflightError
 from rft_dist.launch.environment import RankInfo
+from rft_dist.preflight.rank_facts import OF_FILES
 from rft_dist.preflight.reachability import KeyValueStore, unreachable_next
 
 MAX_ROWS = 10
@@ -141,8 +142,9 @@ Row = tuple[str, str, str]
 
 def _differences(first: Mapping[str, Any], other: Mapping[str, Any], seen: str, folder: Path) -> list[Row]:
     mine, theirs = first["facts"], other["facts"]
-    # what the other rank lacks is not compared: one rank of each machine reads the files for all of it
     rows = [(name, mine[name], theirs[name]) for name in mine if name in theirs and mine[name] != theirs[name]]
+    # files that the other rank lacks are not compared: one rank of each machine reads them for all of it
+    rows += [(name, mine[name], "absent") for name in mine if name not in theirs and not name.startswith(OF_FILES)]
     rows += [(name, "absent", theirs[name]) for name in theirs if name not in mine]
     if seen:
         rows.append((f"folder {folder}", "holds the file that rank 0 wrote", seen))

@@ -24,6 +24,9 @@ PACKAGES = (
 )
 LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "tokenizers", "triton", "vllm", "deepspeed")
 
+OF_FILES = "file "
+"""How the names of `file_facts` begin."""
+
 WHOLE_BYTES = 256 * 2**20
 """Files up to this size are hashed whole; of a larger one its size and 16 blocks, spread evenly."""
 _BLOCK, _NUM_BLOCKS = 2**22, 16
@@ -44,7 +47,7 @@ def settings_facts(values: Mapping[str, object]) -> dict[str, str]:
 
 def file_facts(files: Mapping[str, str | Path]) -> dict[str, str]:
     """The content of files and folders by what they are for, such as `{"prompt_data": "train.jsonl"}`."""
-    return {f"file {name}": fingerprint(Path(path).expanduser()) for name, path in files.items() if str(path)}
+    return {f"{OF_FILES}{name}": fingerprint(Path(path).expanduser()) for name, path in files.items() if str(path)}
 
 
 def code_hash(package: str) -> str:

@@ -12,7 +12,7 @@ import binascii
 import importlib.util
 import io
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """What is read. Formats that run programs or name other files (EPS, SVG, ...) are not."""
 
 _DATA_URI = "data:"
+_STRIP_PIXELS = 1 << 18
+"""Of a strip in which a large image is converted."""
 _ORIENTATION = 0x0112
 """EXIF tag of the orientation of the camera; 1 is upright."""
 
@@ -80,7 +82,7 @@ def open_image(source: ImageSource, rules: PixelRules | None = None, *, where: s
     else:
         file = _bytes_of(source, where)
         image = _opened(file, rules, where)
-    upright = _upright_rgb(image, where)
+    upright = _upright_rgb(image, where, is_own=bool(file))
     # an engine opens the file by itself, and must see the pixels that the trainer has
     return OpenedImage(upright, file if file and _is_plain(image, upright) else _png(upright))
 
@@ -218,23 +220,54 @@ def _check_header(size: tuple[int, int], rules: PixelRules, where: str) -> None:
         )
 
 
-def _upright_rgb(image: Any, where: str) -> Any:
-    """Turn an image as its EXIF data state, put transparency on white and convert 16-bit gray to 8."""
-    from PIL import Image, ImageOps
+def _upright_rgb(image: Any, where: str, *, is_own: bool) -> Any:
+    """Turn an image as its EXIF data state, put transparency on white and convert 16-bit gray to 8.
+
+    One that was opened here, and is upright RGB already, is returned as it is: a copy of a large one takes as much
+    memory again.
+    """
+    from PIL import ImageOps
 
     try:
-        image = ImageOps.exif_transpose(image)
+        if image.getexif().get(_ORIENTATION, 1) != 1:
+            image = ImageOps.exif_transpose(image)
         if image.mode in ("I;16", "I;16B", "I;16L", "I"):
-            # pillow's own conversion to 8 bits clips: all gray above 255 of 65,535 would be white
-            return image.convert("I").point(lambda value: value / 256).convert("L").convert("RGB")
+            return _in_strips(image, _gray_of_16_bits)
         if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-            layer = image.convert("RGBA")
-            return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+            return _in_strips(image, _on_white)
+        if is_own and image.mode == "RGB" and getattr(image, "n_frames", 1) == 1:
+            return image
         return image.convert("RGB")
     except (OSError, ValueError, SyntaxError, KeyError, OverflowError) as error:
         raise _refused(
             where, f"an image of mode {image.mode} cannot be converted to RGB: {error}", "images are read as RGB"
         ) from error
+
+
+def _gray_of_16_bits(image: Any) -> Any:
+    # pillow's own conversion to 8 bits clips: all gray above 255 of 65,535 would be white
+    return image.convert("I").point(lambda value: value / 256).convert("L").convert("RGB")
+
+
+def _on_white(image: Any) -> Any:
+    from PIL import Image
+
+    layer = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+
+
+def _in_strips(image: Any, convert: Callable[[Any], Any]) -> Any:
+    """Convert an image strip by strip, where it is large: each step of a conversion holds all pixels again."""
+    from PIL import Image
+
+    width, height = image.size
+    rows = max(1, _STRIP_PIXELS // width)
+    if rows >= height:
+        return convert(image)
+    made = Image.new("RGB", image.size)
+    for top in range(0, height, rows):
+        made.paste(convert(image.crop((0, top, width, min(height, top + rows)))), (0, top))
+    return made
 
 
 def _is_plain(image: Any, upright: Any) -> bool:

@@ -57,6 +57,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], kept: FilterResult) -> dict[
         "completion/length_max": max(lengths),
         "completion/distinct": len({rollout.response_text for rollout in flat}),
         "completion/truncated_share": sum(rollout.finish_reason == "length" for rollout in flat) / len(flat),
+        "completion/empty_share": sum(_is_empty(rollout) for rollout in flat) / len(flat),
         "data/prompts": len(groups),
         "data/samples": len(flat),
         "data/epoch": groups[-1].epoch,
@@ -71,6 +72,11 @@ def rollout_metrics(groups: Sequence[RolloutGroup], kept: FilterResult) -> dict[
     kinds = Counter(rollout.failure or str(rollout.status) for rollout in flat if rollout.reward is None)
     metrics |= {f"{UNSCORED_KIND}{kind}": count for kind, count in sorted(kinds.items())}
     return metrics | {f"drop/{reason}": count for reason, count in sorted(kept.reasons.items())}
+
+
+def _is_empty(rollout: Rollout) -> bool:
+    """Return whether the policy sampled nothing, or nothing but its end and white space."""
+    return not rollout.num_sampled or not rollout.response_text.strip()
 
 
 class Reporter:

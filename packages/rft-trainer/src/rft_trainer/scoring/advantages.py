@@ -296,12 +296,16 @@ def parse_component_weights(text: str) -> dict[str, float] | None:
 
 
 def _effective_shares(metrics: Metrics) -> Metrics:
-    """Compute the effective share of tokens and of sequences: mean(weight)^2 / mean(weight^2), in (0, 1]."""
+    """Compute the effective share of tokens and of sequences: mean(weight)^2 / mean(weight^2), in (0, 1].
+
+    Absent where there are none, as in a step whose responses are all empty.
+    """
     shares = Metrics()
     for kind, name in (("weight", "token"), ("sequence_weight", "sequence")):
         if f"mismatch/{kind}" in metrics:
             (first, count), (second, _) = metrics[f"mismatch/{kind}"], metrics[f"mismatch/{kind}_square"]
-            shares[f"mismatch/effective_{name}_share"] = first.square() / (second * count), torch.ones(())
+            if float(second * count) > 0:
+                shares[f"mismatch/effective_{name}_share"] = first.square() / (second * count), torch.ones(())
     return shares
 
 
@@ -351,14 +355,26 @@ def _flat(rows: Rows) -> Tensor:
 
 
 def _steps(rollouts: Sequence[Rollout], rewards_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Place step rewards at the tokens that end them; a rollout without steps has one: its reward, at its end."""
+    """Place step rewards at the tokens that end them.
+
+    A rollout without steps has one: its reward, at the last token that the policy sampled, and none where there is no
+    such token.
+    """
     values: list[float] = []
     marks: list[bool] = []
     for rollout, reward in zip(rollouts, rewards_N.tolist(), strict=True):
-        steps: dict[int, float] = dict(rollout.steps) or {len(rollout.completion_ids) - 1: reward}
+        steps: dict[int, float] = dict(rollout.steps) or _outcome_step(rollout, reward)
         values += [steps.get(index, 0.0) for index in range(len(rollout.completion_ids))]
         marks += [index in steps for index in range(len(rollout.completion_ids))]
     return torch.tensor(values, dtype=torch.float64), torch.tensor(marks, dtype=torch.bool)
+
+
+def _outcome_step(rollout: Rollout, reward: float) -> dict[int, float]:
+    """Return the reward at the last token that the policy sampled, by its index; empty where it sampled none."""
+    # a conversation may end with an observation
+    mask = rollout.loss_mask or (True,) * len(rollout.completion_ids)
+    sampled = [index for index, is_sampled in enumerate(mask) if is_sampled]
+    return {sampled[-1]: reward} if sampled else {}
 
 
 def _samples(

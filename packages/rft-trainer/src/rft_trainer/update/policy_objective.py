@@ -92,23 +92,32 @@ class PolicyObjective:
         self, batch: TokenBatch, logprobs_T: Tensor, entropy_T: Tensor | None, counts: Counts
     ) -> objectives.LossOutput:
         """Compute the policy loss with the denominators of the whole optimizer step."""
-        old_logprobs_T = batch.old_logprobs_T
-        if old_logprobs_T is None:  # only prompts in this micro-batch: nothing is masked in
+        old_logprobs_T, behaviour_T = batch.old_logprobs_T, batch.behaviour_logprobs_T
+        reference_T, selected_T = batch.reference_logprobs_T, batch.selected_T
+        # only prompts, or responses without a token, in this micro-batch: nothing is masked in, and what the loss needs
+        # of a response is there for none of them
+        if old_logprobs_T is None:
             old_logprobs_T = torch.zeros_like(logprobs_T)
+            if reference_T is None and self._record.needs_reference and self._record.kl_place == "loss":
+                reference_T = old_logprobs_T
+            if behaviour_T is None and self._record.off_policy_delta is not None:
+                behaviour_T = old_logprobs_T
+            if selected_T is None and self._record.surrogate.is_selective:
+                selected_T = torch.zeros_like(batch.loss_mask_T)
         return objectives.policy_loss(
             self._record,
             logprobs_T=logprobs_T,
             old_logprobs_T=old_logprobs_T,
-            reference_logprobs_T=batch.reference_logprobs_T,
+            reference_logprobs_T=reference_T,
             advantages_T=batch.advantages_T,
             loss_mask_T=batch.loss_mask_T,
             segment_ids_T=batch.segment_ids_T,
             entropy_T=entropy_T,
             num_loss_tokens=counts.num_loss_tokens,
             num_sequences=counts.num_sequences,
-            behaviour_logprobs_T=batch.behaviour_logprobs_T,
+            behaviour_logprobs_T=behaviour_T,
             token_weights_T=batch.token_weights_T,
-            selected_T=batch.selected_T,
+            selected_T=selected_T,
             coefficients=self._coefficients(),
         )
 

@@ -24,9 +24,11 @@ HEADER = "recipe"
 STAGES = "stages"
 LARGEST = 1_000_000
 _FORM = "a setting stands at the left margin under the name of its flag, or below the name of its group"
-_PLAIN_TAGS = {
+_PLAIN_TAGS = frozenset(
     f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp", "seq", "map")
-}
+)
+_NAME_TAGS = _PLAIN_TAGS | {"tag:yaml.org,2002:merge", "tag:yaml.org,2002:value"}
+"""`<<` and `=` have tags of their own; there they are names that no setting has."""
 
 
 @dataclass(slots=True)
@@ -52,8 +54,9 @@ def read(path: Path, schema: Mapping[str, Setting], *, kind: OriginKind = "file"
         file.problems.append(_problem("not_settings", "it holds no settings", path, root, kind, why, "seed: 42"))
         return file
     reader = _Reader(path, kind, schema, file)
-    for key, value in root.value:
-        reader.entry(key, value)
+    if reader.is_plain("the file", root):
+        for key, value in root.value:
+            reader.entry(key, value)
     return file
 
 
@@ -120,9 +123,12 @@ class _Reader:
             self._refuse("name", "a name must be one word", key, _FORM, "seed: 42")
             return
         written = f"{group}.{key.value}" if group else key.value
+        if not self.is_plain(f"the name {written}", key, _NAME_TAGS):
+            return
         if not group and isinstance(value, yaml.MappingNode) and self._is_group(key.value):
-            for inner, inner_value in value.value:
-                self.entry(inner, inner_value, key.value)
+            if self.is_plain(written, value):
+                for inner, inner_value in value.value:
+                    self.entry(inner, inner_value, key.value)
             return
         name, negated = setting_of(written.lstrip("-").replace("-", "_"), dict(self.schema))
         line = key.start_mark.line + 1
@@ -143,11 +149,24 @@ class _Reader:
             origin = Origin(self.kind, str(self.path), line, shown)
             self.settings.options.append(GivenSetting(written, name, texts, origin, is_null))
 
+    def is_plain(self, name: str, node: yaml.Node, tags: frozenset[str] = _PLAIN_TAGS, *, do: str = "") -> bool:
+        """Return whether a node has no tag of its own, such as `!!python/name`; refuse it otherwise."""
+        if node.tag in tags:
+            return True
+        why = "only plain text, numbers, booleans and lists are read from a file"
+        tag = _short(node.tag)
+        self._refuse("tag", f"{name} has the tag {tag}", node, why, do or f"take {tag} away")
+        return False
+
     def _is_group(self, name: str) -> bool:
         return any(setting.group == name.replace("-", "_") for setting in self.schema.values())
 
     def _header(self, header: yaml.MappingNode) -> None:
+        if not self.is_plain(HEADER, header):
+            return
         for key, value in header.value:
+            if not self.is_plain(f"{HEADER}.{_raw(key)}", value):
+                continue
             if isinstance(value, yaml.ScalarNode):
                 self.settings.header[_raw(key)] = value.value
             elif _raw(key) == STAGES and isinstance(value, yaml.SequenceNode):
@@ -155,19 +174,17 @@ class _Reader:
                 self.settings.stages = [{_raw(k): _raw(v) for k, v in stage.value} for stage in stages]
 
     def _texts(self, name: str, value: yaml.Node) -> tuple[str, ...] | None:
-        if value.tag not in _PLAIN_TAGS:
-            why = "only plain text, numbers, booleans and lists are read from a file"
-            self._refuse("tag", f"{name} has the tag {_short(value.tag)}", value, why, f"{name}: VALUE")
-        elif isinstance(value, yaml.ScalarNode):
+        if not self.is_plain(name, value, do=f"{name}: VALUE"):
+            return None
+        if isinstance(value, yaml.ScalarNode):
             return (value.value,)
-        elif isinstance(value, yaml.SequenceNode) and all(_is_plain_scalar(item) for item in value.value):
+        if isinstance(value, yaml.SequenceNode) and all(_is_plain_scalar(item) for item in value.value):
             return tuple(item.value for item in value.value)
-        else:
-            groups = {setting.group for setting in self.schema.values()}
-            near = nearest_names(name, groups) if isinstance(value, yaml.MappingNode) else []
-            why = f"no group has this name; nearest: {', '.join(near)}" if near else _FORM
-            do = f"{near[0]}: in the place of {name}:" if near else f"{_first_key(value)}: VALUE"
-            self._refuse("nested", f"{name} holds other settings", value, why, do)
+        groups = {setting.group for setting in self.schema.values()}
+        near = nearest_names(name, groups) if isinstance(value, yaml.MappingNode) else []
+        why = f"no group has this name; nearest: {', '.join(near)}" if near else _FORM
+        do = f"{near[0]}: in the place of {name}:" if near else f"{_first_key(value)}: VALUE"
+        self._refuse("nested", f"{name} holds other settings", value, why, do)
         return None
 
     def _refuse(self, code: str, what: str, node: yaml.Node, why: str, do: str) -> None:
