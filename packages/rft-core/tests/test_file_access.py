@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_core.file_access import closed_place
+from rft_core.file_access import access_remedy, closed_place
 
 NOBODY = 65534
 
@@ -47,6 +47,7 @@ def close(place: Path) -> None:
 def test_an_open_way_is_told_as_nothing(way: Path) -> None:
     assert closed_place(way) == ""
     assert closed_place(way.parent) == ""
+    assert access_remedy(way) == ""
     assert closed_place(way.with_name("absent")) == ""
 
 
@@ -54,6 +55,10 @@ def test_an_open_way_is_told_as_nothing(way: Path) -> None:
 def test_the_first_closed_place_is_told_with_user_owner_and_mode(way: Path, depth: int, deed: str) -> None:
     closed = [way, *way.parents][depth]
     close(closed)
+    owner_alone = f"chmod u+{'r' if depth == 0 else 'x'} {closed}"
+    theirs = closed.stat().st_uid != os.geteuid()
+    remedy = access_remedy(way)
+    assert remedy.startswith("ask root (uid 0) for access (chmod o+") if theirs else remedy == owner_alone
     said = closed_place(way)
     assert f"may not {deed} {closed}, which belongs to " in said
     assert f"uid {os.geteuid()}" in said

@@ -277,7 +277,9 @@ def _unexpected(error: BaseException, words: list[str]) -> Problem:
         where=f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].name})" if frames else "unknown",
         why="this is a defect of the program, or of code that it was given",
         state="the run's last checkpoint is untouched" if bundle.has_run_directory() else "nothing was saved",
-        do=f"read the traceback in {path}" if path else "free disk space, so that the traceback can be written",
+        do=f"read the traceback in {path}, which is also all that a report needs"
+        if path
+        else "free disk space, so that the traceback can be written",
         bundle=str(path or ""),
     )
 

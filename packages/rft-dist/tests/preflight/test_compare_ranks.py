@@ -220,6 +220,7 @@ def test_all_differences_of_a_node_come_in_one_table(node: Callable, tmp_path: P
     error = compared({rank: subject(part, tmp_path / "run") for rank, part in enumerate(parts)})[1]
     assert isinstance(error, PreflightError)
     assert "in 8 things" in error.problem.what
+    assert "and 5 more the same on all nodes" in error.problem.do
     assert all(name in error.problem.where for name in PLANTED)
 
 

@@ -44,22 +44,31 @@ def slowest_reason(stats: EngineStats) -> SlowestReason:
     if not stats.num_generated_tokens:
         return SlowestReason("nothing", 0.0, "no tokens were generated")
     if stats.num_preemptions and stats.num_preemptions > _PREEMPTED * max(stats.rows, 1):
-        words = f"{stats.num_preemptions} preemptions: the cache is too small for its rows; fewer rows or more memory"
+        words = (
+            f"{stats.num_preemptions} preemptions: the cache is too small for its rows; a smaller --engine_max_rows "
+            "or a larger --engine_mem_util"
+        )
         return SlowestReason("preemptions", float(stats.num_preemptions), words)
     prefill = _prefill_share(stats)
     idle = (1.0 - prefill) * (1.0 - stats.mean_occupancy) if stats.num_decode_steps else 0.0
     if prefill >= max(idle, _SHARE):
-        words = f"prefill share {prefill:.2f}: prompts cost more than drawing; more samples a prompt share one prefill"
+        words = (
+            f"prefill share {prefill:.2f}: prompts cost more than drawing; with a larger --n_samples_per_prompt more "
+            "samples share one"
+        )
         return SlowestReason("prefill", prefill, words)
     if idle >= _SHARE and stats.tail_ratio >= LONG_TAIL:
-        words = f"tail ratio {stats.tail_ratio:.1f}: most rows wait for the longest; a smaller budget, or more samples"
+        words = f"tail ratio {stats.tail_ratio:.1f}: most rows wait for the longest; a smaller --generate_max_len"
         return SlowestReason("tail", stats.tail_ratio, words)
     # before idle rows: where the memory held fewer rows, more samples would only wait
     if stats.rows < stats.rows_asked:
-        words = f"{stats.rows} rows of {stats.rows_asked} fit: free memory, or a smaller length"
+        words = (
+            f"{stats.rows} rows of {stats.rows_asked} fit into the memory: end other programs on the device, or a "
+            "smaller --generate_max_len"
+        )
         return SlowestReason("memory", stats.rows / stats.rows_asked, words)
     if idle >= _SHARE:
-        words = f"occupancy {stats.mean_occupancy:.2f}: rows are idle; more samples at once"
+        words = f"occupancy {stats.mean_occupancy:.2f}: rows are idle; a larger --rollout_batch_size"
         return SlowestReason("occupancy", stats.mean_occupancy, words)
     words = f"{stats.tokens_per_second:.0f} tokens per second with {stats.mean_occupancy:.2f} of the rows at work"
     return SlowestReason("forward", stats.tokens_per_second, f"{words}: the model's forward is the limit")

@@ -25,6 +25,8 @@ from rft_dist.preflight.reachability import KeyValueStore, unreachable_next
 
 MAX_ROWS = 10
 """Differences that the message lists; the others are counted."""
+_MOST_NAMED = 3
+"""Differences that its remedy names."""
 CLOCK_WARNING_SECONDS = 5.0
 _FILE_SECONDS = 3.0
 """How long a network file system may take to show a new file."""
@@ -167,12 +169,14 @@ def _error(reports: Mapping[int, Mapping[str, Any]], differences: Mapping[int, S
         headlines.append(f"{who} differs from node {reports[0]['node']} (rank 0) in {count}")
         table += [f"node {node}: {_line(row)}" for row in rows[:MAX_ROWS]]
         table += [f"node {node}: and {len(rows) - MAX_ROWS} more"] if len(rows) > MAX_ROWS else []
+    differing = [row[0] for row in rows_by_rank[min(rows_by_rank)]]
+    more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
     return {
         "code": "preflight.ranks_differ",
         "what": "; ".join(headlines),
         "where": "\n    " + "\n    ".join(table),
         "why": "all ranks of a run need the same code, settings, data and model, and a shared run directory",
-        "do": f"make {rows_by_rank[min(rows_by_rank)][0][0]} the same on all nodes, then start again",
+        "do": f"make {', '.join(differing[:_MOST_NAMED])}{more} the same on all nodes, then start again",
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rft_core.errors import DataError
-from rft_core.file_access import closed_place
+from rft_core.file_access import access_remedy, closed_place
 
 MOST_SHOWN = 80
 """Characters of a value that a message quotes."""
@@ -31,9 +31,8 @@ def refuse_closed(folder: Path) -> None:
         DataError: with the first such directory, its owner and its mode.
     """
     if closed := closed_place(folder):
-        raise refused_file(
-            folder, f"cannot be read: {closed}", "files are opened by the user of the command", f"ls -ld {folder}"
-        )
+        why = "files are opened by the user of the command"
+        raise refused_file(folder, f"cannot be read: {closed}", why, access_remedy(folder))
 
 
 def refused_cell(path: Path, row: int, place: tuple[int, str], expected: str, found: object) -> DataError:

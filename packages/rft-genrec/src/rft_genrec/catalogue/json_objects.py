@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rft_core.file_access import closed_place
+from rft_core.file_access import access_remedy, closed_place
 from rft_genrec.catalogue.file_errors import quoted, refused_file
 
 _FORM = "a JSON object whose keys are the numbers from 0 without gaps"
@@ -38,7 +38,9 @@ def read_object(path: Path) -> dict[str, Any]:
     except RecursionError as error:
         raise refused_file(path, "is nested too deeply", _FORM) from error
     except (OSError, ValueError) as error:
-        raise refused_file(path, f"cannot be read: {closed_place(path) or error}", _FORM) from error
+        raise refused_file(
+            path, f"cannot be read: {closed_place(path) or error}", _FORM, access_remedy(path)
+        ) from error
     if not isinstance(value, dict):
         raise refused_file(path, f"holds a {type(value).__name__}", _FORM)
     return value

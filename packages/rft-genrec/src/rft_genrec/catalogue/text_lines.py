@@ -9,7 +9,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import cast
 
-from rft_core.file_access import closed_place
+from rft_core.file_access import access_remedy, closed_place
 from rft_genrec.catalogue.file_errors import refused_cell, refused_file
 
 LONGEST_LINE = 1 << 24
@@ -41,7 +41,10 @@ def read_lines(path: Path, *, encoding: str = "utf-8") -> Iterator[str]:
     except (OSError, EOFError, zlib.error) as error:
         where = f" after line {number}" if number else ""
         raise refused_file(
-            path, f"cannot be read{where}: {closed_place(path) or error}", "a file of text, plain or .gz"
+            path,
+            f"cannot be read{where}: {closed_place(path) or error}",
+            "a file of text, plain or .gz",
+            access_remedy(path),
         ) from error
 
 

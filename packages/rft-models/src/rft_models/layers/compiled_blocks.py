@@ -89,7 +89,7 @@ class CompiledBlocks:
     def _fall_back(self, reason: str) -> None:
         self.failure = reason
         self.restore()
-        _LOG.warning("compile: the layers are not compiled and compute in eager (%s)", reason)
+        _LOG.warning("compile: the layers are not compiled and compute in eager, as with --compile off (%s)", reason)
 
     def _note(self, arguments: tuple[Any, ...], options: dict[str, Any], *, recompiled: bool) -> None:
         """Keep the shape of the input, and say so where another one was compiled anew."""

@@ -190,6 +190,6 @@ RESPONSES = (
         "by more",
         says="{value:.1%} of the tokens that the policy sampled are trained, and all of them should be",
         setting="environment",
-        do="look at the mask in rollouts/tokens_N.arrow (`rft-train samples`), and at what builds it",
+        do="look at the mask in rollouts/tokens_N.arrow, and at what builds it: an environment of one's own",
     ),
 )

@@ -46,14 +46,24 @@ _SUBJECTS = _NOUNS | {
 }
 """Every phase as the subject of a sentence."""
 _REMEDIES = {
-    Phase.REWARD: "--reward_workers 2, or twice as many as there are",
-    Phase.TOOLS: "--environment_workers 2, or twice as many as there are",
+    Phase.REWARD: "--reward_workers 2, or twice as many as before",
+    Phase.TOOLS: "--environment_workers 2, or twice as many as before",
     Phase.LOGPROB: "a larger --micro_train_batch_size, where memory is left",
     Phase.SYNC: "a larger --rollout_batch_size: fewer exchanges for as many samples",
     Phase.EVAL: "a larger --eval_steps, or a smaller --max_eval_samples",
     Phase.SAVE: "a larger --save_steps",
     _OTHER: "fewer trackers and callbacks: rows and what is called at each step are written in this time",
 }
+
+_LIMITS = {
+    "preemptions": "the cache is too small for the rows at work",
+    "prefill": "reading prompts costs more than drawing",
+    "tail": "most rows wait for the longest responses",
+    "memory": "not all rows fit into the memory",
+    "occupancy": "too few responses are drawn at once",
+    "forward": "the model's own arithmetic",
+}
+"""What `time/engine_limit` means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +166,14 @@ def _data_bound(share: float, command: str) -> RunFinding:
         f"the steps waited for their {'windows' if mapped else 'rows'} in {share:.0%} of their time",
         "--data_store_path on a disk of this machine: windows are read from it at each step"
         if mapped
-        else "--num_workers 2, or twice as many as there are: rows are then prepared while a step computes",
+        else "--num_workers 2, or twice as many as before: rows are then prepared while a step computes",
     )
 
 
 def _rollout_bound(share: float, rows: Sequence[Row]) -> RunFinding:
     limits = [str(row["time/engine_limit"]) for row in rows if row.get("time/engine_limit")]
     limit = max(sorted(set(limits)), key=limits.count) if limits else ""
-    named = f", limited by {limit}" if limit not in ("", "nothing") else ""
+    named = f", limited by {limit}: {_LIMITS[limit]}" if limit in _LIMITS else ""
     is_asynchronous = any("time/groups_ahead" in row for row in rows)
     return RunFinding(
         "rollout_bound",

@@ -27,7 +27,7 @@ EXACT = 1e-9
 """Of a function, whose arithmetic is the same each time."""
 OF_A_SERVER = 1e-2
 """Of a model behind a URL, whose batches round otherwise each time."""
-DECLARE = "--reward_random where it is meant to be random"
+DECLARE = "--reward_random where it is meant to be random; else let it draw nothing and keep nothing from call to call"
 
 
 class RepeatedReward:

@@ -13,7 +13,7 @@ from typing import BinaryIO
 from rft_core.durable_files import kind_of
 from rft_core.errors import DataError, OptionsError
 from rft_core.fault_points import declare, fault_point
-from rft_core.file_access import closed_place
+from rft_core.file_access import access_remedy, closed_place
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _OPEN = declare("data.open", "before a data file is opened")
@@ -23,13 +23,13 @@ _READ_END = declare("data.read_end", "after the last byte of a data file was rea
 def unreadable(file: Path, error: OSError) -> DataError:
     """Build the error for a file that the operating system cannot read."""
     name = errno.errorcode.get(error.errno or 0, type(error).__name__)
-    closed = closed_place(file) if isinstance(error, PermissionError) else ""
+    is_closed = isinstance(error, PermissionError)
     return DataError(
         code="data.unreadable",
         what=f"cannot read {file}: {name} ({error.strerror or error})",
         where=str(file),
-        why=closed or "a data file must be a regular file that this user can read",
-        do=f"ls -l {file}",
+        why=(closed_place(file) if is_closed else "") or "a data file must be a regular file that this user can read",
+        do=(access_remedy(file) if is_closed else "") or f"ls -l {file}",
     )
 
 
