@@ -237,30 +237,6 @@ def case_not_finite(ranks: Collectives, dtype: torch.dtype = torch.float32, **op
     return {"refused": not refused.applied, "unchanged": unchanged, "applied": applied, "next": equal(zero, without)}
 
 
-def case_too_large(ranks: Collectives, dtype: torch.dtype = torch.float32, **options) -> dict:
-    """Steps that are refused for their norm, between two that are applied: as if they had not been."""
-    model, zero = zero_model(ranks, Model().to(dtype), **options)
-    other, without = zero_model(ranks, Model().to(dtype), **options)
-    train_step(0, model, zero.optimizer, zero.compute, ranks, 2)
-    train_step(0, other, without.optimizer, without.compute, ranks, 2)
-
-    def attempt(largest_norm: float):
-        for rows, use_extra in micro_batches(1, ranks, 2):
-            zero.optimizer.backward(zero.compute(model.sum_of_losses, rows, use_extra))
-        return zero.optimizer.step(RATE, largest_norm=largest_norm)
-
-    refused = attempt(-1.0)
-    unchanged = equal(zero, without)
-    again, applied = attempt(refused.gradient_norm / 2), attempt(refused.gradient_norm * 2)
-    plain = train_step(1, other, without.optimizer, without.compute, ranks, 2)
-    return {
-        "applied": [each.applied for each in (refused, again, applied)],
-        "norms": [each.gradient_norm for each in (refused, again, applied, plain)],
-        "unchanged": unchanged,
-        "next": equal(zero, without),
-    }
-
-
 def case_bfloat16(ranks: Collectives, **options) -> dict:
     """Steps too small for the last bit of a weight add up in the float32 copies."""
     start = Model().to(torch.bfloat16)
@@ -359,10 +335,6 @@ def all_cases(ranks: Collectives, out: Path, name: str, options: dict[str, Any])
         "resumed_offload": case_resumed(ranks, cpu_offload=True, **options),
         "not_finite_bf16": case_not_finite(ranks, torch.bfloat16, **options),
         "not_finite_offload": case_not_finite(ranks, cpu_offload=True, **options),
-        "too_large": case_too_large(ranks, **options),
-        "too_large_bf16": case_too_large(ranks, torch.bfloat16, **options),
-        "too_large_offload": case_too_large(ranks, cpu_offload=True, **options),
-        "too_large_bf16_offload": case_too_large(ranks, torch.bfloat16, cpu_offload=True, **options),
         "not_finite_bf16_offload": case_not_finite(ranks, torch.bfloat16, cpu_offload=True, **options),
         "float16": case_float16(ranks, **options),
         "float16_offload": case_float16(ranks, cpu_offload=True, **options),
