@@ -345,9 +345,8 @@ def _elsewhere(command: str, path: Path) -> str:
 
 
 def _belongs_to(restored: ResumePoint, path: Path) -> bool:
-    folder = restored.checkpoint.path.parent.resolve()
-    # the folder of the run, or one of those to which saves went that it refused
-    return folder in {place.resolve() for place in places(path / CHECKPOINTS)}
+    # in the folder of the run, or in one of those to which saves went that it refused
+    return restored.checkpoint.path.parent.resolve() in {place.resolve() for place in places(path / CHECKPOINTS)}
 
 
 def versions() -> dict[str, str]:
@@ -469,8 +468,7 @@ def running(training: Training, started: RunStart) -> Generator[None]:
 
 def summary_of(directory: RunDirectory, resolved: Resolved[Any], outcome: str) -> dict[str, Any]:
     """Return the content of summary.json, from the files of the run."""
-    rows = directory.read_metrics().rows
-    evaluations = directory.read_evaluations().rows
+    rows, evaluations = directory.read_metrics().rows, directory.read_evaluations().rows
     last = rows[-1] if rows else {}
     evidence = evidence_of(read_run(directory.path))
     found = [*verdict(evidence), *unwritten(directory.optional)]
@@ -491,9 +489,8 @@ def summary_of(directory: RunDirectory, resolved: Resolved[Any], outcome: str) -
     for name in ("before", "after"):
         row = next((r for r in reversed(evaluations) if r.get("name") == name), None)
         if row is not None:
-            summary["eval"][name] = {
-                key.removeprefix("eval/"): value for key, value in row.items() if key.startswith("eval/")
-            } | {"step": row["step"]}
+            metrics = {key.removeprefix("eval/"): value for key, value in row.items() if key.startswith("eval/")}
+            summary["eval"][name] = metrics | {"step": row["step"]}
     return summary
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from rft_core.errors import OptionsError
-from rft_dist.cpu_products import cpu_multiplies_bf16
+from rft_dist.optim.cpu_products import cpu_multiplies_bf16
 from rft_dist.optim.parameter_groups import ParameterGroups
 
 MOMENTUM = 0.95

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from rft_dist.collectives import Collectives
-from rft_dist.cpu_products import cpu_multiplies_bf16
+from rft_dist.optim.cpu_products import cpu_multiplies_bf16
 from rft_dist.settings import StrategySettings
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -1,4 +1,4 @@
-"""What has grown in a process whose memory rises: lines of Python that allocated it, and tensors by type and shape.
+"""Tell what has grown in a process whose memory rises: lines of Python that allocated it, and tensors by shape.
 
 Between two instants some steps apart. Python's own allocations are traced meanwhile, which makes it slower; tensors are
 counted at both. What libraries keep in memory of their own is seen by neither.

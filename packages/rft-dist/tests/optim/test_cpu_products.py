@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rft_dist.cpu_products import cpu_multiplies_bf16
+from rft_dist.optim.cpu_products import cpu_multiplies_bf16
 
 
 @pytest.mark.parametrize(("told", "can"), [({"avx512_bf16": True}, True), ({"amx_bf16": False, "avx2": True}, False)])
