@@ -171,7 +171,11 @@ def build_rl(
     credit = credit_assigner(settings, record, longest_response, compute_advantages)
     critic_rate = learning_rate_schedule(settings.optimizer, settings.critic.critic_learning_rate, data.num_updates)
     progress = Progress()
-    guards = make_guards(settings.run, started, progress, _trained(record), keeps_out=False)
+    rates = {
+        "policy": ("actor_learning_rate", settings.optimizer.actor_learning_rate),
+        "critic": ("critic_learning_rate", settings.critic.critic_learning_rate),
+    }
+    guards = make_guards(settings.run, started, progress, _trained(record), keeps_out=False, rates=rates)
     critic = build_critic(settings, machine, record, tokenizer, restored, _cutting(settings), critic_rate, guards)
     timer, ledger = machine.phase_timer(progress, parallel.meter), _ledger(settings, data)
     sampling = _sampling(settings, longest_response, tokenizer)
