@@ -33,7 +33,7 @@ def _made_anew(path: Path) -> str:
 
 
 def _ids_anew(folder: Path) -> str:
-    """The command that gives the items of a catalogue their IDs; it finds the vectors where there is one file of them."""
+    """The command that gives items their IDs; it finds the vectors where the catalogue has one file of them."""
     command = f"rft-train genrec sid --overwrite --catalogue {folder}"
     return command if len([*folder.glob("*.emb-*.npy")]) == 1 else f"{command} --embeddings FILE"
 
