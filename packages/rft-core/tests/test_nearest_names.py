@@ -25,6 +25,28 @@ def test_words_that_are_cut_short_find_the_whole_name() -> None:
     assert "rollout_batch_size" not in nearest_names("batch_roll", KNOWN)[:1], "the order of the words counts"
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "micro_batchsize_train",
+        "train_micro_batch_size",
+        "batch-size-train-micro",
+        "MICRO_BATCHSIZE_TRAIN",
+        "train_micro_bacth_size",
+    ],
+)
+def test_the_parts_of_a_name_in_another_order_find_it(wrong: str) -> None:
+    known = ["micro_rollout_batch_size", "train_batch_size", "micro_batching", "micro_train_batch_size"]
+    found = nearest_names(wrong, known)
+    assert found[0] == "micro_train_batch_size"
+    assert all(similarity(wrong, found[0]) > similarity(wrong, other) for other in found[1:])
+
+
+def test_parts_that_are_written_together_in_the_known_name_find_it_too() -> None:
+    assert nearest_names("top_log_prob", ["logprob_top", "log_top_k"], count=1) == ["logprob_top"]
+    assert nearest_names("batch_max", ["max_steps_of_a_batch"], cutoff=0.9) == [], "half of the parts are not there"
+
+
 def test_a_name_inside_longer_ones_finds_them_and_the_shortest_first() -> None:
     known = ["critic_learning_rate", "learning_rate_of_the_critic", "momentum"]
     assert nearest_names("learning_rate", known) == ["critic_learning_rate", "learning_rate_of_the_critic"]

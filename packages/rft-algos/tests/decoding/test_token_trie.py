@@ -77,6 +77,21 @@ def test_a_token_that_continues_nothing_is_an_error_with_what_does():
     assert caught.value.problem.code == "trie.unknown_prefix"
 
 
+def test_an_unknown_token_is_shown_with_its_text_where_a_tokenizer_is_at_hand():
+    trie = TokenTrie.of([[1, 2], [1, 3]])
+    words = {1: "<a_1>", 2: "<b_2>", 3: "<b_3>", 4: " the"}
+    with pytest.raises(OptionsError) as caught:
+        trie.advance(torch.tensor([trie.state_of([1])]), torch.tensor([4]), text=lambda ids: words[ids[0]])
+    assert caught.value.problem.what == (
+        "token 4 ' the' does not continue any sequence here; what does: [2, 3], spelt '<b_2>', '<b_3>'"
+    )
+    wide = TokenTrie.of([[token] for token in range(20)])
+    with pytest.raises(OptionsError) as caught:
+        wide.advance(torch.tensor([ROOT]), torch.tensor([20]), text=lambda ids: f"w{ids[0]}")
+    assert "'w7'" in caught.value.problem.what
+    assert "'w8'" not in caught.value.problem.what
+
+
 @pytest.mark.parametrize(
     ("sequences", "what"),
     [

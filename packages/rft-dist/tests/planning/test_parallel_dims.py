@@ -22,6 +22,8 @@ from rft_dist.preflight.process_checks import check_start
 
 NAMES = {"ranks": "--world_size", "nodes": "recipe.yaml:3", "per_node": "GPUS_PER_NODE (the environment)"}
 NAMES |= {"devices": "CUDA devices that torch sees", "sp_size": "--sp_size", "tp_size": "--tp_size"}
+SHOWN = {"per_node": "GPUS_PER_NODE of the environment"}
+"""As a message shows the origins in brackets, where it is not as they are."""
 SHARE = BatchShare("train_batch_size", 128, 8)
 
 
@@ -85,10 +87,12 @@ def test_a_contradiction_names_every_number_and_its_origin_and_offers_what_can_b
         resolve_grid(wanted(**numbers))
     problem = caught.value.problem
     for name, value in numbers.items():
-        assert f"{value} ({NAMES[name]})" in problem.what
+        assert f"{value} ({SHOWN.get(name, NAMES[name])})" in problem.what
     for name in ("ranks", "nodes", "GPUs a node"):
         assert f"{name} = " in problem.what
-    offered = re.findall(r"(\d+) x (\d+) = (\d+) ranks \((\d+) of 128 samples", problem.why)
+    assert "))" not in problem.what
+    assert not re.search(r"\b1 (ranks|GPUs|micro-batches|nodes)\b", str(problem))
+    offered = re.findall(r"(\d+) x (\d+) = (\d+) ranks? \((\d+) of 128 samples", problem.why)
     assert offered
     group = numbers.get("sp_size", 1) * numbers.get("tp_size", 1)
     for nodes, per_node, ranks, samples in (map(int, row) for row in offered):
@@ -97,7 +101,16 @@ def test_a_contradiction_names_every_number_and_its_origin_and_offers_what_can_b
         assert resolve_grid(wanted(**again)).world_size == ranks
         assert samples == -(-128 // (ranks // group))
     first = offered[0]
-    assert problem.do == f"--nodes {first[0]} --world_size {first[2]}"
+    assert problem.do.startswith(f"--nodes {first[0]} --world_size {first[2]}")
+    if numbers.get("nodes"):
+        assert int(first[0]) <= numbers["nodes"], "machines that nobody named may not be there"
+    # the plan that is followed takes it: what is written elsewhere and not replaced stays
+    flags = dict(zip(*[iter(problem.do.split())] * 2, strict=True))
+    kept = {name: numbers[name] for name in ("per_node", "devices", "sp_size", "tp_size") if name in numbers}
+    followed = {**kept, "nodes": int(flags["--nodes"]), "ranks": int(flags["--world_size"])}
+    if "--gpus_per_node" in flags:
+        followed["per_node"] = int(flags["--gpus_per_node"])
+    assert resolve_grid(wanted(**followed)).world_size == int(first[2])
 
 
 def test_the_remedy_of_a_plan_replaces_the_ranks_that_the_settings_give() -> None:
@@ -150,7 +163,7 @@ def test_a_refusal_is_at_the_places_of_its_numbers_each_once() -> None:
 @pytest.mark.parametrize(
     ("launcher", "command"),
     [
-        ("plan", "--nodes 2 --world_size 16"),
+        ("plan", "--nodes 2 --world_size 16 --gpus_per_node 8"),
         ("torchrun", "torchrun --nnodes=2 --nproc_per_node=8 ..."),
         ("srun", "srun -N2 --ntasks-per-node=8 ..."),
         ("--nproc", "--nproc 8"),
@@ -195,8 +208,15 @@ def test_a_grid_knows_where_its_numbers_come_from_and_which_gpus_stay_idle() -> 
 def test_the_nearest_grids_keep_the_number_of_ranks_first() -> None:
     assert layouts(wanted(ranks=16, nodes=3))[0] in ((2, 8), (4, 4), (1, 16))
     assert layouts(wanted(ranks=16, nodes=2, per_node=4))[0] == (2, 8)
-    assert layouts(wanted(ranks=16, nodes=2, per_node=4, devices=4))[0] == (4, 4)
-    assert layouts(wanted(ranks=32, nodes=2, devices=8))[0] == (4, 8)
+    assert layouts(wanted(ranks=16, devices=4, sp_size=3))[0] in ((5, 3), (1, 3), (4, 3))
+
+
+def test_no_machine_is_asked_for_that_the_numbers_do_not_name_where_fewer_processes_a_machine_fit() -> None:
+    assert layouts(wanted(ranks=16, nodes=2, per_node=8, devices=4))[0] == (2, 4)
+    assert layouts(wanted(ranks=16, nodes=2, per_node=4, devices=4))[0] == (2, 4)
+    assert layouts(wanted(ranks=32, nodes=2, devices=8))[0] == (2, 8)
+    assert layouts(wanted(ranks=16, per_node=8, devices=4))[0] == (2, 4), "16 ranks of 8 a node are on 2"
+    assert layouts(wanted(ranks=16, nodes=2, tp_size=4, devices=2)) == [], "no machine holds a group, however many"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +229,7 @@ def test_the_nearest_grids_keep_the_number_of_ranks_first() -> None:
         ),
         (
             {"ranks": 12, "nodes": 5, "tp_size": 3},
-            [(4, 3), (1, 12), (5, 3), (6, 3), (1, 3), (4, 12), (5, 12), (6, 12)],
+            [(4, 3), (1, 12), (5, 3), (1, 3), (4, 12), (5, 12), (6, 3), (6, 12)],
         ),
         ({"nodes": 5, "per_node": 8, "devices": 3}, [(5, 3), (5, 1), (1, 3), (1, 1)]),
         ({"ranks": 7, "nodes": 1, "devices": 1, "tp_size": 3}, []),
@@ -268,10 +288,10 @@ def test_the_start_reads_the_grid_from_torchrun_and_compares_it_with_the_gpus() 
     assert start(TORCHRUN, 12).notes == ("4 of 12 GPUs of a node stay idle (CUDA devices that torch sees)",)
     with pytest.raises(PreflightError) as caught:
         start(TORCHRUN, 4, share=SHARE)
-    assert "16 (WORLD_SIZE (torchrun))" in caught.value.problem.what
-    assert "2 (GROUP_WORLD_SIZE (torchrun))" in caught.value.problem.what
+    assert "16 (WORLD_SIZE of torchrun)" in caught.value.problem.what
+    assert "2 (GROUP_WORLD_SIZE of torchrun)" in caught.value.problem.what
     assert "4 (CUDA devices that torch sees)" in caught.value.problem.what
-    assert caught.value.problem.do == "torchrun --nnodes=4 --nproc_per_node=4 ..."
+    assert caught.value.problem.do == "torchrun --nnodes=2 --nproc_per_node=4 ..."
 
 
 def test_ranks_may_share_a_gpu_over_gloo_and_one_bound_gpu_is_not_the_whole_machine() -> None:
@@ -304,7 +324,7 @@ def test_the_grid_of_srun_is_that_of_its_step() -> None:
     values |= {"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NODELIST": "a[1-2]", "SLURM_NODEID": "1"}
     grid = start({**values, "SLURM_LOCALID": "1"}, 1, shares_devices=True)
     assert (grid.num_nodes, grid.ranks_per_node) == (2, 2)
-    with pytest.raises(PreflightError, match=r"2 ranks.*on 1 GPUs") as caught:
+    with pytest.raises(PreflightError, match=r"2 ranks.*on 1 GPU:") as caught:
         start({**values, "SLURM_GPUS_ON_NODE": "1"}, 1)
     assert caught.value.problem.code == "launch.too_few_devices"
-    assert caught.value.problem.do == "srun -N4 --ntasks-per-node=1 ..."
+    assert caught.value.problem.do == "srun -N2 --ntasks-per-node=1 ..."

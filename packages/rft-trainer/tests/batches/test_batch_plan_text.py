@@ -68,7 +68,7 @@ def test_a_plan_of_uneven_updates_passes_episodes_and_ranks() -> None:
         "8 samples = 3 updates of 3 (the last of 2) a rollout x 2 passes -> 16 optimizer steps an episode",
         "16 optimizer steps an episode x 3 episodes = 48 optimizer steps, 60 samples",
         "2 ranks: at most 2 samples an update in forwards of 2 (1), 4 a rollout in forwards of 3 (2)",
-        "an update of 1 samples leaves 1 ranks without one",
+        "an update of 1 sample leaves 1 rank without one",
     ]
 
 
@@ -85,7 +85,7 @@ def test_notes_begin_where_something_is_partial() -> None:
     fits = sizes(4, 2, 8, world_size=8, micro_train_batch_size=1, max_samples=4)
     assert plan_batches(4, fits).notes() == []
     assert plan_batches(5, fits).notes() == ["max_samples: the first 4 of 5 prompts are used"]
-    assert plan_batches(4, replace(fits, world_size=9)).notes() == ["an update of 8 samples leaves 1 ranks without one"]
+    assert plan_batches(4, replace(fits, world_size=9)).notes() == ["an update of 8 samples leaves 1 rank without one"]
     # two ranks have four samples each of an update
     two = replace(fits, world_size=2, micro_train_batch_size=4)
     assert plan_batches(4, two).notes() == []

@@ -173,6 +173,28 @@ def test_steps_that_become_slower_are_told_with_the_phase_that_has_grown() -> No
     assert "--reward_workers" in alarm.do
 
 
+def test_a_jump_is_told_in_plain_numbers() -> None:
+    (alarm,) = [one for one in replay(TRUE["a jump"][2]) if one.name == "gradient_spike"]
+    assert alarm.what == "the gradient norm was 1,000, 1,000 times the median 1 of the steps before"
+    small = rows(12, policy__gradient_norm=lambda n: 0.5 if n == 9 else 0.004)
+    (alarm,) = [one for one in replay(small) if one.name == "gradient_spike"]
+    assert alarm.what == "the gradient norm was 0.5, 125 times the median 0.004 of the steps before"
+
+
+@pytest.mark.parametrize(
+    ("rate", "do"),
+    [
+        (1e-5, "--amp in place of --bf16"),
+        (1e-12, "--actor_learning_rate 1e-09: a step of 1e-12 is lost"),
+    ],
+)
+def test_weights_that_do_not_change_have_one_remedy_that_follows_from_the_learning_rate(rate: float, do: str) -> None:
+    found = rows(5, policy__weight_change=0.0, policy__learning_rate=rate)
+    (alarm,) = [one for one in replay(found) if one.name == "frozen_weights"]
+    assert alarm.do.startswith(do)
+    assert " or weights" not in alarm.do
+
+
 def test_every_detector_has_a_case() -> None:
     assert {name for name, _, _ in TRUE.values()} | {"held_out_gap"} == {detector.name for detector in DETECTORS}
 

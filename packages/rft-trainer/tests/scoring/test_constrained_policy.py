@@ -46,6 +46,20 @@ def test_a_response_that_is_in_no_sequence_is_refused(response: list[int]) -> No
         allowed_tokens(packed(([3], response)), TRIE)
 
 
+def test_a_refusal_shows_the_text_of_the_tokens_where_the_policy_has_a_tokenizer() -> None:
+    class Tokenizer:
+        def decode(self, ids: list[int]) -> str:
+            return f"<{ids[0]}>"
+
+    class Policy:
+        tokenizer = Tokenizer()
+
+        def token_logprobs(self, tokens: PackedTokens) -> None: ...
+
+    with pytest.raises(OptionsError, match=r"token 3 '<3>' does not .* \[1, 2\], spelt '<1>', '<2>'"):
+        ConstrainedPolicy(Policy(), TRIE).token_logprobs(packed(([3], [5, 3, 9])))
+
+
 def test_forwards_have_the_sets_and_all_else_is_the_policys_own() -> None:
     calls: list[tuple[str, PackedTokens, dict[str, Any]]] = []
 

@@ -104,6 +104,32 @@ def test_weights_that_do_not_fit_change_nothing(
         assert caught.value.problem.do == "--ckpt_partial a.x"
 
 
+@pytest.mark.parametrize(
+    ("own", "other", "do"),
+    [
+        (OWN, OTHER | {"b__x": [1.0, 1.0]}, "--pretrain step_7/model, the model of this checkpoint"),
+        (OWN, {"c__x": [1.0]}, "--pretrain step_7/model, the model of this checkpoint"),
+        (OWN, {"a__x": [10.0], "a__y": [20.0, 20.0]}, "--ckpt_partial a.x,a.y"),
+        (OWN, OTHER | {"c__x": [1.0]}, "--ckpt_partial a.x,a.y,b.x"),
+        (
+            OWN | {"a__lora_A__w": [[1.0]], "a__lora_B__w": [[1.0]]},
+            OTHER | {"a__lora_A__w": [[1.0], [1.0]], "a__lora_B__w": [[1.0, 1.0]]},
+            "--lora_rank 2",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_answered_with_what_makes_them_fit(
+    monkeypatch: pytest.MonkeyPatch, own: dict[str, Any], other: dict[str, Any], do: str
+) -> None:
+    Bench(monkeypatch, **other)
+    with pytest.raises(CheckpointError) as caught:
+        load_initial_weights(policy(**own), ALL, show=False)
+    assert caught.value.problem.do == do
+    with pytest.raises(CheckpointError) as caught:
+        copy_weights({"a": torch.zeros(1)}, {"a": torch.zeros(2)}, [""])
+    assert caught.value.problem.do == "--ckpt_path of another checkpoint"
+
+
 def test_some_weights_may_be_missing_or_of_other_shapes_where_only_some_are_asked_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -95,6 +95,31 @@ def test_what_has_no_meaning_or_no_effect_is_refused_with_its_line(
     assert caught.value.problem.where == f"{path}{where}"
 
 
+@pytest.mark.parametrize(
+    ("line", "why", "do"),
+    [
+        ("zero_stages: 2", "the nearest is zero_stage", "zero_stage"),
+        ("optimizer: {type: AdamW}", "--adam_betas", "leave optimizer out"),
+        ("fp16: {loss_scale: 0}", "--fp16 alone", "leave it out"),
+        ("zero_stage: 4", "--zero_stage", "zero_stage: 2"),
+        ("mixed_precision: fp8", "--bf16 and --fp16", "mixed_precision: bf16"),
+        ("num_machines: 3", "other machines", "torchrun --nnodes 3 "),
+        ("offload_param_device: cpu", "--fsdp_cpu_offload", "--fsdp --fsdp_cpu_offload"),
+        ("offload_param_device: nvme", "--fsdp_cpu_offload", "offload_param_device: none"),
+        ("offload_optimizer_device: nvme", "--adam_offload", "offload_optimizer_device: cpu"),
+        ("offload_optimizer_device: cpu", "--adam_offload", "zero_stage: 2"),
+        ("distributed_type: FSDP", "flags of their own", "--fsdp"),
+    ],
+)
+def test_every_key_has_its_own_reason_and_remedy(tmp_path: Path, line: str, why: str, do: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        read_deepspeed(write(tmp_path, line))
+    problem = caught.value.problem
+    assert why in problem.why
+    assert problem.do.startswith(do)
+    assert problem.code == "deepspeed.key"
+
+
 @pytest.mark.parametrize("text", ["", "- 1", "a: [", "&a [*a]", "!!python/object/apply:os.getpid []", "\x00"])
 def test_what_holds_no_keys_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(OptionsError) as caught:

@@ -7,7 +7,7 @@ a token that no sequence continues with is an error, never an unconstrained step
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
@@ -18,6 +18,11 @@ from rft_core.errors import OptionsError
 
 ROOT = 0
 """State of the empty prefix."""
+_MOST_SHOWN = 8
+"""Tokens of a list that a message shows."""
+
+TextOf = Callable[[Sequence[int]], str]
+"""The text of token ids, as a tokenizer decodes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +158,13 @@ class TokenTrie:
         counts = torch.zeros((*states.shape, vocab_size), dtype=torch.int32, device=states.device)
         return counts.scatter_add_(-1, tokens, there.int()) > 0
 
-    def advance(self, states: Tensor, tokens: Tensor) -> Tensor:
+    def advance(self, states: Tensor, tokens: Tensor, *, text: TextOf | None = None) -> Tensor:
         """The states behind one token more.
 
         Args:
             states: [...] int64 states.
             tokens: [...] int64.
+            text: returns the text of token ids, which an error then shows beside them.
 
         Returns:
             [...] int64 states.
@@ -169,7 +175,7 @@ class TokenTrie:
         allowed, behind, there = self.allowed(states)
         here = there & (allowed == tokens[..., None])
         if not bool(here.any(-1).all()):
-            raise _unknown(states, tokens, allowed, there, here)
+            raise _unknown(states, tokens, allowed, there, here, text)
         return (behind * here).sum(-1)
 
     def state_of(self, prefix: Sequence[int]) -> int:
@@ -215,12 +221,18 @@ def _refuse_overlaps(sequences: Sequence[Sequence[int]], states_N: Tensor, count
         raise _refusal(what, "after it both stopping and going on would be right", "end all with the stop token")
 
 
-def _unknown(states: Tensor, tokens: Tensor, allowed: Tensor, there: Tensor, here: Tensor) -> OptionsError:
+def _unknown(
+    states: Tensor, tokens: Tensor, allowed: Tensor, there: Tensor, here: Tensor, text: TextOf | None
+) -> OptionsError:
     index = tuple(_integers((~here.any(-1)).nonzero()[0]))
     possible = _integers(allowed[index][there[index]])
+    token, spelt = str(int(tokens[index])), ""
+    if text is not None:
+        token = f"{token} {text([int(tokens[index])])!r}"
+        spelt = f", spelt {', '.join(repr(text([one])) for one in possible[:_MOST_SHOWN])}" if possible else ""
     return OptionsError(
         code="trie.unknown_prefix",
-        what=f"token {int(tokens[index])} does not continue any sequence here; what does: {_shown(possible)}",
+        what=f"token {token} does not continue any sequence here; what does: {_shown(possible)}{spelt}",
         where=f"state {int(states[index])} of the token tree",
         why="a constraint that meets an unknown prefix would have to let anything through",
         do="decode with the tokenizer and the sequences that the tree was made of",
@@ -242,4 +254,4 @@ def _integers(tensor_N: Tensor) -> list[int]:
 
 def _shown(tokens: Sequence[int]) -> str:
     """The first tokens of a list that may be long."""
-    return str(list(tokens[:8])).replace("]", ", ...]" if len(tokens) > 8 else "]")
+    return str(list(tokens[:_MOST_SHOWN])).replace("]", ", ...]" if len(tokens) > _MOST_SHOWN else "]")

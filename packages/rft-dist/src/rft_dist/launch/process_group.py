@@ -137,9 +137,10 @@ def start_process_group(
             device_id=device if backend == "nccl" else None,
         )
     except RuntimeError as error:
+        ranks = "1 rank" if info.world_size == 1 else f"{info.world_size} ranks"
         raise PeerError(
             code="launch.group_failed",
-            what=f"{this_process(info)} could not start {backend} with {info.world_size} ranks",
+            what=f"{this_process(info)} could not start {backend} with {ranks}",
             where=f"{info.master_addr}:{info.master_port}",
             why=(str(error).splitlines() or ["no reason was given"])[0][:300],
             do="export TORCH_DISTRIBUTED_DEBUG=DETAIL",

@@ -324,7 +324,7 @@ def _incomplete(info: RankInfo, missing: list[int], seconds: float) -> PeerError
         code="launch.rendezvous_incomplete",
         what=f"rendezvous incomplete after {seconds:g} s: present {_some(present)}, missing {_some(missing)}",
         where=f"{this_process(info)} at {info.master_addr}:{info.master_port}",
-        why=f"WORLD_SIZE = {info.world_size} ({info.origins['world_size']}) processes must arrive within this time; "
+        why=f"{info.world_size} processes, as {info.origins['world_size']} says, must arrive within this time; "
         "the missing ones are not running, have another address, or cannot reach this one",
         do=f"start the missing ranks with {_variables(info)}; if they only come later, export {START_TIMEOUT}="
         f"{max(2 * seconds, 1200):g} for all",

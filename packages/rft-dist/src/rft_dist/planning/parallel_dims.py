@@ -26,7 +26,10 @@ class SourcedNumber:
     origin: str
 
     def __str__(self) -> str:
-        return f"{self.value} ({self.origin})"
+        # an origin that ends with a bracket, as "WORLD_SIZE (torchrun)", would leave two of them
+        name, _, source = self.origin.removesuffix(")").partition(" (")
+        is_bracketed = source and self.origin.endswith(")")
+        return f"{self.value} ({f'{name} of {source}' if is_bracketed else self.origin})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,8 @@ def resolve_grid(requested: RequestedDims) -> ParallelDims:
 def layouts(requested: RequestedDims) -> list[tuple[int, int]]:
     """(nodes, ranks a node) that can be run, those nearest to what was written first.
 
-    Each keeps one or two of the written numbers. Nearest: least change in ranks, then in nodes.
+    Each keeps one or two of the written numbers. Nearest: no more nodes than the numbers say, as nobody knows whether
+    there are others, then least change in ranks, then in nodes.
     """
     ranks, nodes, per_node = (n.value if n else None for n in (requested.ranks, requested.nodes, requested.per_node))
     limit = requested.devices.value if requested.devices else 0
@@ -137,7 +141,21 @@ def layouts(requested: RequestedDims) -> list[tuple[int, int]]:
         grids |= {(count, size) for size in sizes if size > 0}
     valid = [grid for grid in grids if _is_valid(grid, limit, group, tp_size)]
     target, machines = ranks or (nodes or 1) * most, nodes or 1
-    return sorted(valid, key=lambda grid: (abs(grid[0] * grid[1] - target), abs(grid[0] - machines), grid))
+    there = nodes or _implied_nodes(ranks, per_node)
+    return sorted(
+        valid,
+        key=lambda grid: (
+            bool(there) and grid[0] > there,
+            abs(grid[0] * grid[1] - target),
+            abs(grid[0] - machines),
+            grid,
+        ),
+    )
+
+
+def _implied_nodes(ranks: int | None, per_node: int | None) -> int:
+    """Nodes that follow from the ranks and the ranks a node; 0 where they do not say."""
+    return ranks // per_node if ranks and per_node and ranks % per_node == 0 else 0
 
 
 def _group_size(requested: RequestedDims) -> int:
@@ -170,7 +188,9 @@ def _completed(requested: RequestedDims) -> tuple[int, int]:
     if nodes is not None:
         if ranks.value % nodes.value:
             raise _refusal(
-                requested, "launch.layout", f"{ranks.value} ranks cannot be divided evenly among {nodes.value} nodes"
+                requested,
+                "launch.layout",
+                f"{_counted(ranks.value, 'rank')} cannot be divided evenly among {nodes.value} nodes",
             )
         return nodes.value, ranks.value // nodes.value
     size = per_node or requested.devices
@@ -178,29 +198,30 @@ def _completed(requested: RequestedDims) -> tuple[int, int]:
     if size is None or ranks.value <= size.value:
         return 1, ranks.value if per_node is None else per_node.value
     if size.value < 1 or ranks.value % size.value:
-        raise _refusal(requested, "launch.layout", f"{ranks.value} ranks are not a multiple of {size.value} a node")
+        raise _refusal(requested, "launch.layout", f"{_multiple(ranks.value, '')} of {size.value} a node")
     return ranks.value // size.value, size.value
 
 
 def _check_product(requested: RequestedDims, nodes: int, per_node: int) -> None:
     if requested.ranks is not None and nodes * per_node != requested.ranks.value:
-        message = f"{nodes} x {per_node} = {nodes * per_node} ranks, not {requested.ranks.value}"
+        message = f"{nodes} x {per_node} = {_counted(nodes * per_node, 'rank')}, not {requested.ranks.value}"
         raise _refusal(requested, "launch.layout", message)
 
 
 def _check_devices(requested: RequestedDims, nodes: int, per_node: int) -> None:
     if requested.devices is not None and per_node > requested.devices.value:
-        message = f"{per_node} ranks a node on {requested.devices.value} GPUs: every rank needs one of its own"
+        gpus = _counted(requested.devices.value, "GPU")
+        message = f"{_counted(per_node, 'rank')} a node on {gpus}: every rank needs one of its own"
         raise _refusal(requested, "launch.too_few_devices", message)
 
 
 def _check_parallel(requested: RequestedDims, nodes: int, per_node: int) -> None:
     sp, tp = requested.sp_size, requested.tp_size
     if (nodes * per_node) % (sp.value * tp.value):
-        message = f"{nodes * per_node} ranks are not a multiple of sp_size {sp} x tp_size {tp} = {sp.value * tp.value}"
+        message = f"{_multiple(nodes * per_node, '')} of sp_size {sp} x tp_size {tp} = {sp.value * tp.value}"
         raise _refusal(requested, "launch.parallel_sizes", message)
     if per_node % tp.value:
-        message = f"{per_node} ranks a node are not a multiple of tp_size {tp}: a tensor group stays on one machine"
+        message = f"{_multiple(per_node, ' a node')} of tp_size {tp}: a tensor group stays on one machine"
         raise _refusal(requested, "launch.parallel_sizes", message)
 
 
@@ -218,10 +239,14 @@ def _refusal(requested: RequestedDims, code: str, message: str) -> PreflightErro
 
 
 def _remedy(requested: RequestedDims, grid: tuple[int, int]) -> str:
-    """The command of a grid that can be; in a plan it replaces the ranks a node that the settings give, too."""
+    """The command of a grid that can be; in a plan it replaces the ranks a node that are written, too."""
     command = _command(_launcher(requested, grid), grid)
-    of_settings = requested.per_node is not None and requested.per_node.origin.startswith("nproc")
-    return f"{command} --nproc {grid[1]}" if requested.launcher == "plan" and of_settings else command
+    per_node = requested.per_node
+    if requested.launcher != "plan" or per_node is None:
+        return command
+    if per_node.origin.startswith("nproc"):
+        return f"{command} --nproc {grid[1]}"
+    return command if per_node.value == grid[1] else f"{command} --gpus_per_node {grid[1]}"
 
 
 def _where(requested: RequestedDims) -> str:
@@ -246,11 +271,20 @@ def _numbers(requested: RequestedDims) -> str:
 
 def _described(requested: RequestedDims, grid: tuple[int, int]) -> str:
     ranks = grid[0] * grid[1]
-    message = f"{grid[0]} x {grid[1]} = {ranks} ranks"
+    message = f"{grid[0]} x {grid[1]} = {_counted(ranks, 'rank')}"
     if requested.share is None:
         return message
     samples, accumulation = requested.share.of(ranks // _group_size(requested))
-    return f"{message} ({samples} of {requested.share.size} samples each, in {accumulation} micro-batches)"
+    parts = _counted(accumulation, "micro-batch", "micro-batches")
+    return f"{message} ({samples} of {requested.share.size} samples each, in {parts})"
+
+
+def _multiple(ranks: int, place: str) -> str:
+    return f"{_counted(ranks, 'rank')}{place} {'is' if ranks == 1 else 'are'} not a multiple"
+
+
+def _counted(number: int, one: str, many: str = "") -> str:
+    return f"1 {one}" if number == 1 else f"{number} {many or f'{one}s'}"
 
 
 def _command(launcher: Launcher, grid: tuple[int, int]) -> str:
@@ -301,7 +335,7 @@ def refuse_uneven_group(size: int, world_size: int, *, flag: str, code: str, wha
     divisors = [number for number in range(1, world_size + 1) if world_size % number == 0]
     raise OptionsError(
         code=code,
-        what=f"{flag} = {size}, {world_size} {'rank' if world_size == 1 else 'ranks'}",
+        what=f"{flag} = {size}, {_counted(world_size, 'rank')}",
         where=f"--{flag}",
         why=f"ranks share {what} in equal groups; allowed: {', '.join(map(str, divisors))}",
         do=f"--{flag} {min(divisors, key=lambda number: abs(number - size))}",

@@ -180,7 +180,7 @@ def _mesh(device: torch.device, world_size: int, shard_size: int | None) -> Devi
         divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
         raise OptionsError(
             code="fsdp.shard_size",
-            what=f"shard_size = {shard_size}, {world_size} ranks",
+            what=f"shard_size = {shard_size}, {world_size} {'rank' if world_size == 1 else 'ranks'}",
             where="--shard_size",
             why=f"weights are sharded over equal groups of ranks; allowed: {', '.join(map(str, divisors))}",
             do=f"--shard_size {min(divisors, key=lambda size: abs(size - shard_size))}",

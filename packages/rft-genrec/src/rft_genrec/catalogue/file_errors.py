@@ -19,9 +19,23 @@ def quoted(value: object) -> str:
 
 def refused_file(path: Path, what: str, why: str, do: str = "") -> DataError:
     """Return the refusal of a file that is absent, or that holds something else."""
-    return DataError(
-        code="genrec.file", what=what, where=str(path), why=why, do=do or f"mend {path.name}, or make it anew"
-    )
+    return DataError(code="genrec.file", what=what, where=str(path), why=why, do=do or _made_anew(path))
+
+
+def _made_anew(path: Path) -> str:
+    """The command that makes a file of a catalogue, by its name; of another one, that it is to be mended."""
+    folder = path.parent
+    if path.name.endswith(".index.json"):
+        return _ids_anew(folder)
+    if path.suffix == ".npy":
+        return f"rft-train genrec embed --catalogue {folder}"
+    return f"mend {path.name}"
+
+
+def _ids_anew(folder: Path) -> str:
+    """The command that gives items their IDs; it finds the vectors where the catalogue has one file of them."""
+    command = f"rft-train genrec sid --overwrite --catalogue {folder}"
+    return command if len([*folder.glob("*.emb-*.npy")]) == 1 else f"{command} --embeddings FILE"
 
 
 def refuse_closed(folder: Path) -> None:
@@ -63,5 +77,5 @@ def refused_index(path: Path, what: str, why: str) -> DataError:
         what=f"item index {path.name} does not match: {what}",
         where=str(path),
         why=why,
-        do=f"rft-train genrec sid --overwrite --catalogue {path.parent} --embeddings FILE",
+        do=_ids_anew(path.parent),
     )

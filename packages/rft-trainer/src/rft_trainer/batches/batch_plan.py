@@ -164,7 +164,9 @@ class BatchPlan:
             )
         smallest = self.smallest_update
         if smallest < s.world_size:
-            notes.append(f"an update of {smallest:,} samples leaves {s.world_size - smallest:,} ranks without one")
+            idle = s.world_size - smallest
+            samples = "1 sample" if smallest == 1 else f"{smallest:,} samples"
+            notes.append(f"an update of {samples} leaves {'1 rank' if idle == 1 else f'{idle:,} ranks'} without one")
         if s.micro_train_batch_size > _ceil(s.train_batch_size, s.world_size):
             notes.append(
                 f"micro_train_batch_size = {s.micro_train_batch_size:,} is more than the "

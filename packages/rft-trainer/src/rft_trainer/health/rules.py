@@ -21,6 +21,10 @@ NEAR = 0.02
 LONGER = 1.25
 """Growth of the mean response, as a factor, that accounts for memory that grows with it."""
 
+FLOAT32_STEP = 1e-9
+"""Learning rate below which a step of Adam is less than half a bit of a usual weight of 0.02 in float32; in bfloat16
+that is already so below 4e-5."""
+
 WAIT_SECONDS = 0.1
 """Seconds a step that ranks wait for another one, below which nothing is said of it."""
 
@@ -227,8 +231,13 @@ def gradient_spike(history: History, window: int, threshold: float) -> RuleResul
         return None
     rows = history.row.get("policy/largest_rows")
     which = f"; the largest gradients are those of {rows}" if rows else ""
-    times = norm / median(before)
-    return RuleResult(norm, f"{times:.3g} times the median {median(before):.3g} of the steps before{which}")
+    usual = median(before)
+    return RuleResult(norm, f"{_plain(norm / usual)} times the median {_plain(usual)} of the steps before{which}")
+
+
+def _plain(value: float) -> str:
+    """Return a number with three digits; one of thousands whole, with commas, and not as a power of ten."""
+    return f"{value:,.0f}" if 1000 <= value < 1e9 else f"{value:.3g}"
 
 
 def gradient_exploding(history: History, window: int, threshold: float) -> RuleResult | None:
@@ -290,7 +299,12 @@ def frozen_weights(history: History, window: int, threshold: float) -> RuleResul
     if not changes or max(changes) > threshold:
         return None
     norms, rates = history.series("policy/gradient_norm", window), history.series("policy/learning_rate", window)
-    return RuleResult(max(changes)) if norms and rates and min(norms) > 0 and min(rates) > 0 else None
+    if not norms or not rates or min(norms) <= 0 or min(rates) <= 0:
+        return None
+    if max(rates) < FLOAT32_STEP:
+        flag = "actor_learning_rate" if history.command == "rl" or "reward/mean" in history.row else "learning_rate"
+        return RuleResult(max(changes), do=f"--{flag} {1000 * max(rates):.3g}: a step of {max(rates):.3g} is lost")
+    return RuleResult(max(changes))
 
 
 def step_too_large(history: History, window: int, threshold: float) -> RuleResult | None:

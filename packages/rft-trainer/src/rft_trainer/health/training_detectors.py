@@ -130,7 +130,7 @@ UPDATES = (
         level="warning",
         rule=rules.gradient_spike,
         when="the gradient norm in medians of the steps before, of which 8 must have one",
-        says="the gradient norm was {value:.3g}, {detail}",
+        says="the gradient norm was {detail}",
         setting="max_norm_spike",
         do="--max_norm_spike 10 leaves out the rows that make one",
     ),
@@ -194,8 +194,8 @@ UPDATES = (
         when="change of the weights in a step, of updates with a gradient and a learning rate",
         says="no weight changed in the last {window} steps, though updates with a gradient were applied",
         setting="actor_learning_rate",
-        do="a larger learning rate, no factor of 0 in --lr_factors for what is trained, or weights in float32 (no "
-        "--bf16): a step below half a bit of a weight is lost",
+        do="--amp in place of --bf16 or --fp16: it keeps float32 weights, and in 16 bits a step below half a bit of a "
+        "weight is lost",
     ),
     Detector(
         name="step_too_large",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_algos.decoding.token_trie import ROOT, TokenTrie
+from rft_algos.decoding.token_trie import ROOT, TextOf, TokenTrie
 from rft_core.packed_tokens import AllowedTokens, PackedTokens
 from rft_trainer.protocols import BalanceShare
 
@@ -39,15 +39,17 @@ class ConstrainedPolicy:
     def _within(self, tokens: PackedTokens) -> PackedTokens:
         if self._trie.tokens_E.device != tokens.token_ids_T.device:
             self._trie = self._trie.to(tokens.token_ids_T.device)
-        return replace(tokens, allowed=allowed_tokens(tokens, self._trie))
+        text = getattr(getattr(self._policy, "tokenizer", None), "decode", None)
+        return replace(tokens, allowed=allowed_tokens(tokens, self._trie, text=text))
 
 
-def allowed_tokens(tokens: PackedTokens, trie: TokenTrie) -> AllowedTokens:
+def allowed_tokens(tokens: PackedTokens, trie: TokenTrie, *, text: TextOf | None = None) -> AllowedTokens:
     """Return the tokens of a tree that each target could have been.
 
     Args:
         tokens: packed; the targets of a segment are a sequence of the tree, or the beginning of one.
         trie: the tree, on their device.
+        text: returns the text of token ids, for an error.
 
     Returns:
         The tokens of every target, in the order of `targets_T`.
@@ -65,8 +67,8 @@ def allowed_tokens(tokens: PackedTokens, trie: TokenTrie) -> AllowedTokens:
     states_R = torch.full_like(ids_R, ROOT)
     for depth in range(1, 1 + int(depths_R.max()) if len(depths_R) else 0):
         here_K = (depths_R == depth).nonzero()[:, 0]
-        states_R[here_K] = trie.advance(states_R[here_K - 1], ids_R[here_K - 1])
-    trie.advance(states_R, ids_R)  # refuses a last token that is not in the tree
+        states_R[here_K] = trie.advance(states_R[here_K - 1], ids_R[here_K - 1], text=text)
+    trie.advance(states_R, ids_R, text=text)  # refuses a last token that is not in the tree
     counts_R = trie.offsets_S1[states_R + 1] - trie.offsets_S1[states_R]
     within_E = torch.arange(int(counts_R.sum()), device=counts_R.device)
     within_E = within_E - torch.repeat_interleave(counts_R.cumsum(0) - counts_R, counts_R)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -29,6 +29,7 @@ from rft_trainer.records.rollouts import Counts, TrainingSample
 _LOG = logging.getLogger(__name__)
 _WINDOW = 64
 """Applied steps whose norms a new one is compared with."""
+_JUMP = "a gradient of a norm above the bound"
 _FEWEST = 16
 """Without as many norms nothing is called a spike: the first steps of a run are its largest."""
 _MOST_LARGEST = 3
@@ -118,6 +119,12 @@ class NumericGuard:
     """Writes what held the memory where it ran out; called by the rank that it happened to."""
     resume_command: str = ""
     """Continues the run; flags that are to change are added to it."""
+    record_file: str = ""
+    """The file that `record` writes to, for a message."""
+    rate_flag: str = "actor_learning_rate"
+    """The setting of the learning rate of this model."""
+    rate: float = 0.0
+    """Its value; 0 = not known."""
     set_aside: dict[str, str] = field(default_factory=dict[str, str])
     """Rows set aside, each with its reason."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])
@@ -323,13 +330,43 @@ class NumericGuard:
             code="numerics.rows",
             what=f"{needed} rows would be set aside, {self.max_rows} are allowed (--max_rows_set_aside)",
             where=f"{where} of the {self.part}; {rows}",
-            why="rows whose loss or gradient is not finite, or jumps, are left out within that budget; so many say "
-            "that the data, the learning rate or the model is at fault",
+            why="rows whose loss or gradient is not finite, or jumps, are left out within that budget"
+            + self._in_common(diagnosis),
             state="no weight was changed by this step",
-            do=self.resumed_with(f"--max_rows_set_aside {2 * needed}"),
+            do=self._remedy(diagnosis, needed),
         )
         error.part, error.faults = self.part, diagnosis.faults
         return error
+
+    def _stages(self, diagnosis: Diagnosis) -> Counter[str]:
+        """Count the kinds of stages of the rows at fault, with those that this process knows to be set aside."""
+        found = [fault.stage for fault in diagnosis.faults for _ in fault.sample_ids]
+        return Counter(map(_kind, [*self.set_aside.values(), *found]))
+
+    def _in_common(self, diagnosis: Diagnosis) -> str:
+        stages = self._stages(diagnosis)
+        stage, number = stages.most_common(1)[0]
+        return f"; what was wrong first in {number} of the {_rows(stages.total())} that are known here: {stage}"
+
+    def _remedy(self, diagnosis: Diagnosis, needed: int) -> str:
+        """Look at the rows, then the change that fits what most of them have in common."""
+        stage = self._stages(diagnosis).most_common(1)[0][0]
+        if stage.startswith("input "):
+            # what comes into a step wrong is no fault of the model: without the rows it is sound
+            change = f"--max_rows_set_aside {2 * needed}"
+        elif stage == _JUMP:
+            change = f"--max_norm_spike {2 * self.spike_factor:g}"
+        elif self.rate:
+            change = f"--{self.rate_flag} {self.rate / 10:.3g}"
+        else:
+            change = f"--{self.rate_flag} <a tenth of the present one>"
+        which = f"the rows that {self.record_file} names" if self.record_file else "these rows"
+        return f"look first at {which}, then: {self.resumed_with(change)}"
+
+
+def _kind(stage: str) -> str:
+    """Return a stage without the numbers of its row."""
+    return _JUMP if stage.startswith("gradient of norm ") else stage
 
 
 def _rows(number: int) -> str:

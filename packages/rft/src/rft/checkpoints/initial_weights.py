@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from rft_models.policy.load import load_policy
 _LOG = logging.getLogger(__name__)
 
 _SHOWN = 3
+_LORA = re.compile(r"lora_A(\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,8 @@ def load_initial_weights(policy: CausalPolicy, settings: CheckpointSettings, *, 
             raise _names_nothing(prefix, source, str(checkpoint.model_directory))
     ours, theirs = (getattr(each.model, "config", None) for each in (policy, donor))
     because = causes(ours, theirs, shapes_of(target), shapes_of(source))
-    taken = copy_weights(target, source, prefixes or [""], because=because, path=checkpoint.path)
+    model = str(checkpoint.model_directory)
+    taken = copy_weights(target, source, prefixes or [""], because=because, path=checkpoint.path, model=model)
     if show:
         _LOG.info("weights of step %d from %s: %s", checkpoint.step, checkpoint.path, taken)
 
@@ -98,10 +101,12 @@ def copy_weights(
     *,
     because: str = "",
     path: Path | None = None,
+    model: str = "",
 ) -> LoadReport:
     """Copy the tensors whose names begin with one of `prefixes`; "" stands for all, which then have to fit.
 
-    An error names `because`, the settings that differ, and the checkpoint `path`.
+    An error names `because`, the settings that differ, the checkpoint `path`, and `model`, the directory of the model
+    that the checkpoint belongs to.
 
     Raises CheckpointError, and copies nothing, where all are asked for and the two sets differ.
     """
@@ -125,13 +130,30 @@ def copy_weights(
             + (f"; in the checkpoint: {because}" if because else ""),
             where="--ckpt_weights_only" + (f", {path}" if path else ""),
             why="all weights were requested: each must be present with its shape",
-            do="--ckpt_partial BEGINNING,... with the beginnings of the names to take",
+            do=_other_weights_remedy(taken, source, model),
         )
     # the first change: every refusal above has left the model as it was
     with torch.no_grad():
         for name in taken.loaded:
             target[name].copy_(source[name])
     return taken
+
+
+def _other_weights_remedy(taken: LoadReport, source: Mapping[str, Tensor], model: str) -> str:
+    """The change that makes model and checkpoint fit: of the adapters, of the model, or of the weights to take."""
+    ranks = {tensor.shape[0] for name, tensor in source.items() if _LORA.search(name)}
+    differing = [*taken.missing, *taken.unexpected, *taken.mismatched]
+    if len(ranks) == 1 and all("lora_" in name for name in differing):
+        return f"--lora_rank {ranks.pop()}"
+    if taken.mismatched or not taken.loaded:
+        # a part of the weights would leave a model of two: those of another size keep the values of --pretrain
+        return f"--pretrain {model}, the model of this checkpoint" if model else "--ckpt_path of another checkpoint"
+    return f"--ckpt_partial {','.join(_beginnings(taken.loaded))}"
+
+
+def _beginnings(names: Iterable[str]) -> list[str]:
+    """The first two parts of the names, each once."""
+    return list(dict.fromkeys(".".join(name.split(".")[:2]) for name in names))
 
 
 def _checkpoint(settings: CheckpointSettings) -> Checkpoint:

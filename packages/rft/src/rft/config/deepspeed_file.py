@@ -14,6 +14,7 @@ from typing import Any, cast
 import yaml
 
 from rft_core.errors import OptionsError
+from rft_core.nearest_names import nearest_names
 
 _LARGEST = 1_000_000
 _NO_NEED = {
@@ -80,7 +81,8 @@ def read_deepspeed(path: Path) -> DeepSpeedSettings:
         elif key in _MEANINGS:
             settings |= dict(_MEANINGS[key](entry))
         else:
-            raise entry.refused("it has no meaning here", "leave it out")
+            why, do = _unknown(key)
+            raise entry.refused("it has no meaning here", why, do)
     _refuse_idle_offloads(entries, settings)
     return DeepSpeedSettings(settings, accumulation, tuple(notes))
 
@@ -94,20 +96,20 @@ class _Entry:
     key: str
     text: str
 
-    def refused(self, why: str, do: str) -> OptionsError:
-        """Return the error of this line."""
+    def refused(self, what: str, why: str, do: str) -> OptionsError:
+        """Return the error of this line: what is wrong with the value, and why it is so."""
         return OptionsError(
             code="deepspeed.key",
-            what=f"{self.key} = {self.text} cannot be used: {why}",
+            what=f"{self.key} = {self.text} cannot be used: {what}",
             where=f"{self.path}:{self.line}",
-            why="a key of the file has an effect, or needs none, or is refused",
+            why=why,
             do=do,
         )
 
     def flag(self) -> bool:
         """Return the value as a boolean."""
         if self.text.lower() not in (*_TRUE, *_FALSE):
-            raise self.refused("it is true or false", f"{self.key}: true")
+            raise self.refused("it is true or false", "the key switches something on or off", f"{self.key}: true")
         return self.text.lower() in _TRUE
 
     def number(self) -> int:
@@ -117,8 +119,28 @@ class _Entry:
         except ValueError:
             value = 0.0
         if value < 1 or not value.is_integer():
-            raise self.refused("it is a whole number above 0", f"{self.key}: 1")
+            raise self.refused("it is a whole number above 0", "the key counts something", f"{self.key}: 1")
         return int(value)
+
+
+_FLAGS = {
+    "optimizer": "the flags of the learning rate, --adam_betas and --l2",
+    "scheduler": "--lr_schedule and --lr_warmup_ratio",
+}
+"""Parts of a file of DeepSpeed whose settings are flags here."""
+
+
+def _unknown(key: str) -> tuple[str, str]:
+    """Return why a key has no meaning here, and the remedy: the key that was meant, the flags, or to leave it out."""
+    near = nearest_names(key, [*_MEANINGS, *_NO_NEED], count=1, cutoff=0.85)
+    if near:
+        return f"no key is called so; the nearest is {near[0]}", near[0]
+    part = key.partition(".")[0]
+    if part in _FLAGS:
+        return f"the {part} of a run is made from {_FLAGS[part]}", f"leave {part} out"
+    if part == "fp16":
+        return "the scale of losses in float16 follows from --fp16 alone", "leave it out"
+    return "nothing here is set by it, and a key that is ignored would be believed", "leave it out"
 
 
 def _parsed(path: Path) -> yaml.Node:
@@ -159,13 +181,16 @@ def _entries(path: Path, root: yaml.Node) -> Iterator[tuple[str, _Entry]]:
 
 def _distributed_type(entry: _Entry) -> dict[str, str]:
     if entry.text.upper() not in ("DEEPSPEED", "NO", "MULTI_GPU"):
-        raise entry.refused("it is DEEPSPEED, MULTI_GPU or NO", "--fsdp, without the file")
+        why = "the file is read for ZeRO; other ways of dividing a model have flags of their own"
+        raise entry.refused("it is DEEPSPEED, MULTI_GPU or NO", why, "--fsdp, without the file")
     return {}
 
 
 def _machines(entry: _Entry) -> dict[str, str]:
     if entry.number() > 1:
-        raise entry.refused("the machines are named to the launcher", "torchrun --nnodes 2 ... -m rft_cli.main")
+        why = "a file cannot start processes on other machines: torchrun or srun does"
+        do = f"torchrun --nnodes {entry.number()} ... -m rft_cli.main, with {entry.key}: 1"
+        raise entry.refused("the machines are named to the launcher", why, do)
     return {}
 
 
@@ -176,13 +201,17 @@ def _processes(entry: _Entry) -> dict[str, str]:
 def _precision(entry: _Entry) -> dict[str, str]:
     kinds = {"bf16": {"bf16": "true"}, "fp16": {"fp16": "true"}, "no": {}, "none": {}}
     if entry.text.lower() not in kinds:
-        raise entry.refused("it is bf16, fp16 or no", "mixed_precision: bf16")
+        raise entry.refused(
+            "it is bf16, fp16 or no",
+            "these are the types of --bf16 and --fp16; there is no other",
+            f"{entry.key}: bf16",
+        )
     return kinds[entry.text.lower()]
 
 
 def _stage(entry: _Entry) -> dict[str, str]:
     if entry.text not in ("0", "1", "2", "3"):
-        raise entry.refused("it is 0, 1, 2 or 3", "--zero_stage 2")
+        raise entry.refused("it is 0, 1, 2 or 3", "ZeRO has these stages; the flag is --zero_stage", f"{entry.key}: 2")
     return {"zero_stage": entry.text}
 
 
@@ -200,14 +229,20 @@ def _offload_optimizer(entry: _Entry) -> dict[str, str]:
 
 def _offload_parameters(entry: _Entry) -> dict[str, str]:
     if _device(entry) == "cpu":
-        raise entry.refused("weights of ZeRO stay on the GPU", "--fsdp --fsdp_cpu_offload, without the file")
+        why = (
+            "only FSDP moves weights to the CPU (--fsdp_cpu_offload); ZeRO moves the optimizer's state (--adam_offload)"
+        )
+        raise entry.refused("weights of ZeRO stay on the GPU", why, "--fsdp --fsdp_cpu_offload, without the file")
     return {}
 
 
 def _device(entry: _Entry) -> str:
     device = entry.text.lower()
     if device not in ("cpu", *_NONE):
-        raise entry.refused("states go to the CPU or stay on the GPU", f"{entry.key}: cpu")
+        is_state = entry.key.startswith("offload_optimizer")
+        flag, device = ("--adam_offload", "cpu") if is_state else ("--fsdp_cpu_offload", "none")
+        why = f"{flag} knows no other place, such as a disk"
+        raise entry.refused("states go to the CPU or stay on the GPU", why, f"{entry.key}: {device}")
     return device
 
 
@@ -255,4 +290,5 @@ def _refuse_idle_offloads(entries: Mapping[str, _Entry], settings: Mapping[str, 
     """Refuse to keep the optimizer's state on the CPU without the stages of ZeRO that divide it."""
     for key in ("offload_optimizer_device", "offload_optimizer.device"):
         if key in entries and "adam_offload" in settings and int(settings.get("zero_stage", "0")) < 1:
-            raise entries[key].refused("without a stage of ZeRO it would have no effect", "zero_stage: 2")
+            why = "--adam_offload moves the state that a stage of ZeRO from 1 on divides among the ranks"
+            raise entries[key].refused("without a stage of ZeRO it would have no effect", why, "zero_stage: 2")

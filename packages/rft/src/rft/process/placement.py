@@ -49,8 +49,9 @@ class GpuPlacement:
         fitting = (self.visible - self.ranks) // (self.ranks * self.size)
         raise PreflightError(
             code="engine.replicas.devices",
-            what=f"{self.ranks} ranks with {self.replicas} engine replicas of {self.size} GPUs each need {self.wanted} "
-            f"GPUs, {self.visible} are visible",
+            what=f"{_counted(self.ranks, 'rank')} with {_counted(self.replicas, 'engine replica')} of "
+            f"{_counted(self.size, 'GPU')} each need {self.wanted} GPUs, {self.visible} "
+            f"{'is' if self.visible == 1 else 'are'} visible",
             where=f"--engine_replicas, --engine_tp_size; {self._claims()}",
             why="a replica generates while the trainer trains, on GPUs of its own",
             state="nothing was loaded",
@@ -64,7 +65,8 @@ class GpuPlacement:
             rank, own = number // self.replicas, number % self.replicas
             gpus = self.of_replica(rank, own)
             if gpus.stop > self.visible:
-                parts.append(f"{_named(gpus)}, which are not there: replica {own} of rank {rank}")
+                verb = "is" if len(gpus) == 1 else "are"
+                parts.append(f"{_named(gpus)}, which {verb} not there: replica {own} of rank {rank}")
                 break
             parts.append(f"{_named(gpus)}: replica {own} of rank {rank}")
         return "; ".join(parts)
@@ -95,6 +97,10 @@ def own_gpus(machine: Machine, size: int = 1) -> dict[str, str]:
         return {}
     first = device.index or 0
     return only_these([(first + number) % visible for number in range(size)], visible)
+
+
+def _counted(number: int, word: str) -> str:
+    return f"1 {word}" if number == 1 else f"{number} {word}s"
 
 
 def _named(gpus: range) -> str:

@@ -126,7 +126,7 @@ def _verify_hpz(hpz_size: int, world_size: int) -> None:
         divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
         raise OptionsError(
             code="zero.zpg_size",
-            what=f"zpg = {hpz_size}, {world_size} ranks",
+            what=f"zpg = {hpz_size}, {world_size} {'rank' if world_size == 1 else 'ranks'}",
             where="--zpg",
             why=f"the second copy is sharded over equal groups of ranks; allowed: {', '.join(map(str, divisors))}",
             do=f"--zpg {min(divisors, key=lambda size: abs(size - hpz_size))}",
