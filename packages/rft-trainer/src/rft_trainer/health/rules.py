@@ -232,7 +232,8 @@ def gradient_spike(history: History, window: int, threshold: float) -> RuleResul
     rows = history.row.get("policy/largest_rows")
     which = f"; the largest gradients are those of {rows}" if rows else ""
     usual = median(before)
-    return RuleResult(norm, f"{_plain(norm / usual)} times the median {_plain(usual)} of the steps before{which}")
+    times = f"{_plain(norm / usual)} times the median {_plain(usual)} of the steps before"
+    return RuleResult(norm, f"{_plain(norm)}, {times}{which}")
 
 
 def _plain(value: float) -> str:
