@@ -761,7 +761,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
 
     patch.setattr(launching, "spawn_ranks", start_ranks)
 
-    def restart(_: object, restarts: int) -> int:
+    def restart(_: object, restarts: int, kept_bytes: object) -> int:
         spies.keep("restarts", restarts)  # what they do is seen in tests/cli/test_supervised_runs.py
         return 0
 

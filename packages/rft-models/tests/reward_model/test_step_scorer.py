@@ -49,4 +49,7 @@ def test_a_saved_model_knows_its_separator_and_reduction(directory: Path, tmp_pa
     loaded = load_reward_model(tmp_path / "saved")
     assert loaded.spec == spec
     given = (["1?"], [()], ["1+1=2;3"])
-    assert StepTextScorer(loaded).score_responses(*given) == StepTextScorer(model).score_responses(*given)
+    (again,), (first,) = (StepTextScorer(one).score_responses(*given) for one in (loaded, model))
+    assert [place for place, _ in again] == [place for place, _ in first]
+    # a product's last bits depend on where its operands lie in memory
+    assert [score for _, score in again] == pytest.approx([score for _, score in first], abs=1e-6)

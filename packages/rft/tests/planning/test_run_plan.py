@@ -298,7 +298,7 @@ def test_numbers_are_said_to_come_from_where_they_are_written(
     monkeypatch.setattr(run_plan, "resolve_grid", lambda asked: (seen.append(asked), resolve(asked))[1])
     planned(numbers={"gpus_per_node": 2}, tp_size=2, nproc=2)
     [asked] = seen
-    assert str(asked.nodes) == "2 (NUM_NODES (the environment))"
+    assert str(asked.nodes) == "2 (NUM_NODES of the environment)"
     assert str(asked.devices) == "2 (--gpus_per_node)"
     assert str(asked.per_node) == "2 (nproc: command line)"
     assert (asked.ranks, asked.tp_size.value, asked.sp_size.value, asked.launcher) == (None, 2, 1, "plan")
