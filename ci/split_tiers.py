@@ -6,9 +6,14 @@
     pytest -n 2 --dist loadgroup --junitxml tier1.xml
     python ci/split_tiers.py tier1.xml --keep        # tier 1 has become slow: move more of its cases
 
+    pytest -n 2 --dist loadgroup -m full --junitxml tier2.xml
+    python ci/split_tiers.py tier2.xml --night 4000  # tier 2 has become slow: 4,000 s of both workers together are left
+
 Writes tests/tier2_cases.txt, one node id a line. `conftest.py` gives these cases the marker `full`. Of a test function
 whose cases take long together, the quickest stay in tier 1, at least one if it is quick enough, so that every kind of
-test is represented there; a case that nobody may leave out is named in ALWAYS.
+test is represented there; a case that nobody may leave out is named in ALWAYS. With --night it adds to
+tests/night_cases.txt the longest cases of tier 2, of each function all but the quickest; those cases get the marker
+`night`.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 OUTPUT = ROOT / "tests" / "tier2_cases.txt"
+NIGHT = ROOT / "tests" / "night_cases.txt"
 SECONDS_OF_A_FUNCTION = 1.0
 """The quickest cases of a test function stay in tier 1 while they take less together."""
 SECONDS_OF_A_CASE = 4.0
@@ -105,6 +111,21 @@ def tier_2(cases: list[Case]) -> list[Case]:
     return left_out
 
 
+def of_the_night(cases: list[Case], seconds: float) -> list[Case]:
+    """The longest cases, until the others take so many seconds; the quickest of a function's cases stays."""
+    quickest: dict[str, Case] = {}
+    for case in sorted(cases, key=lambda case: (case.seconds, case.node_id)):
+        quickest.setdefault(case.function, case)
+    left, moved = sum(case.seconds for case in cases), list[Case]()
+    for case in sorted(cases, key=lambda case: (-case.seconds, case.node_id)):
+        if left <= seconds:
+            break
+        if quickest[case.function] != case:
+            moved.append(case)
+            left -= case.seconds
+    return moved
+
+
 def main() -> None:
     """Write the file and say what both tiers take."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -113,8 +134,15 @@ def main() -> None:
         "--scale", type=float, default=1.0, help="how many times as long the run took as on quiet cores"
     )
     parser.add_argument("--keep", action="store_true", help="the run was of tier 1 alone: the list keeps its cases")
+    parser.add_argument("--night", type=float, metavar="SECONDS", help="the run was of tier 2: what may be left of it")
     arguments = parser.parse_args()
     cases = cases_of(arguments.junit, arguments.scale)
+    if arguments.night is not None:
+        moved = of_the_night(cases, arguments.night)
+        names = {case.node_id for case in moved} | set(NIGHT.read_text().split("\n"))
+        NIGHT.write_text("".join(f"{node_id}\n" for node_id in sorted(names - {""})))
+        print(f"{len(cases)} cases; to the night: {len(moved)}, {sum(case.seconds for case in moved):,.0f} s")
+        return
     left_out = tier_2(cases)
     total, seconds = sum(case.seconds for case in cases), sum(case.seconds for case in left_out)
     names = {case.node_id for case in left_out} | (set(OUTPUT.read_text().split("\n")) if arguments.keep else set())
