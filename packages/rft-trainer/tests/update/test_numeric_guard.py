@@ -178,7 +178,7 @@ def test_more_rows_than_the_budget_end_the_run_and_name_them() -> None:
     assert problem.code == "numerics.rows"
     assert "bad" in problem.where
     assert "worse" in problem.where
-    assert problem.do == "look first at these rows, then: resume --actor_learning_rate <a tenth of the present one>"
+    assert problem.do == "look first at these rows, then: resume --max_rows_set_aside 4"
     assert problem.why.endswith("what was wrong first in 2 of the 2 rows that are known here: loss")
     assert torch.equal(run.table, before)
 
@@ -189,7 +189,7 @@ def test_more_rows_than_the_budget_end_the_run_and_name_them() -> None:
         ("input old_logprobs", "--max_rows_set_aside 6"),
         ("gradient of norm 31, above 8", "--max_norm_spike 16"),
         ("output of layers.0.mlp", "--critic_learning_rate 1e-06"),
-        ("loss", "--critic_learning_rate 1e-06"),
+        ("loss", "--max_rows_set_aside 6"),
     ],
 )
 def test_the_remedy_for_too_many_rows_is_to_look_at_them_and_fits_what_they_have_in_common(

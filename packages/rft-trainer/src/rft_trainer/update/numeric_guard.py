@@ -351,8 +351,8 @@ class NumericGuard:
     def _remedy(self, diagnosis: Diagnosis, needed: int) -> str:
         """Look at the rows, then the change that fits what most of them have in common."""
         stage = self._stages(diagnosis).most_common(1)[0][0]
-        if stage.startswith("input "):
-            # what comes into a step wrong is no fault of the model: without the rows it is sound
+        if stage.startswith("input ") or stage == "loss":
+            # what comes into a step wrong, or goes wrong behind all of the model, is no fault of its weights
             change = f"--max_rows_set_aside {2 * needed}"
         elif stage == _JUMP:
             change = f"--max_norm_spike {2 * self.spike_factor:g}"
