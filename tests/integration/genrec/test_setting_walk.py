@@ -295,7 +295,7 @@ def acted(patch: pytest.MonkeyPatch, command: str, given: list[str], folder: Pat
         calls.append(count)  # what ranks do is seen in test_ranking_commands.py
         return Ended(0, None, (0,) * count, ())
 
-    def supervise(_: object, restarts: int) -> int:
+    def supervise(_: object, restarts: int, kept_bytes: object) -> int:
         calls.append(restarts)  # what they do is seen in tests/cli/test_supervised_runs.py
         return 0
 

@@ -172,8 +172,8 @@ def test_two_ranks_learn_from_the_rewards_of_one(folder: Path, learned: Path) ->
             )
     expected, found = weights(model_of(one)), weights(model_of(folder / "rl-two"))
     for name, tensor in expected.items():
-        # a hundredth of a step of Adam, whose size is the learning rate however small a gradient is
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-4)
+        # a thirtieth of a step of Adam, whose size is the learning rate however small a gradient is
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=3e-4)
 
 
 def test_a_model_of_other_ids_is_refused(folder: Path, learned: Path, capsys: pytest.CaptureFixture[str]) -> None:
