@@ -109,7 +109,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "night": "night" not in str(chosen),
         "data": not os.environ.get("RFT_DATA_DIR"),
     }
-    left_out = [item for item in items if any(off and item.get_closest_marker(name) for name, off in reasons.items())]
+    # a case that the night runs is in no other tier, whatever else it was chosen for
+    left_out = [
+        item
+        for item in items
+        if any(
+            off and item.get_closest_marker(name) and not (name == "full" and item.get_closest_marker("night"))
+            for name, off in reasons.items()
+        )
+    ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
