@@ -16,9 +16,9 @@ import torch
 
 _MIB = 2**20
 _MOST = 3
-"""Lines or groups of tensors that are told."""
+"""Lines or groups of tensors that are reported."""
 _LEAST = _MIB // 4
-"""Bytes of growth below which nothing is told of one."""
+"""Bytes of growth below which a line or a group is left out."""
 
 
 class GrowthTrace:

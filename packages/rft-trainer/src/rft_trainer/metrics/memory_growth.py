@@ -23,7 +23,7 @@ from rft_core.host_memory import free_host_memory, resident_memory
 FAST_STEPS, SLOW_STEPS = 50, 200
 """Steps over which growth is looked for: what ends a run within hours, and what does so within days."""
 FAST_MIB, SLOW_MIB = 256.0, 16.0
-"""Growth of a process over these steps that is told."""
+"""Growth of a process over these steps that is reported."""
 TRACED_STEPS = 10
 """Steps in which a process that grows so much looks for what has grown, once."""
 _FAIR, _EVEN = 1 / 8, 1 / 6

@@ -33,7 +33,7 @@ _JUMP = "a gradient of a norm above the bound"
 _FEWEST = 16
 """Without as many norms nothing is called a spike: the first steps of a run are its largest."""
 _MOST_LARGEST = 3
-"""Units that are told as those with the largest gradients."""
+"""Units that are reported as those with the largest gradients."""
 _WATCHED_FACTOR, _MOST_NAMED = 50.0, 8
 """Medians above which the rows of an applied step are named, as `gradient_spike` of the health of a run tells it; and
 steps of a run of which they are: each costs about as much as a step."""
