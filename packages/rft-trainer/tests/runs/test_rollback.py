@@ -69,5 +69,5 @@ def test_a_run_that_has_gone_back_often_enough_or_came_no_further_ends_with_the_
         request(directory, progress, limit, saved)
     problem = caught.value.problem
     assert problem.code == "numerics.rows"
-    assert problem.do.startswith("look first at these rows, then: resume here --actor_learning_rate ")
+    assert problem.do == "look first at these rows, then: resume here --max_rows_set_aside 6"
     assert not directory.numerics_file.exists()
