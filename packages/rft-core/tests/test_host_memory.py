@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import mmap
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from rft_core.host_memory import free_host_memory, resident_memory
+from rft_core.host_memory import free_host_memory, resident_memory, total_host_memory
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -99,6 +100,23 @@ def test_the_room_of_a_control_group(tmp_path: Path, lines: str, files: dict[str
     assert free_host_memory(tmp_path) == free
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 3 kB\nSwap: 1 kB\n")
     assert free_host_memory(tmp_path) == (3072 if free is None else free)
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "limit"),
+    [
+        ("0::/a\n", {f"{V2}/a/memory.max": "max\n", f"{V2}/memory.max": "1048576\n"}, 2**20),
+        ("4:memory:/x\n", {f"{V1}/x/memory.limit_in_bytes": "4096"}, 4096),
+        ("0::/a\n", {f"{V2}/a/memory.max": f"{2**60}"}, None),
+        ("0::/a\n", {f"{V2}/b/memory.max": "4096"}, None),
+        ("", {}, None),
+    ],
+)
+def test_the_memory_of_this_machine_or_the_limit_of_its_group(
+    tmp_path: Path, lines: str, files: dict[str, str], limit: int | None
+) -> None:
+    found = total_host_memory(write(tmp_path, files | {"proc/self/cgroup": lines}))
+    assert found == (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if limit is None else limit)
 
 
 def test_the_resident_memory_of_this_process_grows_with_what_it_touches() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,17 @@ def free_host_memory(root: Path = Path("/")) -> int | None:
     return max(min(rooms), 0) if rooms else None
 
 
+def total_host_memory(root: Path = Path("/")) -> int:
+    """Return the memory of this machine, or the limit of a control group of this process where that is less, in bytes.
+
+    Args:
+        root: of the file system of the control groups, for tests.
+    """
+    limits = [_number(group / names[0]) for group, names in _groups(root)]
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([total, *(limit for limit in limits if limit is not None)])
+
+
 def _available(root: Path) -> int | None:
     for line in _lines(root / "proc/meminfo"):
         if line.startswith("MemAvailable:"):
@@ -32,6 +44,11 @@ def _available(root: Path) -> int | None:
 
 def _group_rooms(root: Path) -> Iterator[int | None]:
     """Limit less use of every group that this process is in, pages of files that can be dropped not counted as used."""
+    return (_room(group, *names) for group, names in _groups(root))
+
+
+def _groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """Every group that this process is in, with its files of the limit and of what is used, and a line of its stat."""
     names = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")}
     names[2] = ("memory.max", "memory.current", "inactive_file")
     for line in _lines(root / "proc/self/cgroup"):
@@ -44,7 +61,7 @@ def _group_rooms(root: Path) -> Iterator[int | None]:
         inner = Path(path.strip("/"))
         # the limit of any group above holds for this process too
         for group in (inner, *inner.parents):
-            yield _room(top / group, *names[version])
+            yield top / group, names[version]
 
 
 def _room(group: Path, limit: str, usage: str, droppable: str) -> int | None:

@@ -244,7 +244,7 @@ def test_a_record_that_json_cannot_hold_is_refused_by_the_call(small_run) -> Non
 
 
 def test_without_memory_for_a_copy_the_save_is_done_at_once_and_it_is_said_once(small_run, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(async_writer, "available_bytes", lambda: 0)
+    monkeypatch.setattr(async_writer, "free_host_memory", lambda: 0)
     saves = BackgroundSaves(small_run.store())
     for step in (1, 2):
         begin(small_run, saves, step)

@@ -76,7 +76,7 @@ OPTIMIZER = {"optimizer": [("a", [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]), ("b", [1.0
 def test_the_store_is_given_everything_at_once_or_beside_training(
     memory: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(async_writer, "available_bytes", lambda: memory)
+    monkeypatch.setattr(async_writer, "free_host_memory", lambda: memory)
     store, model = Store(tmp_path), Model()
     saves = saves_of(store)
     assert saves.wait() is None
@@ -128,7 +128,7 @@ def test_what_training_changes_afterwards_is_not_saved(tmp_path: Path) -> None:
 def test_only_the_first_rank_writes_the_model_s_directory(
     memory: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(async_writer, "available_bytes", lambda: memory)
+    monkeypatch.setattr(async_writer, "free_host_memory", lambda: memory)
     store, model = Store(tmp_path, is_first=False), Model()
     saves = saves_of(store)
     begin(saves, 5, model)
@@ -172,7 +172,7 @@ def test_there_is_room_for_half_more_than_what_is_given_beside_a_reserve(
     """10 numbers of the optimizer and 2 of the model are 48 bytes; half of that is the estimate for its directory."""
     weights = {"part": torch.ones(2)}
     free = [0]
-    monkeypatch.setattr(async_writer, "available_bytes", lambda: free[0])
+    monkeypatch.setattr(async_writer, "free_host_memory", lambda: free[0])
 
     def beside(saves: BackgroundSaves, store: Store, memory: int) -> bool:
         free[0] = memory
@@ -194,7 +194,7 @@ def test_buffers_that_are_there_already_are_no_memory_that_is_left_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free: list[int | None] = [None]
-    monkeypatch.setattr(async_writer, "available_bytes", lambda: free[0])
+    monkeypatch.setattr(async_writer, "free_host_memory", lambda: free[0])
     store = Store(tmp_path)
     saves = saves_of(store)
     begin(saves, 1, model_tensors={"part": torch.ones(1000)})

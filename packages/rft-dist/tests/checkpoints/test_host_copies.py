@@ -1,15 +1,12 @@
-"""Copies in host memory: what is shared stays shared, buffers stay, and how much memory there is."""
+"""Copies in host memory: what is shared stays shared, buffers stay."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
 
 from rft_dist.checkpoint_format.shards import Shard
-from rft_dist.checkpoints import host_copies
-from rft_dist.checkpoints.host_copies import HostCopies, available_bytes
+from rft_dist.checkpoints.host_copies import HostCopies
 
 
 def test_a_copy_keeps_its_values_and_no_gradient() -> None:
@@ -79,28 +76,3 @@ def test_a_cpu_is_not_waited_for_and_cuda_is(monkeypatch: pytest.MonkeyPatch) ->
     copies.copy("w", torch.ones(2))
     copies.finish()
     assert waited == [1]
-
-
-@pytest.fixture
-def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Files of the system, all absent."""
-    monkeypatch.setattr(host_copies, "_MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(host_copies, "_GROUP", tmp_path)
-    return tmp_path
-
-
-def test_memory_is_the_least_of_the_machine_s_and_the_group_s(system: Path) -> None:
-    assert available_bytes() is None
-    (system / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   700 kB\nMemFree: 1 kB\n")
-    assert available_bytes() == 700 * 1024
-    (system / "memory.max").write_text("max\n")
-    (system / "memory.current").write_text("1000\n")
-    assert available_bytes() == 700 * 1024
-    (system / "memory.max").write_text("51000\n")
-    assert available_bytes() == 50_000
-    (system / "memory.stat").write_text("anon 7\ninactive_file 300\nactive_file 9\n")
-    assert available_bytes() == 50_300
-    (system / "memory.stat").write_text("anon 7\n")
-    assert available_bytes() == 50_000
-    (system / "memory.current").unlink()
-    assert available_bytes() == 700 * 1024

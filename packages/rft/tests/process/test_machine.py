@@ -90,17 +90,10 @@ def test_a_rank_that_nobody_joins_says_so_and_leaves_it_in_the_log_of_its_run(
     assert f"waiting for 1 of 2 ranks at 127.0.0.1:{port}" in capsys.readouterr().err
 
 
-def test_a_processor_without_bfloat16_instructions_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    processor = tmp_path / "cpuinfo"
-    processor.write_text("flags : sse avx2\n")
-    monkeypatch.setattr(machine, "_PROCESSOR", processor)
-    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
-        monkeypatch.setattr(torch.cpu, name, lambda: False, raising=False)
+def test_a_processor_without_bfloat16_instructions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cpu_multiplies_bf16", lambda: False)
     assert bfloat16_arithmetic("cpu").startswith("this processor has no bfloat16 instructions")
-    processor.write_text("processor : 0\nFeatures : fp asimd bf16 i8mm\n")
-    assert bfloat16_arithmetic("cpu").startswith("products in bfloat16")
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True, raising=False)
-    processor.unlink()
+    monkeypatch.setattr(machine, "cpu_multiplies_bf16", lambda: True)
     assert bfloat16_arithmetic("cpu").startswith("products in bfloat16")
 
 

@@ -17,9 +17,10 @@ from typing import Any
 from torch import Tensor
 
 from rft_core.fault_points import declare, fault_point
+from rft_core.host_memory import free_host_memory
 from rft_dist.checkpoint_format.safetensors_pieces import num_tensor_bytes
 from rft_dist.checkpoint_format.shards import Shard, shards_of
-from rft_dist.checkpoints.host_copies import RESERVE_BYTES, HostCopies, available_bytes
+from rft_dist.checkpoints.host_copies import RESERVE_BYTES, HostCopies
 from rft_dist.checkpoints.storage_errors import gib
 from rft_dist.checkpoints.store import CheckpointInfo, CheckpointStore, Tensors
 from rft_dist.checkpoints.writer import encode_record
@@ -131,7 +132,7 @@ class BackgroundSaves:
 
     def _has_room(self, shards: Mapping[str, Sequence[Shard]], model_tensors: Mapping[str, Tensor]) -> bool:
         """Return whether host memory holds the copies, the model's own estimated at half of the others."""
-        free = available_bytes()
+        free = free_host_memory()
         if free is None:
             return True
         own = [shard.data for part in shards.values() for shard in part] + list(model_tensors.values())

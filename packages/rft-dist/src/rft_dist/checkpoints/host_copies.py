@@ -7,16 +7,12 @@ of the bus and one wait is enough for all. A run that saves this way holds one c
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from rft_dist.checkpoint_format.safetensors_pieces import num_tensor_bytes
 from rft_dist.checkpoint_format.shards import Shard
 
-_MEMORY = Path("/proc/meminfo")
-_GROUP = Path("/sys/fs/cgroup")
 RESERVE_BYTES = 2**30
 """Host memory that copies leave free."""
 
@@ -68,23 +64,3 @@ class HostCopies:
     def num_bytes(self) -> int:
         """Memory of the buffers."""
         return sum(map(num_tensor_bytes, self._buffers.values()))
-
-
-def available_bytes() -> int | None:
-    """Host memory that this process can still take: of the machine, and of its control group. None where unknown."""
-    limits: list[int] = []
-    if _MEMORY.is_file():
-        for line in _MEMORY.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                limits.append(int(line.split()[1]) * 1024)
-    limit, used = _GROUP / "memory.max", _GROUP / "memory.current"
-    if limit.is_file() and used.is_file() and limit.read_text().strip().isdigit():
-        cached = _inactive_file(_GROUP / "memory.stat")
-        limits.append(int(limit.read_text()) - int(used.read_text()) + cached)
-    return min(limits, default=None)
-
-
-def _inactive_file(statistics: Path) -> int:
-    """Cached file pages of the group, which the system gives up when memory is asked for."""
-    lines = statistics.read_text().splitlines() if statistics.is_file() else []
-    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
-_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+from rft_core.host_memory import total_host_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +30,6 @@ def user_code_limits(memory_gib: float, variables: str) -> ProcessLimits:
 
     0 GiB are half of the machine's memory: one process that takes all of it has the whole run killed.
     """
-    data_bytes = int(memory_gib * 2**30) or machine_bytes() // 2
+    data_bytes = int(memory_gib * 2**30) or total_host_memory() // 2
     names = tuple(filter(None, map(str.strip, variables.split(","))))
     return ProcessLimits(data_bytes=data_bytes, variables=names)
-
-
-def machine_bytes() -> int:
-    """Return the memory of this machine, or of its control group where that has less."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = _GROUP_LIMIT.read_text().strip() if _GROUP_LIMIT.is_file() else ""
-    return min(total, int(limit)) if limit.isdecimal() else total

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rft.installation.facts import MachineFact
+from rft_core.host_memory import free_host_memory, total_host_memory
 
 _GIB = 1 << 30
 _LITTLE_DISK = 10 * _GIB
@@ -72,17 +73,10 @@ def _disk(volume: Volume) -> MachineFact:
 
 def memory_here() -> tuple[int, int, int]:
     """Return the available and the total memory of this machine or container, and the free shared memory, in bytes."""
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    available, total = (1024 * int(fields[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
-    limit, used = (_number(Path("/sys/fs/cgroup", name)) for name in ("memory.max", "memory.current"))
-    if limit is not None:
-        total, available = min(total, limit), min(available, limit - (used or 0))
-    return available, total, shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
-
-
-def _number(path: Path) -> int | None:
-    text = path.read_text().strip() if path.is_file() else ""
-    return int(text) if text.isdecimal() else None
+    total = total_host_memory()
+    available = free_host_memory()
+    shared = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
+    return total if available is None else available, total, shared
 
 
 def memory(available: int, total: int, shared: int) -> list[MachineFact]:

@@ -26,14 +26,13 @@ from rft_dist.launch.process_group import (
     ranks_from_environment,
     start_process_group,
 )
+from rft_dist.optim.cpu_products import cpu_multiplies_bf16
 from rft_dist.planning.parallel_dims import ParallelDims
 from rft_dist.preflight.run_preflight import Preflight, PreflightReport, RequestedRun
 from rft_dist.settings import WatchSettings
 from rft_trainer.metrics.compute_meter import ComputeMeter
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.runs.checkpointing import Progress
-
-_PROCESSOR = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,24 +165,6 @@ def bfloat16_arithmetic(device: str) -> str:
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         faster = "--amp in the place of --bf16 multiplies in float16 on it, beside float32 weights"
         return "" if native else f"this GPU has no bfloat16 arithmetic and emulates it, which is slow: {faster}"
-    if _multiplies_bfloat16():
+    if cpu_multiplies_bf16():
         return "products in bfloat16 by the processor's own instructions, summed in float32"
     return "this processor has no bfloat16 instructions: exact, but slower than float32; leave --bf16 out to be faster"
-
-
-def _multiplies_bfloat16() -> bool:
-    """Return True for AVX512_BF16, AMX, or the bf16 feature of an ARM processor."""
-    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    if any(hasattr(torch.cpu, name) and getattr(torch.cpu, name)() for name in checks):
-        return True
-    return " bf16 " in f" {_flags()} "
-
-
-def _flags() -> str:
-    """The features that Linux lists of an ARM processor."""
-    lines = (line for line in _read(_PROCESSOR).splitlines() if line.startswith("Features"))
-    return next(lines, ":").partition(":")[2].strip()
-
-
-def _read(path: Path) -> str:
-    return path.read_text() if path.is_file() else ""
