@@ -60,12 +60,14 @@ def test_a_pipe_gets_one_plain_line_a_step() -> None:
     for step in (1, 2, 3):
         panel.step({**RECORD, "step": step})
     panel.evaluation({"step": 3, "name": "step 3", "eval/accuracy": 0.25, "eval/n": 200})
+    panel.evaluation({"step": 3, "name": "after", "eval/accuracy": 0.5})
     panel.finish(SUMMARY)
     lines = stream.getvalue().splitlines()
-    assert [line.split()[0] for line in lines] == ["start", "step", "step", "step", "eval", "done"]
+    assert [line.split()[0] for line in lines] == ["start", "step", "step", "step", "eval", "eval", "done"]
     assert "\x1b" not in stream.getvalue()
-    assert "accuracy=0.250" in lines[4]
-    assert "8.0% (n=200) -> 81.0% (n=200)" in lines[5]
+    assert lines[4] == "eval   step 3 accuracy=0.250 n=200"
+    assert lines[5] == "eval   step 3 after accuracy=0.500"
+    assert "8.0% (n=200) -> 81.0% (n=200)" in lines[6]
 
 
 def test_a_plain_line_tells_how_much_of_the_device_is_used() -> None:

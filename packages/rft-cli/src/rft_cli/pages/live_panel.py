@@ -116,8 +116,10 @@ class LivePanel:
             )
             # a run without held-out rows has evaluations that measure nothing
             if scores:
-                line = f"eval   step {step} {record.get('name', '')} {scores}"
-                self._console.print(line, soft_wrap=True, markup=False)
+                name = str(record.get("name", ""))
+                # an evaluation between the first and the last is named by its step
+                words = ["eval  ", f"step {step}", *([name] if name not in ("", f"step {step}") else []), scores]
+                self._console.print(*words, soft_wrap=True, markup=False)
 
     def finish(self, summary: Record) -> None:
         """Show the end of the run; `summary` is the content of summary.json."""

@@ -92,8 +92,10 @@ def refused_twice(first: Problem, second: Problem) -> StorageError:
 
 
 def gib(num_bytes: int) -> str:
-    """ "1.234 GiB", with as many digits as a small number needs."""
-    return f"{num_bytes / 2**30:.3f} GiB" if num_bytes >= 2**23 else f"{num_bytes / 2**30:.3g} GiB"
+    """ "1.234 GiB", in MiB or KiB below a hundredth of one."""
+    if num_bytes >= 2**30 // 100:
+        return f"{num_bytes / 2**30:.3f} GiB"
+    return f"{num_bytes / 2**20:.3g} MiB" if num_bytes >= 2**20 // 100 else f"{num_bytes / 2**10:.3g} KiB"
 
 
 def _free_or_none(directory: Path) -> int | None:
