@@ -26,13 +26,11 @@ def test_each_model_has_its_guard_and_progress_saves_them(tmp_path: Path) -> Non
     for is_first in (True, False):
         run, progress = started(tmp_path / str(is_first), is_first=is_first), Progress(step=4)
         run.directory.path.mkdir()
-        rates = {"policy": ("learning_rate", 1e-5), "critic": ("critic_learning_rate", 2e-5)}
-        guards = make_guards(settings, run, progress, ["policy", "critic"], keeps_out=True, rates=rates)
+        guards = make_guards(settings, run, progress, ["policy", "critic"], keeps_out=True)
         assert progress.guards is guards
         assert [guard.part for guard in guards.values()] == ["policy", "critic"]
         guard = guards["critic"]
         assert (guard.max_rows, guard.spike_factor, guard.keeps_out) == (3, 8.0, True)
-        assert (guard.rate_flag, guard.rate) == ("critic_learning_rate", 2e-5)
         assert guard.record_file == str(run.directory.numerics_file)
         assert guard.resumed_with("--max_rows_set_aside 6") == "rft-train resume here --max_rows_set_aside 6"
         guard.decide(Diagnosis((RowFault(("x",), "loss", 0),)), float("nan"), num_units=9, attempt=0, where="update 9")

@@ -121,10 +121,6 @@ class NumericGuard:
     """Continues the run; flags that are to change are added to it."""
     record_file: str = ""
     """The file that `record` writes to, for a message."""
-    rate_flag: str = "actor_learning_rate"
-    """The setting of the learning rate of this model."""
-    rate: float = 0.0
-    """Its value; 0 = not known."""
     set_aside: dict[str, str] = field(default_factory=dict[str, str])
     """Rows set aside, each with its reason."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])
@@ -333,7 +329,7 @@ class NumericGuard:
             why="rows whose loss or gradient is not finite, or jumps, are left out within that budget"
             + self._in_common(diagnosis),
             state="no weight was changed by this step",
-            do=self._remedy(diagnosis, needed),
+            do=self._remedy(needed),
         )
         error.part, error.faults = self.part, diagnosis.faults
         return error
@@ -348,20 +344,10 @@ class NumericGuard:
         stage, number = stages.most_common(1)[0]
         return f"; what was wrong first in {number} of the {_rows(stages.total())} that are known here: {stage}"
 
-    def _remedy(self, diagnosis: Diagnosis, needed: int) -> str:
-        """Look at the rows, then the change that fits what most of them have in common."""
-        stage = self._stages(diagnosis).most_common(1)[0][0]
-        if stage.startswith("input ") or stage == "loss":
-            # what comes into a step wrong, or goes wrong behind all of the model, is no fault of its weights
-            change = f"--max_rows_set_aside {2 * needed}"
-        elif stage == _JUMP:
-            change = f"--max_norm_spike {2 * self.spike_factor:g}"
-        elif self.rate:
-            change = f"--{self.rate_flag} {self.rate / 10:.3g}"
-        else:
-            change = f"--{self.rate_flag} <a tenth of the present one>"
+    def _remedy(self, needed: int) -> str:
+        """Look at the rows; with room for them the step is taken without them, whatever is wrong with each."""
         which = f"the rows that {self.record_file} names" if self.record_file else "these rows"
-        return f"look first at {which}, then: {self.resumed_with(change)}"
+        return f"look first at {which}, then: {self.resumed_with(f'--max_rows_set_aside {2 * needed}')}"
 
 
 def _kind(stage: str) -> str:

@@ -37,12 +37,11 @@ def make_guards(
     parts: Sequence[str],
     *,
     keeps_out: bool,
-    rates: Mapping[str, tuple[str, float]],
 ) -> dict[str, NumericGuard]:
     """Make the guard of each model's steps; the run's progress saves and restores what they remember.
 
     `parts` are the models that are trained, as their metrics name them; `keeps_out` as of `NumericGuard`: whether a
-    row that is set aside stays so; `rates` are the settings of the learning rates by model, with their values.
+    row that is set aside stays so.
     """
 
     def record(row: Mapping[str, object]) -> None:
@@ -64,8 +63,6 @@ def make_guards(
             keep_memory=keep_memory,
             resume_command=started.resume_command,
             record_file=str(started.directory.numerics_file),
-            rate_flag=rates[part][0],
-            rate=rates[part][1],
         )
         for part in parts
     }

@@ -170,7 +170,7 @@ def build_rl(
     credit = credit_assigner(settings, record, longest_response, compute_advantages)
     critic_rate = learning_rate_schedule(settings.optimizer, settings.critic.critic_learning_rate, data.num_updates)
     progress = Progress()
-    guards = make_guards(settings.run, started, progress, _trained(record), keeps_out=False, rates=_rates(settings))
+    guards = make_guards(settings.run, started, progress, _trained(record), keeps_out=False)
     critic = build_critic(settings, machine, record, tokenizer, restored, _cutting(settings), critic_rate, guards)
     timer, ledger = machine.phase_timer(progress, parallel.meter), _ledger(settings, data)
     sampling = _sampling(settings, longest_response, tokenizer)
@@ -217,14 +217,6 @@ def build_rl(
         gaps=gap_watch(settings, machine, started.resume_command),
         tokens=_token_recorder(settings, started, parallel, trie),
     )
-
-
-def _rates(settings: RlSettings) -> dict[str, tuple[str, float]]:
-    """Return the setting of the learning rate of each model, with its value."""
-    return {
-        "policy": ("actor_learning_rate", settings.optimizer.actor_learning_rate),
-        "critic": ("critic_learning_rate", settings.critic.critic_learning_rate),
-    }
 
 
 def _trained(record: PolicyAlgorithm) -> list[str]:

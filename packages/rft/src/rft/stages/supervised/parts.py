@@ -166,8 +166,7 @@ def run_state(
         if restored is not None:
             best.restore(restored.checkpoint.component("best_weights"))
     # before the saver, which restores what it remembers
-    rates = {"policy": ("learning_rate", chosen.learning_rate)}
-    guard = make_guards(settings.run, started, progress, ["policy"], keeps_out=True, rates=rates)["policy"]
+    guard = make_guards(settings.run, started, progress, ["policy"], keeps_out=True)["policy"]
     ledger = make_ledger(rows.mixture, rows.data_hash, rows.num_rows, chosen.max_epochs, settings.run.seed)
     saver = make_saver(
         started,
