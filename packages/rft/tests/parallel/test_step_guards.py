@@ -33,6 +33,9 @@ def test_each_model_has_its_guard_and_progress_saves_them(tmp_path: Path) -> Non
         assert (guard.max_rows, guard.spike_factor, guard.keeps_out) == (3, 8.0, True)
         assert guard.record_file == str(run.directory.numerics_file)
         assert guard.resumed_with("--max_rows_set_aside 6") == "rft-train resume here --max_rows_set_aside 6"
+        guard.resume_command = "rft.open_loop(..., checkpoint=DIRECTORY)"
+        changed = guard.resumed_with("--no-packing_samples --micro_train_batch_size 2")
+        assert changed == "rft.open_loop(..., checkpoint=DIRECTORY, packing_samples=False, micro_train_batch_size=2)"
         guard.decide(Diagnosis((RowFault(("x",), "loss", 0),)), float("nan"), num_units=9, attempt=0, where="update 9")
         run.directory.close()
         assert run.directory.numerics_file.exists() == is_first

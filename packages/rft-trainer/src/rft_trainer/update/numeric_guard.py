@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,7 +119,7 @@ class NumericGuard:
     keep_memory: Callable[[MemoryUse], None] | None = None
     """Writes what held the memory where it ran out; called by the rank that it happened to."""
     resume_command: str = ""
-    """Continues the run; flags that are to change are added to it."""
+    """Continues the run: a command, or a call; what is to change is added to it."""
     record_file: str = ""
     """The file that `record` writes to, for a message."""
     set_aside: dict[str, str] = field(default_factory=dict[str, str])
@@ -277,7 +278,11 @@ class NumericGuard:
         return found | ({f"{self.part}/largest_rows": self.largest_rows} if self.largest_rows else {})
 
     def resumed_with(self, flags: str) -> str:
-        """Return the command that continues the run with other settings."""
+        """Return the command or the call that continues the run with other settings, each a flag with its value."""
+        if self.resume_command.endswith(")"):  # a loop of a person's own is continued by a call
+            switched_off = re.sub(r"--no-(\w+)", r"--\1 False", flags)
+            given = (f", {name}={value}" for name, value in re.findall(r"--(\w+) (\S+)", switched_off))
+            return f"{self.resume_command[:-1]}{''.join(given)})"
         return f"{self.resume_command} {flags}".strip()
 
     def state(self) -> dict[str, Any]:

@@ -151,7 +151,6 @@ class _Building:
             max_rows=settings.run.max_rows_set_aside,
             spike_factor=settings.run.max_norm_spike,
             resume_command="rft.open_loop(..., checkpoint=DIRECTORY)",
-            rate=settings.optimizer.actor_learning_rate,
         )
         self._progress.guards = {"policy": self._guard}
         self._counters = LoopCounters()
