@@ -42,6 +42,7 @@ from support.pathologies import stale_engine as stale_engine
 from support.pathologies import wrong_eos as wrong_eos
 from support.pathologies import wrong_mask as wrong_mask
 from support.rank_preludes import differ_at as differ_at
+from support.slurm_tasks import as_task_of_srun as as_task_of_srun
 from support.terminal_preludes import close_output as close_output
 
 PHASE_BYTES = 64
