@@ -263,6 +263,17 @@ def refuse_at(point: str, nth: int, name: str) -> None:
     _at(point, nth, refuse)
 
 
+def refuse_every(point: str, nth: int, name: str) -> None:
+    """`refuse_at` at every nth pass."""
+    passes = count(1)
+
+    def hook(found: str) -> None:
+        if found == point and next(passes) % nth == 0:
+            raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), "injected")
+
+    _add(hook)
+
+
 def refuse_rank_at(rank: int, point: str, nth: int, name: str) -> None:
     """`refuse_at` in one of the ranks."""
     if os.environ["RANK"] == str(rank):
