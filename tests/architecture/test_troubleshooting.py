@@ -14,7 +14,7 @@ import troubleshooting
 
 ROWS = troubleshooting.rows()
 MATRIX = troubleshooting.matrix()
-MOST_MISSING = 9
+MOST_MISSING = 8
 """Rows that lack something, other than a run on a GPU; the number may only fall."""
 MOST_UNTRANSLATED = 3
 """Rows whose lack the Chinese page has in English; the number may only fall."""

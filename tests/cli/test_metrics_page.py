@@ -112,7 +112,7 @@ def test_no_documented_metric_is_dead(emitted: set[str]) -> None:
         # of several ranks, and of more steps than these runs have
         **{
             f"memory/{kind}_{what}": "packages/rft-trainer/tests/metrics/test_memory_growth.py"
-            for kind in ("growth", "slow_growth", "device_growth")
+            for kind in ("growth", "slow_growth", "long_growth", "device_growth")
             for what in ("mib", "rank", "steps_left")
         },
         "memory/largest_rss_mib": "packages/rft-trainer/tests/metrics/test_memory_growth.py",

@@ -45,7 +45,7 @@ def test_a_leak_of_one_rank_is_told_with_its_rank_and_the_steps_that_are_left(
 
 def growth_per_100_steps(server: ForkServer, words: list[str], run: Path, steps: int) -> float:
     """MiB by which the largest of two processes grows behind the first hundred steps, over hundreds of steps."""
-    server.must_finish(*words, num_ranks=2)
+    server.must_finish(*words, num_ranks=2, longest=10.0 * steps)
     assert not {"memory_slope", "slow_memory_growth"} & set(health(run))
     held = [json.loads(line)["memory/largest_rss_mib"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert len(held) == steps

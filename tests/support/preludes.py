@@ -42,6 +42,7 @@ from support.pathologies import stale_engine as stale_engine
 from support.pathologies import wrong_eos as wrong_eos
 from support.pathologies import wrong_mask as wrong_mask
 from support.rank_preludes import differ_at as differ_at
+from support.slurm_tasks import as_task_of_srun as as_task_of_srun
 from support.terminal_preludes import close_output as close_output
 
 PHASE_BYTES = 64
@@ -260,6 +261,17 @@ def refuse_at(point: str, nth: int, name: str) -> None:
         raise OSError(number, os.strerror(number), "injected")
 
     _at(point, nth, refuse)
+
+
+def refuse_every(point: str, nth: int, name: str) -> None:
+    """`refuse_at` at every nth pass."""
+    passes = count(1)
+
+    def hook(found: str) -> None:
+        if found == point and next(passes) % nth == 0:
+            raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), "injected")
+
+    _add(hook)
 
 
 def refuse_rank_at(rank: int, point: str, nth: int, name: str) -> None:

@@ -35,8 +35,15 @@ class Ended:
 class Child:
     """One run that was started."""
 
-    def __init__(self, server: ForkServer, pids: list[int], logs: list[Path], port: int | None = None) -> None:
-        self._server, self.pids, self._logs = server, pids, logs
+    def __init__(
+        self,
+        server: ForkServer,
+        pids: list[int],
+        logs: list[Path],
+        port: int | None = None,
+        longest: float = LONGEST_RUN,
+    ) -> None:
+        self._server, self.pids, self._logs, self._longest = server, pids, logs, longest
         self.port = port
         """At which the ranks meet; None of a run of one."""
         self._started = time.monotonic()
@@ -77,12 +84,12 @@ class Child:
 
     def _codes(self) -> list[int]:
         """Exit codes; a run that hangs is killed, so that the tests after it find the server ready."""
-        if self._server.answers_within(LONGEST_RUN):
+        if self._server.answers_within(self._longest):
             return self._server.receive()["statuses"]
         self.send(signal.SIGKILL)
         self._server.receive()
         output = "".join(log.read_text(errors="replace")[-3000:] for log in self._logs)
-        raise AssertionError(f"the run had not ended after {LONGEST_RUN:g} s:\n{output}")
+        raise AssertionError(f"the run had not ended after {self._longest:g} s:\n{output}")
 
 
 class ForkServer:
@@ -134,8 +141,12 @@ class ForkServer:
         environment: Mapping[str, str] | None = None,
         preludes: Sequence[Prelude] = (),
         num_ranks: int = 1,
+        longest: float = LONGEST_RUN,
     ) -> Child:
-        """`rft-train ARGV...` in a child, or one a rank; the next one starts when this one was waited for."""
+        """`rft-train ARGV...` in a child, or one a rank; the next one starts when this one was waited for.
+
+        A run that takes longer than `longest` seconds is taken for one that hangs.
+        """
         self._count += 1
         logs = [self._folder / f"{self._count:04d}-{argv[0]}-{rank}.log" for rank in range(num_ranks)]
         for log in logs:
@@ -150,7 +161,7 @@ class ForkServer:
             "directory": str(self._folder),
         }
         self._send(request)
-        return Child(self, list(self.receive()["pids"]), logs, port)
+        return Child(self, list(self.receive()["pids"]), logs, port, longest)
 
     def run(
         self,
@@ -158,13 +169,18 @@ class ForkServer:
         environment: Mapping[str, str] | None = None,
         preludes: Sequence[Prelude] = (),
         num_ranks: int = 1,
+        longest: float = LONGEST_RUN,
     ) -> Ended:
         """Start and wait."""
-        return self.start(*argv, environment=environment, preludes=preludes, num_ranks=num_ranks).wait()
+        return self.start(
+            *argv, environment=environment, preludes=preludes, num_ranks=num_ranks, longest=longest
+        ).wait()
 
-    def must_finish(self, *argv: str, preludes: Sequence[Prelude] = (), num_ranks: int = 1) -> Ended:
+    def must_finish(
+        self, *argv: str, preludes: Sequence[Prelude] = (), num_ranks: int = 1, longest: float = LONGEST_RUN
+    ) -> Ended:
         """Start, wait, and insist on success."""
-        ended = self.run(*argv, preludes=preludes, num_ranks=num_ranks)
+        ended = self.run(*argv, preludes=preludes, num_ranks=num_ranks, longest=longest)
         assert ended.code == 0, f"rft-train {' '.join(argv)} ended with {ended.code}:\n{ended.output[-4000:]}"
         return ended
 

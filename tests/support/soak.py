@@ -13,7 +13,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from support.references import KILLED, SAVED_AFTER_SIGNAL
 from support.runs import Child, Ended, ForkServer, Prelude
 from support.setup import TinyTask
 
-STORAGE, NUMERICS, SERVICE, PEER = 6, 7, 8, 9
+DATA, STORAGE, NUMERICS, SERVICE, PEER = 4, 6, 7, 8, 9
 STEPS = 12
 CALLS_A_STEP = 4
 """Calls of the reward by one of two ranks: eight prompts a step."""
@@ -59,6 +59,8 @@ class Fault:
     reward: dict[str, Any] = field(default_factory=dict[str, Any])
     damage: bool = False
     """Whether a byte of the newest checkpoint is changed after the end."""
+    rows: str = ""
+    """What happens to the training rows after the end, and is put right once a start was refused for it."""
 
 
 Draw = Callable[[random.Random, int], Fault]
@@ -126,6 +128,20 @@ def _damage(draw: random.Random, steps: int) -> Fault:
     return Fault(_codes(KILLED, PEER), (("signal_at", ["rl.updated", steps, "SIGKILL"]),), damage=True)
 
 
+def _rows(kind: str) -> Draw:
+    def drawn(draw: random.Random, steps: int) -> Fault:
+        return replace(_kill(draw, steps), rows=kind)
+
+    return drawn
+
+
+SPOILT_ROWS: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda content: content[:-20],
+    "in another order": lambda content: b"".join(sorted(content.splitlines(keepends=True))),
+}
+"""What becomes of the file of rows; a start that finds it so is refused."""
+
+
 def _lost_replica(draw: random.Random, steps: int) -> Fault:
     """It costs the run nothing: the samples are drawn again, and the run goes on to the kill."""
     lost: Prelude = ("kill_replica_at", [draw.randint(1, 32)])
@@ -144,6 +160,8 @@ OF_TWO_RANKS: dict[str, Draw] = {
     "a row is refused": _refused_row,
     "a weight is not finite": _spoiled_weight,
     "a checkpoint is damaged": _damage,
+    "the rows are cut": _rows("cut"),
+    "the rows are in another order": _rows("in another order"),
 }
 OF_REPLICAS: dict[str, Draw] = {
     "an engine dies": _lost_replica,
@@ -168,14 +186,23 @@ class Soak:
     """A line a fault: the run, the kind, the newest checkpoint after it."""
     counts: Counter[str] = field(default_factory=Counter[str])
     reward: Path = field(init=False)
+    data: Path = field(init=False)
+    """The training rows."""
+    seconds: float = 0.0
+    """All starts together."""
+    undisturbed_seconds: float = field(init=False)
+    num_runs: int = 0
     expected: Path = field(init=False)
     """The run that nothing happens to."""
 
     def __post_init__(self) -> None:
         self.reward = self.folder / "reward.py"
         self.reward.write_text(REWARD)
+        self.data = self.folder / "train.jsonl"
+        shutil.copy(self.task.folder / "train.jsonl", self.data)
         self.expected = self.folder / "undisturbed"
-        self.server.must_finish(*self._words(self.expected), num_ranks=self.num_ranks)
+        ended = self.server.must_finish(*self._words(self.expected), num_ranks=self.num_ranks)
+        self.undisturbed_seconds = ended.seconds
 
     def faults(self, count: int) -> None:
         """Let so many faults happen to as many runs as it takes; every run ends as the undisturbed one."""
@@ -183,11 +210,20 @@ class Soak:
         while self.counts.total() < count:
             self._run(self.folder / f"run_{run}", run, count)
             run += 1
+        self.num_runs = run
 
     def page(self) -> str:
         """The faults by kind, and each of them."""
         kinds = ", ".join(f"{name} {number}" for name, number in sorted(self.counts.items()))
-        return "\n".join([*self.told, f"{self.counts.total()} faults: {kinds}"])
+        pace = self.num_runs * self.undisturbed_seconds / self.seconds
+        return "\n".join(
+            [
+                *self.told,
+                f"{self.counts.total()} faults: {kinds}",
+                f"{self.num_runs} runs in {self.seconds:.0f} s: {pace:.0%} of the pace of an undisturbed run, with "
+                f"{self.counts.total() / (self.num_runs * STEPS):.2f} faults a step and every start counted",
+            ]
+        )
 
     def _run(self, path: Path, run: int, count: int) -> None:
         number = 0
@@ -201,6 +237,8 @@ class Soak:
             assert {ended.code, *ended.other_codes} <= fault.codes, f"{where}\n{ended}\n{ended.output[-4000:]}"
             if fault.damage and len(checkpoints(path)) > 1:
                 damage(path)
+            if fault.rows:
+                self._start_with_other_rows(path, fault.rows, where)
             self.counts[kind] += 1
             self.told.append(
                 f"{path.name}  {kind:<26} exit codes {ended.code} {ended.other_codes}, {newest_step(path)}"
@@ -211,6 +249,16 @@ class Soak:
         found = differences(self.expected, path)
         assert found == [], "\n".join([*self.told, *found])
         shutil.rmtree(path)
+
+    def _start_with_other_rows(self, path: Path, kind: str, where: str) -> None:
+        """Spoil the rows, see a start refused that changes nothing, and put them right."""
+        content, before = self.data.read_bytes(), newest_step(path)
+        self.data.write_bytes(SPOILT_ROWS[kind](content))
+        refused = Fault(_codes(DATA, PEER))
+        ended = self._start(path, refused)
+        self.data.write_bytes(content)
+        assert {ended.code, *ended.other_codes} <= refused.codes, f"{where}\n{ended}\n{ended.output[-4000:]}"
+        assert newest_step(path) == before
 
     def _kind(self) -> str:
         """Every kind once in each round, in an order of its own."""
@@ -227,13 +275,16 @@ class Soak:
         child = self.server.start(*words, preludes=fault.preludes, num_ranks=self.num_ranks)
         release_stopped(child)
         ended = child.wait()
+        self.seconds += ended.seconds
         place.unlink(missing_ok=True)
         return ended
 
     def _words(self, path: Path) -> list[str]:
         rules = ("--max_steps", f"{STEPS}", "--save_steps", "1", "--eval_steps", "0", "--eval_data", "")
         reward = ("--reward", f"{self.reward}:score", "--reward_timeout", "1", "--max_unscored_share", "0")
-        return self.task.words("rl", path, *rules, *reward, *self.more)
+        words = self.task.words("rl", path, *rules, *reward, *self.more)
+        words[words.index("--prompt_data") + 1] = str(self.data)
+        return words
 
 
 def newest_step(run: Path) -> int:

@@ -219,6 +219,18 @@ def test_a_port_where_only_connections_of_an_ended_run_close_is_free() -> None:
     refuse_taken_port(ranks)
 
 
+def test_a_requeued_job_whose_port_another_holds_is_refused_with_one_that_is_free() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as holder:
+        # a job keeps its number when it is requeued, and with that its port
+        taken = ranks_from_environment({**SRUN, "MASTER_PORT": f"{holder.getsockname()[1]}"})
+        with pytest.raises(PreflightError) as caught:
+            refuse_taken_port(taken)
+        problem = caught.value.problem
+        assert f"port {taken.master_port} is held by pid {os.getpid()}" in problem.what
+        free = problem.do.removeprefix("export MASTER_PORT=").removesuffix(" for every rank")
+        refuse_taken_port(ranks_from_environment({**SRUN, "MASTER_PORT": free}))
+
+
 def test_a_free_port_is_one_that_any_user_may_bind() -> None:
     port = free_port()
     assert 1023 < port < 65536

@@ -35,7 +35,8 @@ class EngineSizeSettings:
     """GPUs that share one engine (tensor parallel; vllm and sglang)."""
 
     engine_mem_util: float | None = field(default=None, metadata={"above": 0.0, "maximum": 1.0})
-    """Share of the device's memory that the engine may take (vllm and sglang; the others reserve none)."""
+    """Share of the device's memory that the engine may take (vllm and sglang; the others reserve none); none given =
+    for vllm what its weights and engine_max_rows sequences need, for sglang its own default."""
 
     engine_fp8: bool = False
     """Quantize the engine's matrices to 8 bits at loading (vllm on a GPU only); the trainer's are unchanged."""

@@ -115,6 +115,17 @@ TRUE: dict[str, tuple[str, int, Rows]] = {
             memory__slow_growth_rank=lambda n: ... if n < 200 else 3,
         ),
     ),
+    "a leak that only a thousand steps show": (
+        "slow_memory_growth",
+        25,
+        rows(
+            30,
+            memory__slow_growth_mib=3.0,
+            memory__slow_growth_rank=3,
+            memory__long_growth_mib=lambda n: n - 8.5,
+            memory__long_growth_rank=3,
+        ),
+    ),
     "tensors that another GPU keeps": (
         "device_memory_slope",
         50,
@@ -296,6 +307,11 @@ def test_a_leak_is_told_with_its_rank_its_rate_and_the_steps_until_nothing_is_le
     )
     assert said(...) == said(9000) == told
     assert said(500) == f"{told}, and 450 are left to train"
+    long = {"memory__slow_growth_mib": 0.0, "memory__long_growth_mib": 20.0, "memory__long_growth_rank": 1}
+    (alarm,) = [one for one in replay(rows(2, **long)) if one.name == "slow_memory_growth"]
+    assert (
+        alarm.what == "the memory of the process of rank 1 grows by 0.025 MiB a step: by 20 MiB in the last 1000 steps"
+    )
 
 
 def test_a_jump_is_told_with_the_rows_that_have_the_largest_gradients() -> None:

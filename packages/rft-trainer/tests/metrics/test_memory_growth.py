@@ -16,7 +16,9 @@ import torch
 
 from rft_trainer.metrics.memory_growth import (
     FAST_STEPS,
+    LONG_STEPS,
     SLOW_STEPS,
+    TRACED_LONG_STEPS,
     TRACED_STEPS,
     MemoryGrowth,
     memory_metrics,
@@ -85,6 +87,16 @@ def test_a_slow_leak_is_seen_through_noise(seed: int) -> None:
     assert share["slow_growth"] == pytest.approx(80.0, abs=5.0)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_two_mib_in_a_hundred_steps_are_seen_over_a_thousand(seed: int) -> None:
+    draw = random.Random(seed)
+    noise = [draw.gauss(0, 3) for _ in range(LONG_STEPS + 1)]
+    assert of(lambda n: 1000.0 + noise[n], steps=LONG_STEPS)["long_growth"] == 0.0
+    share = of(lambda n: 1000.0 + 0.025 * n + noise[n], steps=LONG_STEPS)
+    assert share["long_growth"] == pytest.approx(20.0, abs=3.0)
+    assert share["slow_growth"] < 16
+
+
 RECORDED = json.loads((Path(__file__).parent / "recorded" / "resident_memory.json").read_text())
 """Resident MiB of the first rank at the end of each step of runs that nothing is wrong with, from the first step on."""
 
@@ -98,7 +110,12 @@ def test_no_window_of_a_sound_run_is_near_a_warning(run: str) -> None:
         shares.append(growth.take())
     assert len(shares) >= 199
     assert max(share.get("growth", 0.0) for share in shares) < 32, "of 256 that are told"
-    assert max(share.get("slow_growth", 0.0) for share in shares) < 4, "of 16 that are told"
+    for kind in ("slow_growth", "long_growth"):
+        assert max(share.get(kind, 0.0) for share in shares) < 4, "of 16 that are told"
+
+
+def test_recorded_runs_fill_every_window() -> None:
+    assert sum(len(values) >= LONG_STEPS + 100 for values in RECORDED.values()) >= 3
 
 
 def test_what_has_grown_is_looked_for_once_where_the_growth_is_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
@@ -119,10 +136,25 @@ def test_what_has_grown_is_looked_for_once_where_the_growth_is_worth_a_word(capl
     assert len(kept) == 3 * FAST_STEPS
 
 
+def test_what_only_the_longest_window_shows_is_traced_for_longer(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    kept: list[bytes] = []
+
+    def grows(step: int) -> float:
+        kept.append(b"1" * (MIB // 40))
+        return 1000.0 + step / 40
+
+    of(grows, steps=LONG_STEPS + TRACED_LONG_STEPS + 1)
+    (message,) = caplog.messages
+    assert message.startswith("the memory of this process grows; in the last 100 steps: 2.5 MiB at ")
+    assert len(kept) == LONG_STEPS + TRACED_LONG_STEPS + 1
+
+
 def test_windows_that_are_not_full_say_nothing() -> None:
     assert set(of(lambda n: 1000.0 + n, steps=FAST_STEPS - 1)) == {"host", "resident"}
     assert set(of(lambda n: 1000.0 + n, steps=FAST_STEPS)) == {"host", "resident", "growth", "free"}
     assert "slow_growth" in of(lambda n: 1000.0 + n, steps=SLOW_STEPS)
+    assert "long_growth" not in of(lambda n: 1000.0 + n, steps=LONG_STEPS - 1)
     # what is free costs a few files to read, and is asked for only where something grows
     assert "free" not in of(lambda n: 1000.0, steps=SLOW_STEPS)
 
@@ -146,6 +178,9 @@ def test_a_slow_leak_has_a_rank_and_steps_of_its_own() -> None:
     assert found["memory/slow_growth_rank"] == 1
     assert found["memory/slow_growth_steps_left"] == 2000.0
     assert found["memory/growth_mib"] == 20.0
+    found = memory_metrics([of(lambda n: 1000.0 + n / 40, steps=1000)])
+    assert found["memory/long_growth_mib"] == pytest.approx(20.0)
+    assert found["memory/long_growth_steps_left"] == pytest.approx(40_000.0)
 
 
 def test_ranks_of_one_host_take_from_the_same_memory() -> None:

@@ -65,7 +65,8 @@ class ExternalEngineSettings:
     tensor_parallel_size: int = 1
     """GPUs that share the model."""
     memory_utilization: float | None = None
-    """Share of the device's memory that the library may take; None = its own default, on a CPU what the cache needs."""
+    """Share of the device's memory that the library may take; None = its own default, and of vLLM what the cache of all
+    rows needs: on a CPU, and on a GPU where `rft_engine.vllm.cache_share` reckons it."""
     quantization: str | None = None
     """None or "fp8": matrices are rounded to 8 bits as they are loaded (a GPU only)."""
     enable_sleep: bool = False

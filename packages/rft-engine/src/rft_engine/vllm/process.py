@@ -13,9 +13,9 @@ import torch
 from rft_core.errors import RftError
 from rft_engine.build_request import EngineBuildRequest
 from rft_engine.process.gpu_processes import Inventory, nvidia_inventory, visible_device
-from rft_engine.process.memory_share import started, within_free
 from rft_engine.process.process_engine import ProcessEngine
 from rft_engine.process.settings import ExternalEngineSettings, engine_settings, make_log_folder
+from rft_engine.vllm.cache_share import started_for_rows
 from rft_engine.vllm.engine import check_sleep, weight_source, weight_transport
 from rft_engine.vllm.media import plain_media
 from rft_engine.vllm.out_of_memory import memory_error
@@ -92,9 +92,7 @@ def build(request: EngineBuildRequest, inventory: Inventory = nvidia_inventory) 
     def make(chosen: VllmSettings) -> VllmProcessEngine:
         return VllmProcessEngine(chosen, request.weights, environment=request.environment, log_path=request.log_path)
 
-    if torch.device(request.device).type == "cuda":
-        # a GPU of its own is the first that its process sees
-        device = visible_device(inventory(), 0, {**os.environ, **request.environment})
-        if device is not None:
-            settings = within_free(settings, device.free_mib, device.total_mib)
-    return started(make, settings)
+    is_cuda = torch.device(request.device).type == "cuda"
+    # a GPU of its own is the first that its process sees
+    device = visible_device(inventory(), 0, {**os.environ, **request.environment}) if is_cuda else None
+    return started_for_rows(make, settings, device)

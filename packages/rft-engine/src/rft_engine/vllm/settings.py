@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -81,17 +82,24 @@ def llm_arguments(settings: ExternalEngineSettings, *, is_cpu: bool) -> dict[str
 def kv_cache_bytes(settings: ExternalEngineSettings) -> int:
     """Return the bytes of keys and values of `max_rows` sequences of `max_len` tokens, at most half of the free memory.
 
-    bytes = 2 x layers x kv heads x head size x bytes of a number x max_len x max_rows
+    bytes = bytes of a token x max_len x max_rows
     """
-    config = settings.config()
-    heads, head_size = config["num_attention_heads"], _head_size(config)
-    bytes_each = 4 if settings.resolved_dtype() == "float32" else 2
-    bytes_per_token = (
-        2 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * head_size * bytes_each
-    )
+    bytes_per_token = token_bytes(settings)
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     blocks_slack = 128 * bytes_per_token * settings.max_rows  # a sequence's last block is rarely full
     return max(min(bytes_per_token * settings.max_len * settings.max_rows + blocks_slack, free // 2), 2**24)
+
+
+def token_bytes(settings: ExternalEngineSettings, num_gpus: int = 1) -> int:
+    """Return the bytes of keys and values of a token on one of the GPUs that share the model.
+
+    bytes = 2 x layers x kv heads of a GPU x head size x bytes of a number
+    """
+    config = settings.config()
+    # a GPU holds one head at least, also where there are more GPUs than heads
+    heads = math.ceil(config.get("num_key_value_heads", config["num_attention_heads"]) / num_gpus)
+    bytes_each = 4 if settings.resolved_dtype() == "float32" else 2
+    return 2 * config["num_hidden_layers"] * heads * _head_size(config) * bytes_each
 
 
 def _head_size(config: dict[str, Any]) -> int:

@@ -359,11 +359,14 @@ def memory_slope(name: str, whose: str) -> Rule:
     return rule
 
 
-def memory_growth(kind: str, whose: str) -> Rule:
-    """Return the rule that the memory of some rank rises in all fifths of the window, by the threshold (MiB) in all."""
+def memory_growth(kind: str, whose: str, steps: int = 0) -> Rule:
+    """Return the rule that the memory of some rank rises in all fifths of the window, by the threshold (MiB) in all.
+
+    The window is of `steps` steps where these are given, in place of the detector's.
+    """
 
     def rule(history: History, window: int, threshold: float) -> RuleResult | None:
-        row = history.row
+        row, window = history.row, steps or window
         grown, rank = number(row, f"memory/{kind}_mib"), number(row, f"memory/{kind}_rank")
         if grown is None or rank is None or grown <= threshold:
             return None

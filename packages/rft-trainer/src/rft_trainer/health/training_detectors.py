@@ -5,7 +5,7 @@ from __future__ import annotations
 from rft_trainer.health import rules
 from rft_trainer.health.detector import Detector
 from rft_trainer.health.history import FINDING_STEPS
-from rft_trainer.metrics.memory_growth import FAST_MIB, FAST_STEPS, SLOW_MIB, SLOW_STEPS
+from rft_trainer.metrics.memory_growth import FAST_MIB, FAST_STEPS, LONG_STEPS, SLOW_MIB, SLOW_STEPS
 from rft_trainer.runs.bottleneck import STEPS, WAITS
 
 _LOOK_AT_PROCESS = (
@@ -267,12 +267,17 @@ MACHINE = (
     ),
     Detector(
         name="slow_memory_growth",
-        metrics="memory/slow_growth_mib memory/slow_growth_rank memory/slow_growth_steps_left",
+        metrics="memory/slow_growth_mib memory/slow_growth_rank memory/slow_growth_steps_left memory/long_growth_mib "
+        "memory/long_growth_rank memory/long_growth_steps_left",
         window=SLOW_STEPS,
         threshold=SLOW_MIB,
         level="warning",
-        rule=rules.memory_growth("slow_growth", "the memory of the process of"),
-        when="the same over more steps, where each fifth rises by at least two thirds of the mean rise",
+        rule=rules.either(
+            rules.memory_growth("slow_growth", "the memory of the process of"),
+            rules.memory_growth("long_growth", "the memory of the process of", LONG_STEPS),
+        ),
+        when=f"the same over more steps, or over {LONG_STEPS}, where each fifth rises by at least two thirds of the "
+        "mean rise",
         setting="generate_max_len",
         do=_LOOK_AT_PROCESS,
     ),

@@ -20,18 +20,24 @@ from typing import Any
 
 from rft_core.host_memory import free_host_memory, resident_memory
 
-FAST_STEPS, SLOW_STEPS = 50, 200
-"""Steps over which growth is looked for: what ends a run within hours, and what does so within days."""
+FAST_STEPS, SLOW_STEPS, LONG_STEPS = 50, 200, 1000
+"""Steps over which growth is looked for: what ends a run within hours, within days, and within weeks."""
 FAST_MIB, SLOW_MIB = 256.0, 16.0
-"""Growth of a process over these steps that is reported."""
-TRACED_STEPS = 10
-"""Steps in which a process that grows so much looks for what has grown, once."""
+"""Growth of a process over these steps that is reported, the second one over either of the longer windows."""
+TRACED_STEPS, TRACED_LONG_STEPS = 10, 100
+"""Steps in which a process that grows so much looks for what has grown, once: more where it took the longest window to
+see the growth."""
 _FAIR, _EVEN = 1 / 8, 1 / 6
 """Part of the growth by which each of the four rises must go up: half of the mean rise, and over many steps two thirds
 of it, since what fills up by and by is almost straight in a short window."""
 _LOG = logging.getLogger(__name__)
 _MIB = 2**20
-_KINDS = {"growth": FAST_STEPS, "slow_growth": SLOW_STEPS, "device_growth": FAST_STEPS}
+_KINDS = {
+    "growth": FAST_STEPS,
+    "slow_growth": SLOW_STEPS,
+    "long_growth": LONG_STEPS,
+    "device_growth": FAST_STEPS,
+}
 
 
 def fifths(values: Sequence[float]) -> list[float]:
@@ -75,26 +81,23 @@ class MemoryGrowth:
         """
         self._resident, self._free, self._device = resident, free, device or _device_memory
         self._host = platform.node() if host is None else host
-        self._resident_mib: deque[float] = deque(maxlen=SLOW_STEPS)
+        self._resident_mib: deque[float] = deque(maxlen=LONG_STEPS)
         self._device_mib: deque[float] = deque(maxlen=FAST_STEPS)
         self._trace: Any = None
-        self._traced = 0
+        self._traced, self._steps_to_trace = 0, TRACED_STEPS
 
     def take(self) -> dict[str, Any]:
         """Look at the memory of this step; return this rank's share of the exchange, in MiB.
 
         Its growths are absent until the windows are full, and what is free where nothing grows. The first time that one
-        is worth a word, what has grown in the ten steps behind it is written into the log of this rank.
+        is worth a word, what has grown in the steps behind it is written into the log of this rank.
         """
         share: dict[str, Any] = {"host": self._host}
         if (resident := self._resident()) is not None:
             self._resident_mib.append(resident / _MIB)
             share["resident"] = self._resident_mib[-1]
-            if len(self._resident_mib) >= FAST_STEPS:
-                share["growth"] = steady_growth(list(self._resident_mib)[-FAST_STEPS:])
-            if len(self._resident_mib) == SLOW_STEPS:
-                share["slow_growth"] = steady_growth(self._resident_mib, _EVEN)
-            if share.get("growth") or share.get("slow_growth"):
+            share |= _growths(list(self._resident_mib))
+            if any(share.get(kind) for kind in ("growth", "slow_growth", "long_growth")):
                 share["free"] = _mib(self._free())
             self._look_for_sites(share)
         if (found := self._device()) is not None:
@@ -106,20 +109,36 @@ class MemoryGrowth:
 
     def _look_for_sites(self, share: Mapping[str, Any]) -> None:
         """Begin to trace what grows where the growth is worth a word, and tell it some steps later."""
-        if self._traced > TRACED_STEPS:
+        if self._traced > self._steps_to_trace:
             return
         if self._trace is None:
-            if share.get("growth", 0.0) <= FAST_MIB and share.get("slow_growth", 0.0) <= SLOW_MIB:
+            is_soon = share.get("growth", 0.0) > FAST_MIB or share.get("slow_growth", 0.0) > SLOW_MIB
+            if not is_soon and share.get("long_growth", 0.0) <= SLOW_MIB:
                 return
+            # what grows so slowly that only the longest window shows it is little in a few steps
+            self._steps_to_trace = TRACED_STEPS if is_soon else TRACED_LONG_STEPS
             # here, because the pages of a run use the numbers of this module and do without torch
             from rft_trainer.metrics.growth_trace import GrowthTrace
 
             self._trace = GrowthTrace()
-        elif self._traced == TRACED_STEPS:
+        elif self._traced == self._steps_to_trace:
             sites = ", ".join(self._trace.finish()) or "no line of Python and no tensors: memory that a library keeps"
-            _LOG.warning("the memory of this process grows; in the last %d steps: %s", TRACED_STEPS, sites)
+            _LOG.warning("the memory of this process grows; in the last %d steps: %s", self._traced, sites)
             self._trace = None
         self._traced += 1
+
+
+def _growths(resident_mib: Sequence[float]) -> dict[str, float]:
+    """Return the growth over each window that is full."""
+    found: dict[str, float] = {}
+    for kind, window, share in (
+        ("growth", FAST_STEPS, _FAIR),
+        ("slow_growth", SLOW_STEPS, _EVEN),
+        ("long_growth", LONG_STEPS, _EVEN),
+    ):
+        if len(resident_mib) >= window:
+            found[kind] = steady_growth(resident_mib[-window:], share)
+    return found
 
 
 def memory_metrics(shares: Sequence[Mapping[str, Any] | None]) -> dict[str, float]:

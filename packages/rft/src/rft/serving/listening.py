@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import signal
@@ -13,6 +14,7 @@ from types import FrameType
 
 from rft.serving.addresses import is_loopback
 from rft_core.errors import OptionsError
+from rft_dist.preflight.process_checks import free_port, holder_of
 from rft_trainer.rewards.servers.http_client import TOKEN
 
 
@@ -44,16 +46,17 @@ def listening_socket(host: str, port: int) -> Generator[socket.socket]:
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        # a port at which only connections of a server that ended are closing is taken again
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
-        taken = f"--port {port + 1}, or --port 0 for any free one"
+        why, remedy = _reason_and_remedy(port, error)
         raise OptionsError(
             code="serving.address",
             what=f"cannot listen on {host} port {port}: {error.strerror or error}",
             where="--host, --port",
-            why="another program listens there, or the address is none of this machine",
+            why=why,
             state="nothing was started",
-            do=taken if port else "--host 127.0.0.1",
+            do=remedy,
         ) from error
     with listening:
         yield listening
@@ -74,3 +77,12 @@ def until_stopped() -> Generator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _reason_and_remedy(port: int, error: OSError) -> tuple[str, str]:
+    """Return why an address cannot be listened on, and what can be."""
+    if error.errno == errno.EADDRINUSE:
+        return f"the port is held by {holder_of(port)}", f"--port {free_port()}"
+    if error.errno == errno.EACCES:
+        return "only root may listen on this port", f"--port {free_port()}"
+    return "the address is none of this machine", "--host 127.0.0.1"
