@@ -52,8 +52,13 @@ def is_empty(expression: ast.expr) -> bool:
 
 def without_remedy(sources: Sources) -> set[str]:
     """Names of error classes that say that they have no remedy."""
+    return with_docstring(sources, NO_REMEDY)
+
+
+def with_docstring(sources: Sources, words: str) -> set[str]:
+    """Names of classes whose docstring holds these words."""
     classes = (node for module in sources.values() for node in module.nodes if isinstance(node, ast.ClassDef))
-    return {node.name for node in classes if NO_REMEDY in (ast.get_docstring(node) or "")}
+    return {node.name for node in classes if words in (ast.get_docstring(node) or "")}
 
 
 def violations(sources: Sources) -> list[Violation]:

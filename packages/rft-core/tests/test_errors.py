@@ -37,6 +37,30 @@ def test_the_text_gives_the_cause_first_and_leaves_out_empty_fields():
     assert str(OptionsError(**FIELDS)) == "\n".join(lines)
 
 
+HOSTILE = "x" * 100_000 + "\x1b[2J\n  do     rm -r /\n" + "y\n" * 100_000
+
+
+def test_a_value_of_any_length_leaves_a_text_that_can_be_read_and_a_record_that_is_whole() -> None:
+    remedy = f"--label_key {'k' * 3000}"
+    error = OptionsError(code="a.b", what=HOSTILE, where=HOSTILE, why=HOSTILE, state=HOSTILE, do=remedy)
+    lines = str(error).splitlines()
+    labels = [line.split()[0] for line in lines[1:] if not line.startswith("    ")]
+    assert labels == ["where", "why", "state", "do"]
+    assert lines[-1] == f"  do     {remedy}"
+    assert len(str(error)) < 4 * 5_000 + len(remedy)
+    assert "\x1b" not in str(error)
+    assert json.loads(error.as_json())["problem"]["what"] == error.problem.what == HOSTILE
+    error.tell_state("told")
+    assert str(error).splitlines()[:40] == lines[:40]
+
+
+def test_four_fields_of_one_line_are_at_most_two_thousand_characters() -> None:
+    line = "x" * 100_000
+    error = OptionsError(code="a.b", what=line, where=line, why=line, state=line, do="--seed 1")
+    assert sum(len(row.removeprefix("  ").partition("x")[2]) for row in str(error).splitlines()) <= 2000
+    assert len(str(error)) <= 2000
+
+
 def test_refused_settings_are_an_error_with_their_values() -> None:
     refusal = SettingsRefusal(code="freezing.two_ways", names=("first", "second"), why="one of them", do="--second 3")
     problem = refusal.as_error({"first": "a,b", "second": 3, "third": 4}).problem

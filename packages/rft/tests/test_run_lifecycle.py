@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from rft import run_lifecycle
 from rft.identity.changes import Facts
 from rft.identity.continuation import Continuation
 from rft.run_lifecycle import RunStart
-from rft_core.errors import OptionsError
+from rft_core.errors import DataError, OptionsError
 from rft_dist.checkpoints.store import CheckpointStore
 from rft_dist.collectives import SingleProcess
 from rft_dist.settings import CheckpointSettings
@@ -50,6 +51,7 @@ class FakeTraining:
         self.again: list[int] = []
         self.saver: Any = nullcontext()
         self.saver.save_again = lambda *, episode: self.again.append(episode)
+        self.progress = SimpleNamespace(step=3)
 
 
 def resolved(**checkpoint: Any) -> Any:
@@ -117,6 +119,39 @@ def test_a_new_run_from_the_checkpoint_of_another_goes_nowhere_back(run: RunDire
     settings = resolved(load_checkpoint=True, ckpt_path=earlier, save_path=str(tmp_path / "other"))
     started = run_lifecycle.start(Continuation(settings), ["rft-train"], FirstRank(), 3, NOTHING)  # pyright: ignore[reportArgumentType]
     assert not started.goes_back
+
+
+@pytest.mark.parametrize("is_saving", [False, True], ids=["in a step", "in the last save"])
+@pytest.mark.parametrize(
+    ("told", "state"),
+    [
+        ("", "the run in {path} stopped {at}; its checkpoints stay"),
+        ("step 2 is untouched", "step 2 is untouched"),
+    ],
+)
+def test_an_error_of_a_run_says_what_is_kept(run: RunDirectory, is_saving: bool, told: str, state: str) -> None:
+    error = DataError(code="a.b", what="w", where="h", why="y", do="d", **({"state": told} if told else {}))
+
+    @contextmanager
+    def saver() -> Generator[None]:
+        yield
+        raise error
+
+    training = FakeTraining()
+    if is_saving:
+        training.saver, training.finished = saver(), True
+    settings = resolved()
+    started = run_lifecycle.start(Continuation(settings), ["rft-train"], FirstRank(), 3, NOTHING, in_place=run.path)  # pyright: ignore[reportArgumentType]
+
+    def trained() -> None:
+        with run_lifecycle.running(training, started):  # pyright: ignore[reportArgumentType]
+            if not is_saving:
+                raise error
+
+    with pytest.raises(DataError):
+        trained()
+    at = "after its last step" if is_saving else "in step 4"
+    assert error.problem.state == state.format(path=run.path, at=at)
 
 
 def test_a_start_where_no_directory_can_be_made_is_refused() -> None:

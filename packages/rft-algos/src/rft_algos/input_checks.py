@@ -16,7 +16,11 @@ _OF_A_RECORD = "__post_init__"
 
 
 class InputError(OptionsError, ValueError):
-    """Input that an equation cannot take: a shape, a type, a number outside its range."""
+    """Input that an equation cannot take: a shape, a type, a number outside its range.
+
+    Its `what` names the argument and what it must be, rule and remedy at once; `why` and `do` stand where there is more
+    to say.
+    """
 
 
 def refuse(what: str, *, why: str = "", do: str = "") -> NoReturn:

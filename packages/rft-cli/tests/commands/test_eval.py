@@ -12,7 +12,7 @@ from rft.config.errors import SettingsError
 from rft.process.machine import Machine
 from rft.stages.evaluate import evaluate
 from rft_cli.config.resolve import resolve
-from rft_core.errors import OptionsError, ServiceError
+from rft_core.errors import OptionsError, ServiceError, StorageError
 from rft_dist.collectives import SingleProcess
 from rft_dist.launch.environment import ranks_from_environment
 from rft_models.tiny_models.text import build_character_model
@@ -135,6 +135,15 @@ def test_a_killed_evaluation_goes_on_where_it_was_and_its_file_is_that_of_one_th
     assert turns == [2]
     assert Path("out.jsonl.partial").exists()
     assert not Path("out.jsonl").exists()
+
+    def refused(self: Any, rows: Any) -> None:
+        del self, rows
+        raise StorageError(code="a.b", what="w", where="h", why="y", do="d")
+
+    monkeypatch.setattr(partial_rows.PartialRows, "keep", refused)
+    with pytest.raises(StorageError) as stopped:
+        answers(model, *words, "--output", "out.jsonl")
+    assert stopped.value.problem.state.endswith("out.jsonl.partial; the same command goes on with them")
     monkeypatch.setattr(partial_rows.PartialRows, "keep", keep)
     with pytest.raises(OptionsError) as caught:
         answers(model, *words, "--seed", "5", "--output", "out.jsonl")

@@ -59,6 +59,26 @@ def test_empty_fields_are_left_out_and_long_ones_are_not_broken() -> None:
     assert [words[0] for words in lines(stream.getvalue())] == ["error", "where"]
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_hostile_value_leaves_a_page_of_bounded_length_with_its_remedy(several: bool) -> None:
+    value = "x" * 100_000 + "\x1b[2J\nerror  all is lost\n  do      rm -r /" + "\n" * 100_000 + "y" * 100_000
+    remedy = f"--label_key {'k' * 3000}"
+    problem = Problem(code="a.b", what=value, where=value, why=value, state=value, do=remedy)
+    error = SettingsError(problems=[problem, problem]) if several else DataError.of(problem)
+    stream = io.StringIO()
+    show(error, stream=stream)
+    page = stream.getvalue()
+    assert len(page) < len(error.problems) * (4 * 5_000 + len(remedy))
+    fields = [line for line in page.splitlines() if line.startswith("  ") and not line.startswith("    ")]
+    assert [line for line in fields if line.startswith("  do")] == [f"  do      {remedy}"] * len(error.problems)
+    assert [line[:10] for line in page.splitlines() if line.startswith("error")] == ["error  xxx"] * len(error.problems)
+    assert "\x1b" not in page
+    whole = io.StringIO()
+    show(error, as_json=True, stream=whole)
+    assert {each["what"] for each in json.loads(whole.getvalue()).get("problems", [])} <= {value}
+    assert json.loads(whole.getvalue())["problem"]["do"] == remedy
+
+
 def test_several_problems_share_their_state_and_their_bundle() -> None:
     stream = io.StringIO()
     second = Problem(code="c", what="another", where="there", why="a rule", do="--other")

@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import ClassVar, Self
 
 from rft_core.secrets import hide_values
+from rft_core.terminal_text import bounded
 
 
 class ExitCode(IntEnum):
@@ -70,15 +71,24 @@ class Problem:
     bundle: str = ""
     """Path of the diagnostics file, empty where none was written."""
 
+    def shown(self) -> Problem:
+        """The problem as a person reads it: no field steers a terminal or is longer than `bounded` lets it be.
+
+        The remedy is whole, to be copied. The record, which `as_json` and the diagnostics file hold, keeps every field.
+        """
+        what, where, why, state = map(bounded, (self.what, self.where, self.why, self.state))
+        return replace(self, what=what, where=where, why=why, state=state)
+
     def as_text(self) -> str:
-        """Lines for a person: the cause first, then the other fields, empty ones left out."""
-        rows = [self.what]
+        """Lines for a person: the cause first, then the other fields, empty ones left out; each as `shown` has it."""
+        shown = self.shown()
+        rows = [shown.what]
         for label, value in (
-            ("where", self.where),
-            ("why", self.why),
-            ("state", self.state),
-            ("do", self.do),
-            ("bundle", self.bundle),
+            ("where", shown.where),
+            ("why", shown.why),
+            ("state", shown.state),
+            ("do", shown.do),
+            ("bundle", shown.bundle),
         ):
             if value:
                 rows.append(f"  {label:<6} {value}")

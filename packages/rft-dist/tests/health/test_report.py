@@ -49,6 +49,14 @@ def test_the_page_has_a_place_and_the_trace_or_the_stack_of_the_rank_at_fault() 
     assert shown == [*map(str, range(63)), "70"]
 
 
+def test_a_cause_of_any_length_leaves_a_page_that_can_be_read() -> None:
+    value = "x" * 100_000 + "\n  why    nothing" + "\x1b[2J" * 100_000
+    text = page(Cause("late", 9, value, value, value), {0: seen(0)}, 100.0)
+    assert len(text) < 4_000
+    assert [line[:9] for line in text.splitlines() if line.startswith("  why")] == ["  why    "]
+    assert "\x1b" not in text
+
+
 def test_the_columns_of_all_rows_begin_below_their_heads() -> None:
     ranks = {0: seen(0, host="a"), 10: seen(10, host="a-long-name", pid=123_456_789, step=1_000_000)}
     head, *rows = page(Cause("late", 9, "w", "y"), ranks, 100.0).splitlines()[2:]

@@ -86,3 +86,4 @@ def test_a_stage_that_writes_elsewhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         list(run_stages(settings(tmp_path), nothing))
     assert refused.value.problem.code == "genrec.stage_wrote_nothing"
+    assert refused.value.problem.state == "finished stages are kept; the next call goes on with this one"

@@ -152,5 +152,7 @@ def test_sets_may_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.Mo
         ("c", "data/year=2/c.jsonl"),
     ]
     assert parse_sources("easy=a.jsonl")[0].path == "easy=a.jsonl", "training data have no names"
-    with pytest.raises(OptionsError):
+    with pytest.raises(OptionsError) as caught:
         parse_sources("one=a.jsonl,one=b.jsonl", labelled=True)
+    problem = caught.value.problem
+    assert (problem.where, problem.do) == ("--eval_data", "--eval_data with another name for one=")

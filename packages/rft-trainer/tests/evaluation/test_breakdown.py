@@ -28,3 +28,6 @@ def test_a_column_that_a_row_lacks_is_refused_with_the_nearest() -> None:
     with pytest.raises(DataError) as caught:
         require_column("levle", prompts(1))
     assert (caught.value.problem.code, caught.value.problem.do) == ("eval.no_column", "--eval_by level")
+    with pytest.raises(DataError) as caught:
+        require_column("zzzz", prompts(1))
+    assert caught.value.problem.do == "--eval_by with one of these columns"

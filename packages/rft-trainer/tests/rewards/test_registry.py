@@ -39,7 +39,11 @@ def test_a_file_without_a_function_is_refused_with_the_last_function_that_it_has
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [("gsm8", "--reward gsm8k"), ("not_there.py", "--reward not_there.py:reward_fn"), ("zzz", "")],
+    [
+        ("gsm8", "--reward gsm8k"),
+        ("not_there.py", "--reward not_there.py:reward_fn"),
+        ("zzz", "--reward with one of these names"),
+    ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name: str, remedy: str):
     with pytest.raises(OptionsError, match="exact, math, gsm8k") as caught:

@@ -40,7 +40,7 @@ def test_routes_are_sources_with_their_rewards() -> None:
         ("a=", "holds 'a='", "--reward_routes 'a=math,*=exact'"),
         ("a=math,a=exact+math", "names 'a' twice", "a=math+exact in the place of both"),
         ("a=maht,*=exact", "no reward is named 'maht'", "--reward_routes 'a=math,*=exact'"),
-        ("a=zzzz", "no reward is named 'zzzz'", ""),
+        ("a=zzzz", "no reward is named 'zzzz'", "--reward_routes with one of these names"),
     ],
 )
 def test_what_is_no_route_is_refused(routes: str, what: str, do: str) -> None:

@@ -90,6 +90,10 @@ def among_others(error: OptionsError, name: str, chosen: RewardSettings) -> Opti
     if flag != "--reward" or chosen.reward == name:
         return error
     names = split_names(chosen.reward)
+    # where no name is near, words that describe one: they hold for either flag
+    if " " in meant:
+        place = "--reward" if name in names else "--reward_routes"
+        return OptionsError.of(replace(error.problem, where=place, do=f"{place} {meant}"))
     if name in names:
         do = "--reward " + ",".join(meant if one == name else one for one in names)
         return OptionsError.of(replace(error.problem, do=do))

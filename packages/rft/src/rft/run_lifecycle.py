@@ -450,13 +450,13 @@ def running(training: Training, started: RunStart) -> Generator[None]:
                         episode=training.ledger.epoch,
                         resume_command=started.resume_command,
                     )
-                except RftError as error:
-                    step = training.progress.step + 1
-                    error.tell_state(f"the run in {directory.path} stopped in step {step}; its checkpoints stay")
-                    raise
             outcome = "finished" if training.finished else outcome
         except RollbackRequested:
             outcome = "rolled back"
+            raise
+        except RftError as error:  # of the save under way too
+            at = "after its last step" if training.finished else f"in step {training.progress.step + 1}"
+            error.tell_state(f"the run in {directory.path} stopped {at}; its checkpoints stay")
             raise
         finally:
             # before the summary: it is computed from the rows on disk

@@ -342,13 +342,13 @@ def test_only_a_critic_has_a_head() -> None:
     [
         ("gpro", "--advantage_estimator grpo"),
         ("ppo2", "--advantage_estimator ppo"),
-        ("sft", ""),
+        ("sft", "--advantage_estimator with one of these names"),
         ("dpo", "rft-train dpo"),
         ("kto", "rft-train dpo --loss_type kto"),
-        ("qwertz", ""),
+        ("qwertz", "--advantage_estimator with one of these names"),
     ],
 )
-def test_an_unknown_algorithm_is_answered_with_what_is_near_or_meant_or_with_nothing(name: str, do: str) -> None:
+def test_an_unknown_algorithm_is_answered_with_what_is_near_or_meant_or_with_all(name: str, do: str) -> None:
     with pytest.raises(OptionsError) as caught:
         algorithm_type(name)
     assert (caught.value.problem.code, caught.value.problem.do) == ("algorithm.unknown", do)

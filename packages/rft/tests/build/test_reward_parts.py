@@ -109,3 +109,7 @@ def test_rows_without_unit_tests_are_counted_and_a_wrong_column_is_refused_with_
     with pytest.raises(DataError, match="no row has unit tests that can be read; p:0") as caught:
         unit_test_notes(settings, coded(wrong, wrong))
     assert caught.value.problem.do == "--label_key tests"
+    untested = [replace(prompt, columns={}) for prompt in coded(wrong, wrong)]
+    with pytest.raises(DataError) as caught:
+        unit_test_notes(settings, untested)
+    assert caught.value.problem.do == "--label_key with a column of such tests"

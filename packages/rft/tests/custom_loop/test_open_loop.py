@@ -203,6 +203,9 @@ def test_the_name_of_a_loss_is_answered_with_the_loss(opened: Callable[..., Cust
     with pytest.raises(OptionsError) as caught:
         rft.objective("gpro")
     assert (caught.value.problem.where, caught.value.problem.do) == ("rft.objective", 'rft.objective("grpo")')
+    with pytest.raises(OptionsError) as caught:
+        rft.objective("qwertz")
+    assert caught.value.problem.do == "rft.objective with one of these names"
 
 
 def test_a_loss_without_its_log_probs_is_answered_with_the_call_that_adds_them(

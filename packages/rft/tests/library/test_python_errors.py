@@ -23,7 +23,11 @@ def rewards(responses: list[str]) -> list[float]:
     ("arguments", "where", "do"),
     [
         ({"data": [ROW, {"inptu": "1"}]}, "data[1]['input']", "give data[1] the field input, or remove it"),
-        ({"data": [ROW], "eval_data": [{"input": "1"}]}, "eval_data[0]['label']", ""),
+        (
+            {"data": [ROW], "eval_data": [{"input": "1"}]},
+            "eval_data[0]['label']",
+            "eval_label_key with the field that holds it, or give the rows the field label",
+        ),
         ({"data": [{"input": "1" * 99, "label": "1"}]}, "keyword argument prompt_max_len", "prompt_max_len=99"),
     ],
 )
@@ -58,6 +62,13 @@ def test_a_command_keeps_its_flags_and_files_that_were_given_their_paths() -> No
 def test_several_flags_of_a_remedy_become_keywords() -> None:
     assert _raised(do="--train_batch_size 8 --reward math").do == "train_batch_size=8, reward='math'"
     assert _raised(do="--apply_chat_template").do == "apply_chat_template=True"
+
+
+def test_a_flag_whose_value_is_described_becomes_the_name_of_its_keyword() -> None:
+    assert _raised(do="--reward with one of these names").do == "reward with one of these names"
+    assert _raised(do="--save_path with a directory of its own, --seed 3").do == (
+        "save_path with a directory of its own, seed=3"
+    )
     assert _raised(do="--bf16 --max_len 9").do == "bf16=True, max_len=9"
     assert _raised(do="--reward_weights a=1,b=0.5").do == "reward_weights='a=1,b=0.5'"
     assert _raised(do="--max_len 9, or --bf16").do == "max_len=9, or bf16=True"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -57,8 +58,9 @@ def test_a_run_is_what_its_directory_holds(folder: Path) -> None:
 
 def test_tokens_are_those_of_a_step_that_was_recorded(folder: Path) -> None:
     run = rft.Run(folder)
-    with pytest.raises(OptionsError, match="no record of the tokens of any step"):
+    with pytest.raises(OptionsError, match="no record of the tokens of any step") as caught:
         run.tokens()
+    assert caught.value.problem.do == "rft.rl(..., token_records='shown')"
     for step in (1, 2):
         record = TokenRecord(
             prompt_id="p",
@@ -107,7 +109,10 @@ def test_curves_are_those_that_are_named_or_those_that_matter(folder: Path) -> N
     assert "matplotlib.pyplot" not in sys.modules, "it would keep every figure"
 
 
-@pytest.mark.parametrize(("names", "do"), [(("reward/men",), "run.plot('reward/mean')"), (("reward/mean", "zzzz"), "")])
+@pytest.mark.parametrize(
+    ("names", "do"),
+    [(("reward/men",), "run.plot('reward/mean')"), (("reward/mean", "zzzz"), "run.plot('reward/mean')")],
+)
 def test_a_curve_that_is_not_there_is_told(folder: Path, names: tuple[str, ...], do: str) -> None:
     with pytest.raises(OptionsError) as caught:
         rft.Run(folder).plot(*names)
@@ -120,6 +125,7 @@ def test_a_run_without_steps_has_no_curves(folder: Path) -> None:
     with pytest.raises(OptionsError) as caught:
         rft.Run(folder).plot()
     assert "no steps yet" in caught.value.problem.what
+    assert caught.value.problem.do == "plot it again after its first step"
 
 
 @pytest.fixture
@@ -152,6 +158,10 @@ def test_a_step_without_a_checkpoint_is_told_with_the_nearest(folder: Path, expo
             rft.Run(folder).model(step)
         assert (caught.value.problem.code, caught.value.problem.do) == ("run.no_such_checkpoint", do)
     assert exported == []
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(OptionsError) as caught:
+        rft.Run(folder).model(1)
+    assert caught.value.problem.do == "run.resume() trains until it saves"
 
 
 def test_a_place_without_a_run_is_told_with_the_nearest_run(folder: Path) -> None:
@@ -169,6 +179,9 @@ def test_a_place_without_a_run_is_told_with_the_nearest_run(folder: Path) -> Non
         rft.Run(inside)
     assert caught.value.problem.do == f"rft.Run('{folder}')"
     assert caught.value.problem.why.endswith(f"part of the run {folder}")
+    with pytest.raises(DataError) as caught:
+        rft.Run(folder.parent / "empty" / "run")
+    assert caught.value.problem.do == "rft.Run with the directory that save_path has named"
 
 
 @pytest.mark.parametrize(

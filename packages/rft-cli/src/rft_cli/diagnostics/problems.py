@@ -44,7 +44,7 @@ def _show_to_person(problems: tuple[Problem, ...], bundle: str, stream: TextIO) 
     console = SafeConsole(file=stream, highlight=False)
     if len(problems) > 1:
         console.print(Text(f"{len(problems)} settings cannot be used; nothing was started.\n", style="bold"))
-    for problem in problems:
+    for problem in [problem.shown() for problem in problems]:
         console.print(Text.assemble(("error  ", "bold red"), (problem.what, "bold")), soft_wrap=True)
         for name, label in _ROWS:
             value = bundle if name == "bundle" else getattr(problem, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rft_core.terminal_text import bounded
 from rft_dist.health.failure import Cause
 from rft_dist.health.heartbeat import LastSeen
 
@@ -13,9 +14,9 @@ _STACK_LINES = 8
 
 def page(cause: Cause, seen: Mapping[int, LastSeen], now: float) -> str:
     """The cause, one line a rank (at most 64), and the stack of the rank at fault."""
-    lines = [f"the run ends: {cause.what}", f"  why    {cause.why}"]
+    lines = [f"the run ends: {bounded(cause.what)}", f"  why    {bounded(cause.why)}"]
     if cause.where:
-        lines.append(f"  where  {cause.where}")
+        lines.append(f"  where  {bounded(cause.where)}")
     rows = [_HEADER, *(_row(each, now) for _, each in _chosen(cause, seen))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     for row in rows:

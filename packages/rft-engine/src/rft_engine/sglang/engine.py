@@ -20,7 +20,7 @@ from rft_engine.process.memory_share import started
 from rft_engine.process.process_engine import ProcessEngine
 from rft_engine.process.requests import Answers, GenerateCall, StepCounts
 from rft_engine.process.settings import engine_settings, make_log_folder
-from rft_engine.sglang.settings import SglangSettings, check_options, end_tokens, refusal
+from rft_engine.sglang.settings import START_REMEDY, SglangSettings, check_options, end_tokens, refusal
 from rft_engine.weight_sync.file_transport import FileTransport, Transport
 from rft_engine.weight_sync.fingerprints import WeightProvider, WeightSource
 
@@ -75,7 +75,7 @@ class SglangEngine(ProcessEngine):
         # its processes end one another, so that often the log alone says why
         if not (found := _MEMORY.search(log)):
             return None
-        return self._settings.not_started(RuntimeError(found[0]), "", nvidia_inventory)
+        return self._settings.not_started(RuntimeError(found[0]), START_REMEDY, nvidia_inventory)
 
     def _make_transport(self) -> Transport:
         facts = self._backend.facts

@@ -20,15 +20,12 @@ from rft_engine.engine_base import EngineFacts
 from rft_engine.process.gpu_processes import Inventory, nvidia_inventory
 from rft_engine.process.requests import GenerateCall, SampleResult, StepCounts, garbage
 from rft_engine.sglang.runtime import SglangRoot, SglangRuntime
-from rft_engine.sglang.settings import LOADER, SglangSettings, engine_arguments
+from rft_engine.sglang.settings import LOADER, START_REMEDY, SglangSettings, engine_arguments
 from rft_engine.weight_sync.fingerprints import Fingerprint
 from rft_engine.weight_sync.weight_errors import require_version
 from rft_engine.weight_sync.weight_file import read_header, shared_directory
 
 _AWAKE_ORDER = ("weights", "kv_cache")
-
-REMEDY = "see SGLang's message and its log; --engine_type vllm or native run without it"
-"""Of a start that failed for another reason than memory."""
 
 
 class LocalSglang:
@@ -48,7 +45,7 @@ class LocalSglang:
         try:
             self._engine: SglangRoot = runtime.make_engine(arguments)
         except (RuntimeError, ValueError, OSError, MemoryError, AssertionError) as error:
-            raise settings.not_started(error, REMEDY, inventory) from error
+            raise settings.not_started(error, START_REMEDY, inventory) from error
         self._is_closed, self.version = False, 0
         self._fingerprints: list[Fingerprint] = []
         vocab_size = int(settings.config()["vocab_size"])

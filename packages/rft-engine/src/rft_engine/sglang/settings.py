@@ -32,6 +32,9 @@ from rft_engine.registry import Values, limits_of
 LOADER = "rft_engine.sglang.weight_loader.exchange"
 """What SGLang's workers call with the model in hand (its `custom_weight_loader`)."""
 
+START_REMEDY = "see SGLang's message and its log; --engine_type vllm or native run without it"
+"""Of a start that failed for another reason than memory."""
+
 LARGEST_TOP_K = 256
 """So many log-probs travel back with every token."""
 

@@ -23,6 +23,7 @@ from rft_genrec.settings.run import GenrecRunSettings
 
 StartCommand = Callable[[Sequence[str]], Generator[str, None, int]]
 """Runs `rft-train WORDS...`, yields what it prints, and returns its exit code."""
+_KEPT = "finished stages are kept; the next call goes on with this one"
 
 
 def run(resolved: Resolved[GenrecRunSettings]) -> Iterator[str]:
@@ -81,6 +82,7 @@ def _run_stage(stage: Stage, folder: Path, now: StageManifest, *, goes_on: bool,
             what=f"the stage {stage.name} has ended, and none of {', '.join(stage.writes)} is there",
             where=str(folder),
             why="later stages read these files",
+            state=_KEPT,
             do=f"--{stage.name}_options without another directory for its files",
         )
     store(folder, stage.name, replace(now, writes=writes))
@@ -120,7 +122,7 @@ def _failed(stage: Stage, code: int, words: Sequence[str]) -> DataError:
         what=f"the stage {stage.name} has ended with exit code {code}",
         where=shlex.join(["rft-train", *words]),
         why="its own error stands above",
-        state="finished stages are kept; the next call goes on with this one",
+        state=_KEPT,
         do="mend what its error names, then the same command",
     )
 

@@ -61,7 +61,9 @@ class Columns:
         counted = "" if in_no_row else f"; {len(lacking)} of {len(self.rows)} rows lack it"
         # a single row says nothing about which of the two is the mistake
         meant = self._meant(row, key, flag) if in_no_row else ""
-        do = f"{flag} {meant}" if meant else "" if in_no_row else f"give {row.where()} the field {key}, or remove it"
+        do = f"{flag} {meant}" if meant else f"{flag} with the field that holds it, or give the rows the field {key}"
+        if not in_no_row:
+            do = f"give {row.where()} the field {key}, or remove it"
         error = MissingColumnError(
             code="data.missing_field",
             what=f"no field {shown(key)}; the row has {', '.join(row.fields)}{counted}",

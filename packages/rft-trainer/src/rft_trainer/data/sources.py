@@ -73,7 +73,13 @@ def parse_sources(
     names = [label or name for label, name in zip(labels, _names(paths), strict=True)]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise _bad_list("prompt_data", twice, "each of several sets has a name of its own")
+        # names are given to held-out sets alone
+        raise _bad_list(
+            "eval_data",
+            twice,
+            "each of several sets has a name of its own",
+            f"--eval_data with another name for {twice}=",
+        )
     return tuple(SourceSpec(*spec) for spec in zip(paths, names, probabilities, strict=True))
 
 
@@ -205,5 +211,5 @@ def _label_of(path: str) -> str:
     return found[1] if found and not Path(path).exists() else ""
 
 
-def _bad_list(name: str, value: str, why: str, do: str = "") -> OptionsError:
+def _bad_list(name: str, value: str, why: str, do: str) -> OptionsError:
     return OptionsError(code=f"data.{name}", what=f"{name} = {value!r}", where=f"--{name}", why=why, do=do)

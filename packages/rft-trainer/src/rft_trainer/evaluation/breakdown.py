@@ -45,7 +45,7 @@ def _value(prompt: Prompt, column: str) -> str:
             what=f"{prompt.prompt_id} has no column {column}; it has {', '.join(columns)}",
             where="--eval_by",
             why="the accuracy is divided by a column that every row has",
-            do=f"--eval_by {near[0]}" if near else "",
+            do=f"--eval_by {near[0] if near else 'with one of these columns'}",
         )
     value = columns[column]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -113,7 +113,7 @@ def _functions_of(file: Path) -> list[str]:
 def _unknown(name: str) -> OptionsError:
     names = [*rule_names(), *task_names()]
     nearest = nearest_names(name, names, count=1)
-    remedy = nearest[0] if nearest else ""
+    remedy = nearest[0] if nearest else "with one of these names"
     if name.endswith(".py"):
         remedy = f"{name}:{(_functions_of(Path(name)) or ['reward_fn'])[-1]}"
     return OptionsError(
@@ -122,5 +122,5 @@ def _unknown(name: str) -> OptionsError:
         where="--reward",
         why="a reward is one of these names or a function of your own",
         state="nothing was started",
-        do=f"--reward {remedy}" if remedy else "",
+        do=f"--reward {remedy}",
     )

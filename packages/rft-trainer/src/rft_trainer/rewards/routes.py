@@ -97,7 +97,7 @@ def _require_name(name: str, given: str) -> None:
     raise _refused(
         f"no reward is named {name!r}; there are {', '.join(names)}, and file.py:function",
         "a route leads to rewards by their names",
-        f"--reward_routes {quote(given.replace(name, nearest[0]))}" if nearest else "",
+        f"--reward_routes {quote(given.replace(name, nearest[0])) if nearest else 'with one of these names'}",
     )
 
 

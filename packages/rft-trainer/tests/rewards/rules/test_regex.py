@@ -39,3 +39,9 @@ def test_a_pattern_that_cannot_be_read_is_refused_with_its_place() -> None:
         reward_by_name("regex", options={"response_pattern": "ab(c"})
     assert caught.value.problem.code == "reward.pattern"
     assert caught.value.problem.do == "correct the pattern at character 2"
+
+
+def test_a_pattern_that_repeats_more_than_python_counts_is_refused() -> None:
+    with pytest.raises(OptionsError, match="repetition number is too large") as caught:
+        reward_by_name("regex", options={"response_pattern": "a{99999999999999}"})
+    assert caught.value.problem.do == "write smaller numbers between the braces of the pattern"

@@ -67,7 +67,7 @@ def algorithm_type(name: str) -> type[PolicyAlgorithm]:
             what=f"advantage_estimator = {name!r}",
             where="--advantage_estimator",
             why=f"{other[0] + '; here ' if other else ''}it is one of {', '.join(known)}, or file.py:Class",
-            do=other[1] if other else f"--advantage_estimator {near[0]}" if near else "",
+            do=other[1] if other else f"--advantage_estimator {near[0] if near else 'with one of these names'}",
         )
     return by_name(name.lower())
 

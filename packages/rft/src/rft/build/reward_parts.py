@@ -68,7 +68,7 @@ def unit_test_notes(settings: RlSettings | EvalSettings, prompts: Sequence[Promp
         what=f"no row has unit tests that can be read; {first}: {problem}",
         where="--label_key",
         why="the reward code runs a program on the tests that are the label of its row",
-        do=f"--label_key {better[0]}" if better else "",
+        do=f"--label_key {better[0] if better else 'with a column of such tests'}",
     )
 
 

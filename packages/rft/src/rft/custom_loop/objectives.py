@@ -33,5 +33,7 @@ def _published(name: str) -> PolicyAlgorithm:
     except OptionsError as error:
         # its remedy is a flag, which a program has no place for
         flag, _, nearest = error.problem.do.partition(" ")
-        do = f'rft.objective("{nearest}")' if flag == "--advantage_estimator" else error.problem.do
+        # where nothing is near, words that describe a name
+        meant = f"rft.objective {nearest}" if " " in nearest else f'rft.objective("{nearest}")'
+        do = meant if flag == "--advantage_estimator" else error.problem.do
         raise OptionsError(**{**asdict(error.problem), "where": "rft.objective", "do": do}) from None

@@ -18,6 +18,8 @@ _VALUE = r"(?: [^\s,;)-](?:[^\s,;)]|,(?=\w))*)?"
 _ASSIGNED = re.compile(rf"--[a-z]\w+{_VALUE}(?: --[a-z]\w+{_VALUE})*")
 """Flags in a row, with one value each or none."""
 _FLAG = re.compile(r"--([a-z]\w+)")
+_DESCRIBED = re.compile(r"--([a-z]\w+)(?= with )")
+"""A flag whose value is described, and not given."""
 
 
 @contextmanager
@@ -34,7 +36,7 @@ def _in_python(problem: Problem) -> Problem:
     what, where, why, do = map(_with_rows, (problem.what, problem.where, problem.why, problem.do))
     if _PROGRAM.search(do):  # a command to type, whose flags are flags
         return replace(problem, what=what, where=where, why=why, do=do)
-    do = _ASSIGNED.sub(lambda flag: as_keywords(flag[0]), do)
+    do = _ASSIGNED.sub(lambda flag: as_keywords(flag[0]), _DESCRIBED.sub(r"\1", do))
     where = _FLAG.sub(r"keyword argument \1", where)
     return replace(problem, what=_named(what), where=where, why=_named(why), do=do)
 

@@ -141,7 +141,9 @@ class Run:
             if files
             else "a run on rewards writes them with the answers that it keeps as text (token_records='shown')",
             state="nothing was changed",
-            do=f"run.tokens({min(files, key=lambda other: abs(other - (step or 0)))})" if files else "",
+            do=f"run.tokens({min(files, key=lambda other: abs(other - (step or 0)))})"
+            if files
+            else "rft.rl(..., token_records='shown')",
         )
 
     @property
@@ -202,7 +204,7 @@ class Run:
         curves = {name: points for name in names or _CURVES if (points := self._points(name)) or names}
         missing = [name for name, points in curves.items() if not points]
         if missing or not curves:
-            raise self._nothing_to_draw(missing)
+            raise self._nothing_to_draw(missing, [name for name in curves if name not in missing])
         width, height = _PANEL
         figure: Any = Figure(figsize=(width, height * len(curves)), layout="constrained")
         panels = figure.subplots(len(curves), 1, sharex=True, squeeze=False)
@@ -271,7 +273,7 @@ class Run:
         pairs = ((row.get("step"), row.get(name)) for row in table)
         return [(step, value) for step, value in pairs if is_number(step) and is_number(value)]
 
-    def _nothing_to_draw(self, missing: list[str]) -> OptionsError:
+    def _nothing_to_draw(self, missing: list[str], there: list[str]) -> OptionsError:
         known = [name for name in (*self.metrics, *self.evaluations) if self._points(name)]
         near = nearest_names(missing[0], known) if missing else []
         return OptionsError(
@@ -280,7 +282,7 @@ class Run:
             where="Run.plot",
             why=f"the nearest are {', '.join(near)}" if near else f"it has {', '.join(known) or 'no metric'}",
             state="nothing was changed",
-            do=f"run.plot({near[0]!r})" if near else "",
+            do=f"run.plot({(near or there or known)[0]!r})" if known else "plot it again after its first step",
         )
 
     def _checkpoint(self, step: int | None) -> Path:
@@ -296,7 +298,9 @@ class Run:
             where="step",
             why=f"there are checkpoints of the steps {', '.join(map(str, found))}" if found else "it has no checkpoint",
             state="nothing was changed",
-            do=f"step={min(found, key=lambda other: abs(other - step))}" if found else "",
+            do=f"step={min(found, key=lambda other: abs(other - step))}"
+            if found
+            else "run.resume() trains until it saves",
         )
 
 
@@ -332,5 +336,5 @@ def _no_run(path: Path) -> DataError:
         why="a run directory has a config.yaml; "
         + (f"it is part of the run {around}" if around else f"{parent} has {', '.join(runs[:5]) or 'no run'}"),
         state="nothing was changed",
-        do=f"rft.Run({str(near[0])!r})" if near else "",
+        do=f"rft.Run({str(near[0])!r})" if near else "rft.Run with the directory that save_path has named",
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from rft.stages.evaluation_output import checked_output, manifest_of, partial_ro
 from rft_algos.statistics import Interval as Interval
 from rft_algos.statistics import paired_difference_interval
 from rft_core.checkpoint_places import run_of
-from rft_core.errors import OptionsError, ServiceError
+from rft_core.errors import OptionsError, RftError, ServiceError
 from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_models.policy.load import load_policy
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -38,6 +38,7 @@ from rft_trainer.evaluation.comparison import PairedChange as PairedChange
 from rft_trainer.evaluation.comparison import PairedComparison as PairedComparison
 from rft_trainer.evaluation.comparison import compare_rows
 from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
+from rft_trainer.evaluation.partial_rows import PartialRows
 from rft_trainer.evaluation.task_metrics import TaskMetrics
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import Reward, remedy_of
@@ -222,7 +223,8 @@ def _answered(
             ranked=settings.sampling.num_beams > 0,
         )
         journal = partial_rows(output, manifest, prompts, suffix) if output is not None else None
-        result, rows = evaluator.with_rows(rollout_row, journal)
+        with _kept_answers(journal):
+            result, rows = evaluator.with_rows(rollout_row, journal)
     finally:
         reward.close()
     if result.num_scored == 0:
@@ -232,6 +234,17 @@ def _answered(
         Evaluation(result, prompts, rows, accuracy_by=accuracy_by(column, prompts, result.correct) if column else {}),
         manifest,
     )
+
+
+@contextmanager
+def _kept_answers(journal: PartialRows | None) -> Generator[None]:
+    """Let an error in the middle say that the answers so far are kept, where they are."""
+    try:
+        yield
+    except RftError as error:
+        if journal is not None and journal.path.exists():
+            error.tell_state(f"the answers so far are in {journal.path}; the same command goes on with them")
+        raise
 
 
 def _no_scores(result: EvaluationResult, rows: Sequence[Sequence[Mapping[str, Any]]]) -> ServiceError:

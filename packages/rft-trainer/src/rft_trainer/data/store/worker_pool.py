@@ -202,6 +202,7 @@ def _ended(process: ChildProcess, shard: Path) -> ServiceError:
         code="store.worker_ended",
         what=f"a worker that built {shard} {how}" + (f": {last[-1]}" if last else ""),
         where=str(shard),
-        why="its rows are not in the store; what is built stays, and the next start goes on from there",
+        why="its rows are not in the store",
+        state="what is built stays, and the next start goes on from there",
         do="--data_store_workers 1" if not killed else "start again with more memory, or --data_store_workers 1",
     )

@@ -21,14 +21,17 @@ def build(context: RuleContext) -> PooledReward:
     pattern = context.options["response_pattern"]
     try:
         re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError) as error:
+        position = error.pos if isinstance(error, re.error) else None
         raise OptionsError(
             code="reward.pattern",
             what=f"response_pattern = {pattern!r}: {error}",
             where="--response_pattern",
             why="it is a regular expression of Python's module re",
             state="nothing was started",
-            do=f"correct the pattern at character {error.pos}" if error.pos is not None else "",
+            do="write smaller numbers between the braces of the pattern"
+            if position is None
+            else f"correct the pattern at character {position}",
         ) from error
     fixed = {"pattern": pattern, "whole": context.options["response_pattern_match"] == "full"}
 
