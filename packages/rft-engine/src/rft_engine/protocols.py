@@ -7,7 +7,7 @@ P prompts of one prefill, L tokens of the longest of them, B rows of the cache, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -113,6 +113,15 @@ class DecodableModel(Protocol[CacheT]):
 
     def refresh(self) -> None:
         """Derive again whatever is computed from the parameters, after the parameters changed."""
+        ...
+
+
+@runtime_checkable
+class RoutedModel(Protocol):
+    """A model that can say which experts its tokens go to."""
+
+    def routes(self, sequences: Sequence[Sequence[int]]) -> Tensor | None:
+        """[layers, tokens, choices] int64 of the tokens of whole sequences, ascending; None in a dense model."""
         ...
 
 

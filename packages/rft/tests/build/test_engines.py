@@ -248,6 +248,34 @@ def test_the_engine_of_this_process_is_the_reference_engine(calls: Any) -> None:
     assert (second.model.is_sharded, second.model.dtype) == (True, torch.float16)
 
 
+class Native:
+    """An engine in this process."""
+
+
+@pytest.mark.parametrize(
+    ("engine", "split", "compiled", "has_routers", "measures"),
+    [
+        (Native(), None, False, True, True),
+        (object(), None, False, True, False),
+        (Native(), "ranks", False, True, False),
+        (Native(), None, True, True, False),
+        (Native(), None, False, False, False),
+    ],
+)
+def test_routers_are_compared_with_those_of_an_engine_in_this_process(
+    calls: Any, engine: object, split: Any, compiled: bool, has_routers: bool, measures: bool
+) -> None:
+    calls.put(engines, "RouterAgreement")
+    calls.replace(engines, NativeEngine=Native)
+    policy = calls.double(
+        "policy", backbone=SimpleNamespace(split=split), is_compiled=compiled, has_known_routers=has_routers
+    )
+    found = engines.router_agreement(policy, engine, calls.double("machine"))
+    assert (found is not None) is measures
+    asked_for = f"RouterAgreement(policy, {engine!r}, machine.collectives, device=machine.device)"
+    assert calls.taken() == ([asked_for] if measures else [])
+
+
 class Copy:
     """An engine with a copy of the weights in this process."""
 

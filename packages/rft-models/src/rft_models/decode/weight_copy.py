@@ -181,6 +181,11 @@ class GenerationCopy:
         """Append one token to every active row, see `DecodableModel.step`."""
         return self._decoder.step(cache, token_ids_B)
 
+    def routes(self, sequences: Sequence[Sequence[int]]) -> Tensor | None:
+        """Return the experts that whole sequences go to with the copied weights, see `HfDecoder.routes`."""
+        # the families of the other decoder are dense
+        return self._decoder.routes(sequences) if isinstance(self._decoder, HfDecoder) else None
+
     def refresh(self) -> None:
         """Derive fused weights again after the parameters changed."""
         self._decoder.refresh()

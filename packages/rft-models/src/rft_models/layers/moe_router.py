@@ -156,6 +156,12 @@ def chosen_experts(logits_RE: Tensor, router: Router, bias_E: Tensor | None = No
     return (scores_RE if bias_E is None else scores_RE + bias_E).topk(router.num_choices, dim=-1).indices
 
 
+def chosen_routes(logits: Sequence[Tensor], router: Router, biases: Sequence[Tensor] | None = None) -> Tensor:
+    """[L, R, k] int64: the experts that rows go to in each layer, by their logits [R, E], in ascending order."""
+    chosen = [chosen_experts(one, router, biases[layer] if biases else None) for layer, one in enumerate(logits)]
+    return torch.stack(chosen).sort(-1).values
+
+
 def expert_loads(
     logits: Sequence[Tensor], rows_R: Tensor, router: Router, biases: Sequence[Tensor] | None = None
 ) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,11 +21,13 @@ from rft_models.attention.varlen import VarlenKernel
 from rft_models.backbone.backbone import States
 from rft_models.backbone.logits_check import check_logits
 from rft_models.backbone.packed_model import PackedModel
+from rft_models.layers.eval_mode import eval_mode
 from rft_models.layers.moe_router import (
     AuxLossShare,
     RoutedRows,
     Router,
     biases_of,
+    chosen_routes,
     count_experts,
     gates_of,
     load_balancing_loss,
@@ -256,6 +258,20 @@ class CausalPolicy(PackedModel):
         router, logits = self.router, list[Tensor]()
         states = self.backbone.states(tokens, routed=logits)
         return count_experts(logits, _predictions(tokens, states)[1], router, self.router_biases)
+
+    @torch.no_grad()
+    def routes(self, tokens: PackedTokens) -> Tensor:
+        """[L, T, k] int64: the experts that each token goes to in each layer, in ascending order; without dropout.
+
+        A forward of the backbone on all tokens, none of which needs to be a target.
+        """
+        return self._wrapper(self._routes, replace(tokens, target_mask_T=None))
+
+    def _routes(self, tokens: PackedTokens) -> Tensor:
+        router, logits = self.router, list[Tensor]()
+        with eval_mode(self.model):
+            self.backbone.states(tokens, routed=logits)
+        return chosen_routes(logits, router, self.router_biases)
 
     @cached_property
     def router(self) -> Router:

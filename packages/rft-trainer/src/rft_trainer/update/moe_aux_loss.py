@@ -24,7 +24,6 @@ from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.protocols import BalanceShare, Collectives, RoutedNumbers, RoutedPolicy
 from rft_trainer.records.rollouts import Counts, TokenBatch
 
-
 _LOADS = "router/loads"
 """Name of the loads among the sums of a step."""
 
@@ -149,8 +148,9 @@ class MoeAuxLoss:
     def after_step(self, totals: MetricTotals) -> None:
         """Sum the loads of the step over the ranks, move the biases by them, and add their metrics to `totals`.
 
-        They are those of all batches whose metrics are in `totals`. Metrics: `router/max_violation` over the layers, its worst and that of each layer, `router/entropy` over the
-        layers and that of each, and `router/dead_experts`. Every rank calls it behind a step that was applied.
+        They are those of all batches whose metrics are in `totals`. Metrics: `router/max_violation` over the layers,
+        its worst and that of each layer, `router/entropy` over the layers and that of each, and `router/dead_experts`.
+        Every rank calls it behind a step that was applied.
         """
         own_LE = torch.zeros(self._policy.num_routers, self._policy.num_experts, dtype=torch.float64)
         counted_LE = totals.take_sum(_LOADS)

@@ -17,6 +17,7 @@ from rft_core.errors import OptionsError, PreflightError, install_command
 from rft_engine.build_request import EngineBuildRequest, build_engine
 from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.native.copy_check import check_copy
+from rft_engine.native.engine import NativeEngine
 from rft_engine.protocols import DecodableModel, WeightCopy, WholeGenerator
 from rft_engine.registry import AUTO, ENGINES, REFERENCE_ENGINE, EngineCapabilities, EngineKind, EngineLimit, limits_of
 from rft_engine.replicas.engine import ReplicaEngine
@@ -32,6 +33,7 @@ from rft_models.own_decoder.architecture import CLASS_NAME, MODEL_TYPE
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_trainer.evaluation.logprob_mismatch import scored_tokens
 from rft_trainer.protocols import Engine
+from rft_trainer.scoring.router_agreement import RouterAgreement
 
 EngineCheck = Callable[[int], dict[str, tuple[float, float]]]
 """Given the version of the policy's weights: whether the engine serves them; metrics as (total, count), or an error."""
@@ -282,6 +284,19 @@ def engine_check(
         return {"engine/probe_gap": (gap.maximum, 1.0)} | {name: (value, 1.0) for name, value in counted.items()}
 
     return check
+
+
+def router_agreement(policy: CausalPolicy, engine: object, machine: Machine) -> RouterAgreement | None:
+    """Return the measurement of an engine in this process against a mixture of experts; None of any other two.
+
+    None too where a rank has parts of rows, or where recording routers would break the graphs of compiled layers.
+    """
+    if not isinstance(engine, NativeEngine) or policy.backbone.split is not None or policy.is_compiled:
+        return None
+    if not policy.has_known_routers:
+        return None
+    native = cast("NativeEngine[Any]", engine)
+    return RouterAgreement(policy, native, machine.collectives, device=machine.device)
 
 
 Provider = Callable[[], Iterable[tuple[str, Tensor]]]

@@ -21,7 +21,7 @@ from rft.build.algorithm_parts import (
     old_policy,
 )
 from rft.build.constraint import constraint_of, evaluation_engine, group_advantages, policy_within
-from rft.build.engines import choose_engine, make_engine
+from rft.build.engines import choose_engine, make_engine, router_agreement
 from rft.build.environment import ChosenEnvironment
 from rft.build.lora import adapt, weights_directory
 from rft.build.models import refuse_unknown_parts
@@ -214,6 +214,8 @@ def build_rl(
         resume_command=started.resume_command,
         sleep_engine=sleeps,
         check_engine=rollouts.check_engine,
+        # engines ahead of the trainer have other weights than it
+        routes=None if settings.async_rollouts.max_staleness else router_agreement(parallel.model, engine, machine),
         gaps=gap_watch(settings, machine, started.resume_command),
         tokens=_token_recorder(settings, started, parallel, trie),
     )
