@@ -7,7 +7,7 @@ P prompts of one prefill, L tokens of the longest of them, B rows of the cache, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -111,17 +111,17 @@ class DecodableModel(Protocol[CacheT]):
         """Append one token to every row, in row order; [B] int64 in, [B, V] float32 logits out."""
         ...
 
-    def refresh(self) -> None:
-        """Derive again whatever is computed from the parameters, after the parameters changed."""
+    def routes(self, sequences: Sequence[Sequence[int]]) -> Tensor | None:
+        """The experts that the tokens of whole sequences go to, by a forward of its own.
+
+        Returns:
+            [layers, tokens, choices] int64, the tokens of all sequences in order, the choices ascending; None where
+            there are no experts, or none that are known.
+        """
         ...
 
-
-@runtime_checkable
-class RoutedModel(Protocol):
-    """A model that can say which experts its tokens go to."""
-
-    def routes(self, sequences: Sequence[Sequence[int]]) -> Tensor | None:
-        """[layers, tokens, choices] int64 of the tokens of whole sequences, ascending; None in a dense model."""
+    def refresh(self) -> None:
+        """Derive again whatever is computed from the parameters, after the parameters changed."""
         ...
 
 

@@ -143,7 +143,7 @@ class BalanceShare(Protocol):
 
 
 class RoutedNumbers(Protocol):
-    """What the routers of a forward say of the rows that predict targets, without gradient."""
+    """Loads and sizes of logits of a forward's routers, in the rows that predict targets, without gradient."""
 
     @property
     def log_normaliser_LR(self) -> Tensor:

@@ -248,32 +248,28 @@ def test_the_engine_of_this_process_is_the_reference_engine(calls: Any) -> None:
     assert (second.model.is_sharded, second.model.dtype) == (True, torch.float16)
 
 
-class Native:
-    """An engine in this process."""
-
-
 @pytest.mark.parametrize(
-    ("engine", "split", "compiled", "has_routers", "measures"),
+    ("name", "split", "compiled", "has_routers", "measures"),
     [
-        (Native(), None, False, True, True),
-        (object(), None, False, True, False),
-        (Native(), "ranks", False, True, False),
-        (Native(), None, True, True, False),
-        (Native(), None, False, False, False),
+        ("native", None, False, True, True),
+        ("hf", None, False, True, False),
+        ("native", "ranks", False, True, False),
+        ("native", None, True, True, False),
+        ("native", None, False, False, False),
     ],
 )
-def test_routers_are_compared_with_those_of_an_engine_in_this_process(
-    calls: Any, engine: object, split: Any, compiled: bool, has_routers: bool, measures: bool
+def test_routers_are_compared_with_those_of_the_native_engine(
+    calls: Any, name: str, split: Any, compiled: bool, has_routers: bool, measures: bool
 ) -> None:
     calls.put(engines, "RouterAgreement")
-    calls.replace(engines, NativeEngine=Native)
+    machine = calls.double("machine", device="cpu")
     policy = calls.double(
         "policy", backbone=SimpleNamespace(split=split), is_compiled=compiled, has_known_routers=has_routers
     )
-    found = engines.router_agreement(policy, engine, calls.double("machine"))
+    found = engines.router_agreement(asked(name), machine, policy, calls.double("engine"))
     assert (found is not None) is measures
-    asked_for = f"RouterAgreement(policy, {engine!r}, machine.collectives, device=machine.device)"
-    assert calls.taken() == ([asked_for] if measures else [])
+    made = "RouterAgreement(policy, engine, machine.collectives, device='cpu')"
+    assert calls.taken() == ([made] if measures else [])
 
 
 class Copy:

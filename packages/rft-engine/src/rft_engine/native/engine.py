@@ -22,7 +22,7 @@ from rft_engine.native.continuous_batch import ContinuousBatch
 from rft_engine.native.memory_budget import CacheRequest, FreeMemory, free_memory, is_out_of_memory, max_rows_that_fit
 from rft_engine.native.results import completions_of, stats_of
 from rft_engine.native.scheduler import PrefillScheduler
-from rft_engine.protocols import CacheT, DecodableModel, RoutedModel
+from rft_engine.protocols import CacheT, DecodableModel
 from rft_engine.request_checks import check_budgets, check_keys, check_media, check_prompts, refusal
 
 _LENGTH_STEP = 64  # caches are made for whole multiples of this, so that similar calls share one
@@ -218,14 +218,13 @@ class NativeEngine(EngineBase, Generic[CacheT]):
             sequences: token ids, at least one each.
 
         Returns:
-            [layers, tokens, choices] int64, the tokens of all sequences in order, the choices ascending; None where
-            the model has no experts, or does not tell.
+            As of `DecodableModel.routes`.
 
         Raises:
             ServiceError: the engine is asleep, closed, or waits for weights.
         """
         self._states.require_ready("routes")
-        return self._model.routes(sequences) if isinstance(self._model, RoutedModel) else None
+        return self._model.routes(sequences)
 
     def load_weights(self, version: int) -> None:
         """Serve the model's present parameters as `version`.

@@ -183,8 +183,7 @@ class GenerationCopy:
 
     def routes(self, sequences: Sequence[Sequence[int]]) -> Tensor | None:
         """Return the experts that whole sequences go to with the copied weights, see `HfDecoder.routes`."""
-        # the families of the other decoder are dense
-        return self._decoder.routes(sequences) if isinstance(self._decoder, HfDecoder) else None
+        return self._decoder.routes(sequences)
 
     def refresh(self) -> None:
         """Derive fused weights again after the parameters changed."""

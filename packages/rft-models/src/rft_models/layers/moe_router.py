@@ -73,7 +73,7 @@ class AuxLossShare:
 
 @dataclass(frozen=True, slots=True)
 class RoutedRows:
-    """What the routers of a forward say of the rows that count, without gradient."""
+    """Loads and sizes of logits of a forward's routers, in the rows that count, without gradient."""
 
     log_normaliser_LR: Tensor
     """[L, R] log sum_i exp(logits_i) of each row in each layer."""

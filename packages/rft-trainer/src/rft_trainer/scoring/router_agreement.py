@@ -29,7 +29,7 @@ MOST_TOKENS = 1024
 
 
 class RoutingPolicy(Protocol):
-    """The trainer's model."""
+    """The trainer's model, with experts."""
 
     def routes(self, tokens: PackedTokens) -> Tensor:
         """[layers, tokens, choices] int64 in ascending order."""
@@ -77,5 +77,5 @@ def _sequences(groups: Sequence[RolloutGroup]) -> list[list[int]]:
     drawn = [(group, one) for group, one in flat_rollouts(groups) if one.completion_ids and group.prompt.media is None]
     # the first sample of each prompt before the second of any
     drawn.sort(key=lambda pair: pair[1].sample_index)
-    whole = [[*group.prompt.token_ids, *one.completion_ids] for group, one in drawn[:NUM_SEQUENCES]]
-    return [sequence[:MOST_TOKENS] for sequence in whole]
+    sequences = [[*group.prompt.token_ids, *one.completion_ids] for group, one in drawn[:NUM_SEQUENCES]]
+    return [sequence[:MOST_TOKENS] for sequence in sequences]

@@ -84,12 +84,12 @@ class MoeAuxLoss:
 
     @property
     def counts_first(self) -> bool:
-        """Whether the step is counted by `begin` before its first backward pass."""
+        """Return whether the step is counted by `begin` before its first backward pass."""
         return self._weights.balance != 0
 
     @property
     def has_loss(self) -> bool:
-        """Whether `term` is added to the loss; without one the routers' forwards are those of `watching`."""
+        """Return whether `term` is added to the loss; without one the routers' forwards are those of `watching`."""
         return self._weights.balance != 0 or self._weights.z_loss != 0
 
     def begin(self, batches: Sequence[TokenBatch], idle: Sequence[TokenBatch] = ()) -> None:

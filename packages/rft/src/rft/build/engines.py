@@ -17,7 +17,6 @@ from rft_core.errors import OptionsError, PreflightError, install_command
 from rft_engine.build_request import EngineBuildRequest, build_engine
 from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.native.copy_check import check_copy
-from rft_engine.native.engine import NativeEngine
 from rft_engine.protocols import DecodableModel, WeightCopy, WholeGenerator
 from rft_engine.registry import AUTO, ENGINES, REFERENCE_ENGINE, EngineCapabilities, EngineKind, EngineLimit, limits_of
 from rft_engine.replicas.engine import ReplicaEngine
@@ -286,17 +285,17 @@ def engine_check(
     return check
 
 
-def router_agreement(policy: CausalPolicy, engine: object, machine: Machine) -> RouterAgreement | None:
-    """Return the measurement of an engine in this process against a mixture of experts; None of any other two.
+def router_agreement(
+    settings: DecodingEngineSettings, machine: Machine, policy: CausalPolicy, engine: Any
+) -> RouterAgreement | None:
+    """Return the measurement of the native engine of this process against a mixture of experts; None of any other two.
 
     None too where a rank has parts of rows, or where recording routers would break the graphs of compiled layers.
     """
-    if not isinstance(engine, NativeEngine) or policy.backbone.split is not None or policy.is_compiled:
+    is_native = choose_engine(settings, machine.device).name == REFERENCE_ENGINE
+    if not is_native or policy.backbone.split is not None or policy.is_compiled or not policy.has_known_routers:
         return None
-    if not policy.has_known_routers:
-        return None
-    native = cast("NativeEngine[Any]", engine)
-    return RouterAgreement(policy, native, machine.collectives, device=machine.device)
+    return RouterAgreement(policy, engine, machine.collectives, device=machine.device)
 
 
 Provider = Callable[[], Iterable[tuple[str, Tensor]]]
