@@ -57,7 +57,7 @@ def emitted(
     of_steps = f"--loss_type steps --step_separator = --prompt_data {steps} --eval_data {steps}"
     words.append(("rm", f"{of_steps} --input_key prompt --chosen_key chosen --rejected_key rejected"))
     words.append(("sft", f"--aux_loss_coef 0.1 --pretrain {bench.experts}"))
-    words.append(("pretrain", "--z_loss_coef 0.1"))
+    words += [("pretrain", "--z_loss_coef 0.1"), ("rl", f"--pretrain {bench.experts}")]
     for number, (command, more) in enumerate(words):
         path = tmp_path_factory.mktemp("runs") / str(number)
         ended = call(command, *base_words[command], *more.split(), "--save_path", path)

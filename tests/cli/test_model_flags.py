@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from rft_models.policy.causal_policy import CausalPolicy
+
 Call = Callable[..., Any]
 FIRST = 20
 """The first token that is trained where only some are."""
@@ -138,3 +140,29 @@ def test_the_routers_loss_does_not_depend_on_the_cut(
             assert row[name] == pytest.approx(rows[0][name], rel=1e-5, abs=1e-6), name
     assert 1.9 < rows[0]["router/balance"] < 8
     assert rows[0]["policy/micro_batches"] > rows[1]["policy/micro_batches"] > rows[2]["policy/micro_batches"] == 1
+
+
+@pytest.mark.parametrize("command", ["rl", "dpo"])
+def test_loads_of_experts_are_metrics_without_a_flag_and_change_no_bit_of_the_weights(
+    command: str, bench: Any, base_words: dict[str, list[str]], rft_train: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*base_words[command], "--pretrain", bench.experts, "--micro_train_batch_size", "3"]
+    weights, rows = [], []
+    for name in ("watched", "not"):
+        if name == "not":
+            monkeypatch.setattr(CausalPolicy, "has_known_routers", False)
+        outcome = rft_train(command, *words, "--save_path", name)
+        assert outcome.code == 0, outcome.err
+        weights.append(tensors(last(Path(name))))
+        rows.append([json.loads(line) for line in (Path(name) / "metrics.jsonl").read_text().splitlines()])
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    loads = ("router/entropy", "router/entropy_layer_0", "router/max_violation_layer_0", "router/dead_experts")
+    for row, plain in zip(*rows, strict=True):
+        assert all(name in row for name in (*loads, "router/z_loss", "router/max_logit"))
+        assert not any("router" in name for name in plain)
+        names = ("policy/loss", "policy/gradient_norm", "policy/weight_change", "dpo/loss")
+        assert all(row[name] == plain[name] for name in names if name in plain)
+    # an engine that shares the weights, in float32: of the first of every ten steps
+    agreed = [row.get("engine/router_agreement") for row in rows[0]]
+    assert agreed == [1.0 if command == "rl" and number == 0 else None for number in range(3)]

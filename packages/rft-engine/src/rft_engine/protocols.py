@@ -111,6 +111,15 @@ class DecodableModel(Protocol[CacheT]):
         """Append one token to every row, in row order; [B] int64 in, [B, V] float32 logits out."""
         ...
 
+    def routes(self, sequences: Sequence[Sequence[int]]) -> Tensor | None:
+        """The experts that the tokens of whole sequences go to, by a forward of its own.
+
+        Returns:
+            [layers, tokens, choices] int64, the tokens of all sequences in order, the choices ascending; None where
+            there are no experts, or none that are known.
+        """
+        ...
+
     def refresh(self) -> None:
         """Derive again whatever is computed from the parameters, after the parameters changed."""
         ...

@@ -9,7 +9,7 @@ import torch
 
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core import keyed_random
-from rft_core.errors import OptionsError
+from rft_core.errors import OptionsError, ServiceError
 from rft_engine.native.engine import NativeEngine
 from rft_engine.testing.table_model import FakeCache, FakeDecodableModel
 
@@ -438,3 +438,19 @@ def test_rows_of_many_budgets_leave_together():
     sizes = [rows for name, (rows, *_) in model.calls if name == "step"]
     assert len(set(sizes)) <= 20  # not a change of the batch for every row that ends
     assert engine.stats().num_decode_steps <= 64
+
+
+def test_routes_are_those_of_a_model_with_experts_and_asked_of_an_engine_that_is_ready():
+    class Routed(FakeDecodableModel):
+        def routes(self, sequences):
+            return torch.tensor([[[len(sequence)] for sequence in sequences]])
+
+    model = random_model()
+    assert engine_of(model).routes([[1, 2]]) is None
+    engine = engine_of(Routed(torch.zeros(VOCAB, VOCAB)))
+    found = engine.routes([[1, 2], [3]])
+    assert found is not None
+    assert found.tolist() == [[[2], [1]]]
+    engine.sleep()
+    with pytest.raises(ServiceError):
+        engine.routes([[1]])

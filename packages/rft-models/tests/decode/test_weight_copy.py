@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import PreflightError, ServiceError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.decode.fast_decoder import FastDecoder, decoder_for
 from rft_models.decode.hf_decoder import HfDecoder
 from rft_models.decode.weight_copy import GenerationCopy, is_sharded, needs_copy
@@ -69,6 +70,45 @@ def test_the_copy_computes_what_the_policy_computes(tiny_model: Build, model_typ
     assert not torch.equal(logits(twin), first)
     assert {name: tensor.data_ptr() for name, tensor in twin.named_tensors()} == places, "written in place"
     assert not any(tensor.requires_grad for _, tensor in twin.named_tensors())
+
+
+SEQUENCES = [[3, 5, 7, 9, 2, 8, 1], [4, 6, 11], [2] * 5]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_a_copy_sends_tokens_where_the_policy_does_until_its_routers_are_others(
+    tiny_model: Build, model_type: str, packed: bool
+) -> None:
+    policy = make_policy(tiny_model(model_type), None, packed=packed).train()
+    ours = policy.routes(PackedTokens.of_segments([torch.tensor(one) for one in SEQUENCES]))
+    assert ours.shape == (2, 15, 2)
+    assert (ours[..., 0] < ours[..., 1]).all(), "in ascending order"
+    shared = decoder_for(policy)
+    assert isinstance(shared, HfDecoder)
+    twin = GenerationCopy(policy)
+    fill(twin, policy)
+    for theirs in (shared.routes(SEQUENCES), twin.routes(SEQUENCES)):
+        assert theirs is not None
+        assert torch.equal(theirs, ours)
+    assert policy.model.training, "as it was"
+    with torch.no_grad():
+        for name, tensor in twin.named_tensors():
+            if name.endswith("layers.1.mlp.gate.weight"):
+                tensor.neg_()
+    changed = twin.routes(SEQUENCES)
+    assert changed is not None
+    same = (changed == ours).all(-1)
+    assert same[0].all()
+    assert same[1].double().mean() < 0.5, "the experts with the smallest logits, of four"
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "gpt2"])
+def test_a_dense_model_has_no_routes(tiny_model: Build, model_type: str) -> None:
+    policy = policy_of(tiny_model, model_type)
+    twin = GenerationCopy(policy)
+    fill(twin, policy)
+    assert twin.routes(SEQUENCES) is None
 
 
 @pytest.mark.parametrize("tied", [True, False])

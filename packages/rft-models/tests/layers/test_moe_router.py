@@ -131,6 +131,46 @@ def test_a_shared_prompt_changes_nothing(model_type: str, tiny_model: Build) -> 
         assert (gradient - wanted_gradients[name]).norm() <= 1e-5 * wanted_gradients[name].norm() + 1e-6, name
 
 
+@pytest.mark.parametrize("model_type", MIXTURES)
+@pytest.mark.parametrize("checkpointing", [None, Checkpointing()])
+def test_a_forward_whose_routers_are_watched_is_the_same_to_the_bit(
+    model_type: str, checkpointing: Checkpointing | None, tiny_model: Build
+) -> None:
+    model = tiny_model(model_type)
+    policy = make_policy(model, None, packed=True, gradient_checkpointing=checkpointing).train()
+    tokens = PackedTokens(*batch())
+    plain, plain_entropy = policy.token_logprobs(tokens, with_entropy=True)
+    wanted = gradients(policy, plain.sum())
+    with policy.watching_routers() as seen:
+        watched, entropy = policy.token_logprobs(tokens, with_entropy=True)
+        assert entropy is not None
+        assert plain_entropy is not None
+        assert torch.equal(watched, plain)
+        assert torch.equal(entropy, plain_entropy)
+        found = gradients(policy, watched.sum())
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    # the backward pass computes checkpointed layers again, and counts none of it
+    (said,) = seen
+    _, _, expected = policy.token_logprobs_and_balance(tokens, expert_counts_E=None)
+    assert torch.equal(said.loads_LE, expected.loads_LE)
+    assert torch.equal(said.log_normaliser_LR, expected.log_normaliser_LR.detach())
+    assert float(said.max_logit) == float(expected.max_logit)
+    assert not said.log_normaliser_LR.requires_grad
+    policy.token_logprobs(tokens)
+    assert len(seen) == 1, "behind the context nothing is kept"
+
+
+def test_a_fused_loss_is_watched_as_log_probs_are(tiny_model: Build) -> None:
+    policy = make_policy(tiny_model("qwen3_moe"), None, packed=True)
+    tokens = PackedTokens(*batch())
+    with policy.watching_routers() as seen:
+        policy.token_logprobs(tokens)
+        policy.fused_loss(tokens, lambda logprobs, entropies, _: -logprobs)
+    assert torch.equal(seen[0].loads_LE, seen[1].loads_LE)
+    assert seen[1].loads_LE.sum(-1).tolist() == [2 * int(tokens.targets_T.sum())] * 2
+
+
 @pytest.mark.parametrize("chosen", [Checkpointing(), Checkpointing(selective=True)])
 def test_checkpointing_changes_no_gradient_of_it(chosen: Checkpointing, tiny_model: Build) -> None:
     found = []
@@ -149,6 +189,8 @@ def test_a_dense_model_is_refused_by_name(tiny_model: Build, character_directory
     with pytest.raises(OptionsError, match="'qwen2'") as caught:
         policy.token_logprobs_and_balance(PackedTokens(*batch()), expert_counts_E=None)
     assert caught.value.problem.code == "router.none"
+    with pytest.raises(OptionsError, match="'qwen2'"), policy.watching_routers():
+        pass
     with pytest.raises(OptionsError, match="aux_loss_coef") as caught:
         router_facts(character_directory)
     assert caught.value.problem.code == "router.none"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -141,6 +142,25 @@ class BalanceShare(Protocol):
         ...
 
 
+class RoutedNumbers(Protocol):
+    """Loads and sizes of logits of a forward's routers, in the rows that predict targets, without gradient."""
+
+    @property
+    def log_normaliser_LR(self) -> Tensor:
+        """[L, R] log sum_i exp(router logits_i) of each row in each layer."""
+        ...
+
+    @property
+    def loads_LE(self) -> Tensor:
+        """[L, E] float64: rows that go to each expert of each layer."""
+        ...
+
+    @property
+    def max_logit(self) -> Tensor:
+        """The largest size of a router's logit in these rows."""
+        ...
+
+
 class RoutedPolicy(Policy, Protocol):
     """A policy with a mixture of experts."""
 
@@ -169,6 +189,10 @@ class RoutedPolicy(Policy, Protocol):
         entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor | None, BalanceShare]:
         """Compute `token_logprobs`, and the share under the whole step's counts (None: this batch is the step)."""
+        ...
+
+    def watching_routers(self) -> AbstractContextManager[Sequence[RoutedNumbers]]:
+        """Return a context that keeps what the routers say of each forward of log-probs within it."""
         ...
 
 

@@ -93,6 +93,7 @@ TRUE: dict[str, tuple[str, int, Rows]] = {
     "no change": ("frozen_weights", 3, rows(5, policy__weight_change=0.0)),
     "a large step": ("step_too_large", 3, rows(5, policy__weight_change=0.5)),
     "another engine": ("engine_gap", 3, rows(5, engine__logprob_gap=0.08)),
+    "another engine's experts": ("router_gap", 3, rows(5, engine__router_agreement=lambda n: 0.8 if n == 3 else ...)),
     "old weights": ("staleness", 5, rows(5, **{"async__staleness_mean": 6.0})),
     "a tail": ("generation_tail", 20, rows(20, time__engine_limit="tail")),
     "a leak of memory": ("memory_slope", 50, rows(60, memory__rss_mib=lambda n: 1000.0 + 10 * n)),

@@ -340,6 +340,20 @@ def test_what_the_engine_serves_is_a_metric_of_the_step() -> None:
     assert parts.rows[0]["engine/served"] == 0.75
 
 
+def test_routers_are_compared_before_the_engine_sleeps_and_their_agreement_is_a_metric_of_the_step() -> None:
+    parts = Parts()
+
+    def routes(step: int, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+        parts.note(f"routes {step} of {len(groups)}")
+        return {"engine/router_agreement": 0.5} if step == 1 else {}
+
+    loop = loop_of(parts, replace(RULES, max_steps=2), sleep_engine=True, routes=routes)
+    loop.run(parts.signals)
+    compared = [event for event in parts.events if event.split()[0] in ("collect", "routes", "sleep")]
+    assert compared == ["collect 2", "routes 1 of 2", "sleep 1", "collect 2", "routes 2 of 2", "sleep 1"]
+    assert [row.get("engine/router_agreement") for row in parts.rows] == [0.5, None]
+
+
 def test_samples_without_advantage_are_left_out_of_the_forward_and_stay_in_the_denominators() -> None:
     parts, all_of_them = Parts(), Parts()
     loop_of(parts, replace(RULES, skip_zero_advantage=True)).run(parts.signals)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -48,6 +50,7 @@ class RoutedBigrams(BigramPolicy):
         generator = torch.Generator().manual_seed(3)
         self.routes = nn.Parameter(torch.randn(vocab_size, EXPERTS, generator=generator, dtype=torch.float64))
         self.counted = 0
+        self.watched: list[Share] | None = None
 
     def _rows(self, tokens: PackedTokens) -> Tensor:
         return self.routes[tokens.token_ids_T.roll(1)[tokens.target_mask_T]]
@@ -55,6 +58,19 @@ class RoutedBigrams(BigramPolicy):
     def expert_counts(self, tokens: PackedTokens) -> Tensor:
         self.counted += 1
         return torch.bincount(self._rows(tokens).argmax(-1), minlength=EXPERTS).double()
+
+    @contextmanager
+    def watching_routers(self) -> Iterator[list[Share]]:
+        self.watched = kept = list[Share]()
+        yield kept
+        self.watched = None
+
+    def token_logprobs(self, tokens: PackedTokens, **options: Any) -> tuple[Tensor, Tensor | None]:
+        if self.watched is not None:
+            rows = self._rows(tokens).detach()
+            loads_E = torch.bincount(self._chosen(rows), minlength=EXPERTS).double()
+            self.watched.append(Share(torch.zeros(()), torch.zeros(()), rows, loads_E))
+        return super().token_logprobs(tokens, **options)
 
     def token_logprobs_and_balance(
         self, tokens: PackedTokens, *, expert_counts_E: Tensor | None, **options: Any
@@ -294,6 +310,63 @@ def test_loads_of_the_step_move_the_bias_once_however_it_is_cut() -> None:
         shares = loads / loads.sum()
         assert merged["router/entropy_layer_0"] == merged["router/entropy"]
         assert merged["router/entropy"] == pytest.approx(float(torch.special.entr(shares).sum()) / math.log(EXPERTS))
+
+
+def test_routers_without_a_weight_are_watched_and_the_step_is_the_same_to_the_bit() -> None:
+    cut = MicroBatching(2, 0, False)
+    _, watched, metrics, counted = one_step(cut, weights=RouterWeights())
+    policy = RoutedBigrams(6)
+    loss = PolicyLoss(policy, PolicyObjective(Grpo(kl_place="none", kl_coef=0.0)))
+    optimizer = KeepGradients([policy.table])
+    updater = Updater(loss, optimizer, OneRank(), micro_batching=cut, learning_rate=lambda update: 0.1)
+    totals = MetricTotals()
+    updater(samples(), 0, totals)
+    assert policy.table.grad is not None
+    assert torch.equal(watched, policy.table.grad)
+    plain = totals.merged(OneRank())
+    assert metrics == plain | {name: value for name, value in metrics.items() if name.startswith("router/")}
+    loads = RoutedBigrams(6).expert_counts(pack(samples()).tokens)
+    assert metrics["router/max_violation"] == pytest.approx(float(loads.max() / loads.mean()) - 1)
+    assert "router/z_loss" in metrics
+    assert counted == 0
+
+
+def test_watched_routers_need_no_pass_before_the_step_and_leave_the_fused_loss_to_the_policy() -> None:
+    policy: Any = RoutedBigrams(6)
+    objective = PolicyObjective(Grpo(kl_place="none", kl_coef=0.0))
+    fused: list[int] = []
+
+    class Fused:
+        def prefers_fused_loss(self, num_rows: int) -> bool:
+            fused.append(num_rows)
+            return False
+
+    batch = pack(samples()[:2])
+    counts = Counts(int(batch.loss_mask_T.sum()), 2)
+    for weights, asks in ((RouterWeights(), 1), (RouterWeights(bias_rate_end=0.1), 1), (RouterWeights(0.1), 0)):
+        routers = MoeAuxLoss(policy, weights, collectives=OneRank())
+        loss = PolicyLoss(policy, objective, balanced=routers, fused=Fused())  # type: ignore[arg-type]
+        fused.clear()
+        loss(batch, counts, MetricTotals())
+        assert (loss.prepass, len(fused)) == (not asks, asks)
+
+
+def test_loads_of_a_step_that_is_taken_again_count_once() -> None:
+    """As where memory runs out, and as a search for rows at fault computes them with other totals."""
+    policy = RoutedBigrams(6)
+    routers = MoeAuxLoss(policy, RouterWeights(), collectives=OneRank())
+    loss = PolicyLoss(policy, PolicyObjective(Grpo(kl_place="none", kl_coef=0.0)), balanced=routers)
+    totals, batch = MetricTotals(), pack(samples())
+    counts = Counts(int(batch.loss_mask_T.sum()), 7)
+    mark = totals.mark()
+    loss(batch, counts, totals)
+    totals.restore(mark)
+    loss(pack(samples()[:1]), counts, MetricTotals())
+    loss(batch, counts, totals)
+    loads = totals.take_sum("router/loads")
+    assert loads is not None
+    assert loads.tolist() == [policy.expert_counts(batch.tokens).tolist()]
+    assert totals.take_sum("router/loads") is None
 
 
 def test_a_rank_without_rows_takes_part_in_the_loads() -> None:

@@ -226,6 +226,8 @@ def test_pages_are_locked_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatc
 class NotingBalance:
     """A routers' loss that notes what it is told."""
 
+    counts_first = has_loss = True
+
     def __init__(self, policy: BigramPolicy) -> None:
         self.policy = policy
         self.told: list[tuple[list[int], list[int]]] = []

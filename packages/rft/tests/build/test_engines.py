@@ -248,6 +248,30 @@ def test_the_engine_of_this_process_is_the_reference_engine(calls: Any) -> None:
     assert (second.model.is_sharded, second.model.dtype) == (True, torch.float16)
 
 
+@pytest.mark.parametrize(
+    ("name", "split", "compiled", "has_routers", "measures"),
+    [
+        ("native", None, False, True, True),
+        ("hf", None, False, True, False),
+        ("native", "ranks", False, True, False),
+        ("native", None, True, True, False),
+        ("native", None, False, False, False),
+    ],
+)
+def test_routers_are_compared_with_those_of_the_native_engine(
+    calls: Any, name: str, split: Any, compiled: bool, has_routers: bool, measures: bool
+) -> None:
+    calls.put(engines, "RouterAgreement")
+    machine = calls.double("machine", device="cpu")
+    policy = calls.double(
+        "policy", backbone=SimpleNamespace(split=split), is_compiled=compiled, has_known_routers=has_routers
+    )
+    found = engines.router_agreement(asked(name), machine, policy, calls.double("engine"))
+    assert (found is not None) is measures
+    made = "RouterAgreement(policy, engine, machine.collectives, device='cpu')"
+    assert calls.taken() == ([made] if measures else [])
+
+
 class Copy:
     """An engine with a copy of the weights in this process."""
 

@@ -38,32 +38,35 @@ def test_a_saver_syncs_before_it_saves_and_restores_where_a_run_continues(calls:
 @pytest.mark.parametrize(
     ("coefficient", "routers", "weights"),
     [
-        (0.0, None, None),
+        (0.0, None, RouterWeights()),
         (0.5, None, RouterWeights(0.5)),
         (0.0, RouterSettings(), RouterWeights()),
         (0.5, RouterSettings(router_z_loss_coef=0.1, balance_bias_rate=0.01), RouterWeights(0.5, 0.1, 0.01, 0.001)),
     ],
 )
 def test_routers_are_trained_where_they_have_a_weight_and_watched_where_they_could(
-    calls: Any, coefficient: float, routers: RouterSettings | None, weights: RouterWeights | None
+    calls: Any, coefficient: float, routers: RouterSettings | None, weights: RouterWeights
 ) -> None:
     calls.put(shared_parts, "MoeAuxLoss")
     settings: Any = SimpleNamespace(aux_loss_coef=coefficient)
-    policy = calls.double("policy", backbone=SimpleNamespace(split=None), has_known_routers=True)
+    policy = calls.double("policy", backbone=SimpleNamespace(split=None), is_compiled=False, has_known_routers=True)
     passed = calls.double("passed")
-    found = shared_parts.balanced_forward(settings, policy, calls.double("machine"), routers, passed)
-    assert (found is not None) is (weights is not None)
-    made = f"MoeAuxLoss(policy, {weights!r}, collectives=machine.collectives, passed=passed)"
-    assert calls.taken() == ([made] if weights else [])
+    assert shared_parts.balanced_forward(settings, policy, calls.double("machine"), routers, passed) is not None
+    assert calls.taken() == [f"MoeAuxLoss(policy, {weights!r}, collectives=machine.collectives, passed=passed)"]
 
 
-@pytest.mark.parametrize(("split", "has_routers"), [("ranks", True), (None, False)])
-def test_routers_are_not_watched_where_they_are_not_known_or_rows_are_shared(
-    calls: Any, split: str | None, has_routers: bool
+@pytest.mark.parametrize(
+    ("split", "compiled", "has_routers", "routers"),
+    [("ranks", False, True, RouterSettings()), (None, False, False, RouterSettings()), (None, True, True, None)],
+)
+def test_routers_are_not_watched_where_they_are_not_known_or_rows_are_shared_or_it_would_break_graphs(
+    calls: Any, split: str | None, compiled: bool, has_routers: bool, routers: RouterSettings | None
 ) -> None:
-    policy = calls.double("policy", backbone=SimpleNamespace(split=split), has_known_routers=has_routers)
+    policy = calls.double(
+        "policy", backbone=SimpleNamespace(split=split), is_compiled=compiled, has_known_routers=has_routers
+    )
     settings: Any = SimpleNamespace(aux_loss_coef=0.0)
-    assert shared_parts.balanced_forward(settings, policy, calls.double("machine"), RouterSettings()) is None
+    assert shared_parts.balanced_forward(settings, policy, calls.double("machine"), routers) is None
 
 
 def test_samples_are_cut_by_tokens_where_they_are_packed() -> None:

@@ -23,7 +23,7 @@ DOUBLES = (
     "make_tracer make_weight_check make_saver make_evaluator averaged_evaluator pretraining_term "
     "step_rules Reporter checkpoint_parts FullWeights PolicyWithCritic MismatchMonitor RolloutParts ThreadSafeReward "
     "engine_weights_directory make_engine make_replicas engine_weights engine_adapters BaseModelView ShardablePolicy "
-    "load_frozen"
+    "load_frozen router_agreement"
 )
 
 DRAWN = SamplingOptions(temperature=0.5, max_new_tokens=20)
@@ -193,6 +193,8 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "rollouts_kept=run.num_trajectories_to_save, seconds_before=progress.seconds)",
         "step_rules(settings, data, record)",
         "make_weight_check(run, started, [parallel])",
+        "wants_replicas(settings)",
+        "router_agreement(engine_settings, machine, model, make_engine())",
     ]
     assert build.loop.pop("gaps") is None
     assert build.loop.pop("tokens") is None
@@ -221,6 +223,7 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "resume_command": "started.resume_command",
         "sleep_engine": True,
         "check_engine": "rollouts.check_engine",
+        "routes": "router_agreement()",
     }
     assert {*build.loop, "gaps", "tokens"} <= {field.name for field in fields(RlLoop)}
 
@@ -274,6 +277,8 @@ def test_replicas_get_the_weights_of_the_policy_as_its_ranks_hold_them(calls: An
     ]
     # scored by a thread of its own, beside the evaluations
     assert build.of("ThreadSafeReward") == ["ThreadSafeReward(reward)"]
+    assert build.loop["routes"] is None, "engines ahead of the trainer have other weights than it"
+    assert Build(calls, replicas=True).loop["routes"] is None, "their routers are in other processes"
     assert "tokenizer, ThreadSafeReward(), ledger" in build.of("RolloutParts")[0]
     assert build.of("make_evaluator")[0].startswith("make_evaluator(make_replicas(), tokenizer, ThreadSafeReward()")
 

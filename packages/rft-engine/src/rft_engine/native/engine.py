@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Generic
 
 import torch
+from torch import Tensor
 
 from rft_algos.decoding.beam_search import Mass
 from rft_algos.decoding.sampling_options import SamplingOptions
@@ -209,6 +210,21 @@ class NativeEngine(EngineBase, Generic[CacheT]):
             seconds=time.perf_counter() - started,
         )
         return [beams for _, beams in sorted(zip(order, beams_by_prompt, strict=True), key=lambda pair: pair[0])]
+
+    def routes(self, sequences: Sequence[Sequence[int]]) -> Tensor | None:
+        """The experts that the tokens of whole sequences go to, by a forward with the weights that samples have.
+
+        Args:
+            sequences: token ids, at least one each.
+
+        Returns:
+            As of `DecodableModel.routes`.
+
+        Raises:
+            ServiceError: the engine is asleep, closed, or waits for weights.
+        """
+        self._states.require_ready("routes")
+        return self._model.routes(sequences)
 
     def load_weights(self, version: int) -> None:
         """Serve the model's present parameters as `version`.

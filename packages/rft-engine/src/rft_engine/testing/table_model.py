@@ -105,6 +105,9 @@ class FakeDecodableModel:
         cache.states_B = (self.carry * cache.states_B + token_ids_B + 1) % self.log_SV.shape[0]
         return self.log_SV[cache.states_B].float()
 
+    def routes(self, sequences: Sequence[Sequence[int]]) -> Tensor | None:
+        """Return None: there are no experts."""
+
     def refresh(self) -> None:
         self.num_refreshes += 1
 

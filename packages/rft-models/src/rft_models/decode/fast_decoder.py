@@ -61,6 +61,10 @@ class DecodableModel(Protocol):
         """Append one token to every active row, in row order. Returns [B, V] float32 logits."""
         ...
 
+    def routes(self, sequences: Sequence[Sequence[int]]) -> Tensor | None:
+        """Return [L, T, k] int64 experts of all tokens of whole sequences, ascending; None without known routers."""
+        ...
+
     def refresh(self) -> None:
         """Derive fused weights again after the parameters changed."""
         ...
@@ -235,6 +239,9 @@ class FastDecoder:
         logits = self._forward(cache, StepInputs.of(cache, token_ids_B), attention)
         cache.own_lengths_B = cache.own_lengths_B + 1
         return logits
+
+    def routes(self, sequences: Sequence[Sequence[int]]) -> Tensor | None:
+        """Return None: these families are dense."""
 
     def record_steps(self, recorder: GraphCapture | None) -> None:
         """Do steps from recordings where rows stay for a while; None = one operation at a time.

@@ -12,6 +12,7 @@ from rft_core.errors import OptionsError
 from rft_models.decode.kv_cache import GrowingCache, check_room, dynamic_layers, keys_and_values_bytes
 from rft_models.families.registry import ATTENTION_LAYERS
 from rft_models.layers.eval_mode import eval_mode
+from rft_models.layers.moe_router import chosen_routes
 from rft_models.vision.decode_inputs import prepare_multimodal
 from rft_models.vision.packed_rows import RowInputs
 
@@ -28,6 +29,7 @@ class HfDecoder:
 
     def __init__(self, policy: CausalPolicy) -> None:
         config = policy.model.config.get_text_config(decoder=True)
+        self._policy = policy
         self._head = policy.head
         self._model = policy.model
         self._backbone = policy.model.get_decoder()
@@ -114,6 +116,28 @@ class HfDecoder:
         cache.lengths = cache.lengths + 1
         return self._head.logits(hidden[:, -1])
 
+    @torch.inference_mode()
+    def routes(self, sequences: Sequence[Sequence[int]]) -> Tensor | None:
+        """Return the experts that whole sequences go to, as a prefill of them; None in a model without known routers.
+
+        Returns:
+            [L, T, k] int64: of each layer and of the tokens of all sequences in order, ascending.
+        """
+        from transformers import DynamicCache
+
+        if not self._policy.has_known_routers:
+            return None
+        lengths = torch.tensor([len(sequence) for sequence in sequences])
+        longest = int(lengths.max())
+        place_PL = torch.arange(longest) - (longest - lengths)[:, None]
+        ids_PL = torch.tensor([[0] * (longest - len(one)) + list(one) for one in sequences])
+        logits: list[Tensor] = []
+        row, _ = self._row(None, ids_PL, place_PL, lengths)
+        self._run(row, (len(sequences), longest), lengths, DynamicCache(), logits)
+        inside = (place_PL >= 0).flatten().to(logits[0].device)
+        policy = self._policy
+        return chosen_routes([layer[inside] for layer in logits], policy.router, policy.router_biases)
+
     def _row(
         self, media: Sequence[Any] | None, ids_PL: Tensor, place_PL: Tensor, lengths_P: Tensor
     ) -> tuple[RowInputs, Tensor]:
@@ -127,8 +151,18 @@ class HfDecoder:
         where_PL = torch.where(inside_PL, where_PL.view_as(place_PL), where_PL[first_P][:, None])
         return seen.row.select(where_PL.flatten().to(device)), seen.offsets_P
 
-    def _run(self, row: RowInputs, shape: tuple[int, int], lengths_B: Tensor, past: Any) -> Tensor:
-        """[B, Q, D] final hidden states; rows are right-aligned and `lengths_B` long after these tokens."""
+    def _run(
+        self,
+        row: RowInputs,
+        shape: tuple[int, int],
+        lengths_B: Tensor,
+        past: Any,
+        routed: list[Tensor] | None = None,
+    ) -> Tensor:
+        """[B, Q, D] final hidden states; rows are right-aligned and `lengths_B` long after these tokens.
+
+        `routed` gets the logits [B Q, E] of each layer's router.
+        """
         device = self._head.weight.device
         columns = past.get_seq_length() + shape[1]
         mask_BK = (torch.arange(columns) >= columns - lengths_B[:, None]).to(torch.int64)
@@ -136,7 +170,11 @@ class HfDecoder:
         if not self._takes_positions:
             del inputs["position_ids"]
         inputs |= {"past_key_values": past, "use_cache": True}
+        if routed is not None:
+            inputs["output_router_logits"] = True
         # a policy may be in training mode between two updates; tokens are drawn without dropout
         with eval_mode(self._model):
             output = self._backbone(attention_mask=mask_BK.to(device), **inputs)
+        if routed is not None:
+            routed += [logits.flatten(0, -2) for logits in output.router_logits]
         return output.last_hidden_state

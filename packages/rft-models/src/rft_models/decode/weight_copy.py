@@ -181,6 +181,10 @@ class GenerationCopy:
         """Append one token to every active row, see `DecodableModel.step`."""
         return self._decoder.step(cache, token_ids_B)
 
+    def routes(self, sequences: Sequence[Sequence[int]]) -> Tensor | None:
+        """Return the experts that whole sequences go to with the copied weights, see `HfDecoder.routes`."""
+        return self._decoder.routes(sequences)
+
     def refresh(self) -> None:
         """Derive fused weights again after the parameters changed."""
         self._decoder.refresh()

@@ -71,6 +71,18 @@ class AuxLossShare:
     """The largest size of a router's logit in these rows."""
 
 
+@dataclass(frozen=True, slots=True)
+class RoutedRows:
+    """Loads and sizes of logits of a forward's routers, in the rows that count, without gradient."""
+
+    log_normaliser_LR: Tensor
+    """[L, R] log sum_i exp(logits_i) of each row in each layer."""
+    loads_LE: Tensor
+    """[L, E] float64: rows that go to each expert of each layer."""
+    max_logit: Tensor
+    """The largest size of a router's logit in these rows."""
+
+
 def router_of(model_type: str, config: Mapping[str, Any], where: str) -> Router:
     """Read the router settings of a configuration.
 
@@ -144,6 +156,12 @@ def chosen_experts(logits_RE: Tensor, router: Router, bias_E: Tensor | None = No
     return (scores_RE if bias_E is None else scores_RE + bias_E).topk(router.num_choices, dim=-1).indices
 
 
+def chosen_routes(logits: Sequence[Tensor], router: Router, biases: Sequence[Tensor] | None = None) -> Tensor:
+    """[L, R, k] int64: the experts that rows go to in each layer, by their logits [R, E], in ascending order."""
+    chosen = [chosen_experts(one, router, biases[layer] if biases else None) for layer, one in enumerate(logits)]
+    return torch.stack(chosen).sort(-1).values
+
+
 def expert_loads(
     logits: Sequence[Tensor], rows_R: Tensor, router: Router, biases: Sequence[Tensor] | None = None
 ) -> Tensor:
@@ -154,9 +172,27 @@ def expert_loads(
     loads: list[Tensor] = []
     for layer, logits_KE in enumerate(logits):
         bias_E = biases[layer] if biases else None
-        chosen = chosen_experts(logits_KE.detach().index_select(0, rows_R), router, bias_E)
-        loads.append(torch.bincount(chosen.flatten(), minlength=router.num_experts).double())
+        logits_RE = logits_KE.detach().index_select(0, rows_R)
+        chosen_RK = chosen_experts(logits_RE, router, bias_E)
+        # not `bincount`, which waits for the device to say how long its result is
+        marks_RE = torch.zeros(logits_RE.shape, dtype=torch.bool, device=logits_RE.device).scatter_(1, chosen_RK, True)
+        loads.append(marks_RE.sum(0).double())
     return torch.stack(loads)
+
+
+@torch.no_grad()
+def routed_rows(
+    logits: Sequence[Tensor], rows_R: Tensor, router: Router, biases: Sequence[Tensor] | None = None
+) -> RoutedRows:
+    """Read what `expert_loads` reads, and the size of the logits, with no wait for the device."""
+    log_normalisers: list[Tensor] = []
+    max_logit = torch.zeros((), device=rows_R.device)
+    for layer_KE in logits:
+        rows_RE = _at_least_float32(layer_KE.index_select(0, rows_R))
+        log_normalisers.append(rows_RE.logsumexp(-1))
+        if rows_R.numel():
+            max_logit = torch.maximum(max_logit, rows_RE.abs().amax().float())
+    return RoutedRows(torch.stack(log_normalisers), expert_loads(logits, rows_R, router, biases), max_logit)
 
 
 def count_experts(

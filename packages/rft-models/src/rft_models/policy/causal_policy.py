@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,13 +21,17 @@ from rft_models.attention.varlen import VarlenKernel
 from rft_models.backbone.backbone import States
 from rft_models.backbone.logits_check import check_logits
 from rft_models.backbone.packed_model import PackedModel
+from rft_models.layers.eval_mode import eval_mode
 from rft_models.layers.moe_router import (
     AuxLossShare,
+    RoutedRows,
     Router,
     biases_of,
+    chosen_routes,
     count_experts,
     gates_of,
     load_balancing_loss,
+    routed_rows,
     router_of,
     verify_router,
 )
@@ -60,6 +65,9 @@ class CausalPolicy(PackedModel):
     `head_chunk_size` is the number of rows whose logits are formed at a time; None picks by size. What is trained is
     chosen by `freezing.freeze` and `adaptation.add_adapters`.
     """
+
+    _watched: list[RoutedRows] | None = None
+    """What the routers said of the forwards so far, within `watching_routers`."""
 
     def __init__(
         self,
@@ -122,7 +130,7 @@ class CausalPolicy(PackedModel):
     def _token_logprobs(
         self, tokens: PackedTokens, temperature: float, with_entropy: bool, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
-        targets_R, hidden_RD = self._predicting(tokens, self.backbone.states(tokens))
+        targets_R, hidden_RD = self._predicting(tokens)
         return self._head_logprobs(hidden_RD, tokens, targets_R, temperature, with_entropy, entropy_gradient)
 
     def vocabulary_terms(self, tokens: PackedTokens, *, with_mean: bool) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -136,7 +144,7 @@ class CausalPolicy(PackedModel):
         return self._wrapper(self._vocabulary_terms, tokens, with_mean)
 
     def _vocabulary_terms(self, tokens: PackedTokens, with_mean: bool) -> tuple[Tensor | None, ...]:
-        targets_R, hidden_RD = self._predicting(tokens, self.backbone.states(tokens))
+        targets_R, hidden_RD = self._predicting(tokens)
         terms = self.head.vocabulary_terms(
             hidden_RD,
             tokens.token_ids_T.index_select(0, targets_R),
@@ -175,7 +183,7 @@ class CausalPolicy(PackedModel):
         return LossOutputs(*self._wrapper(self._fused_loss, tokens, objective, temperature))
 
     def _fused_loss(self, tokens: PackedTokens, objective: TokenObjective, temperature: float) -> tuple[Tensor, ...]:
-        targets_R, hidden_RD = self._predicting(tokens, self.backbone.states(tokens))
+        targets_R, hidden_RD = self._predicting(tokens)
         outputs = self.head.loss(
             hidden_RD,
             tokens.token_ids_T.index_select(0, targets_R),
@@ -225,6 +233,22 @@ class CausalPolicy(PackedModel):
         said = load_balancing_loss(logits, rows_R, router, expert_counts_E, self.router_biases)
         return logprobs_T, entropy_T, *(getattr(said, field.name) for field in fields(said))
 
+    @contextmanager
+    def watching_routers(self) -> Iterator[list[RoutedRows]]:
+        """Keep what the routers say of the rows that predict targets, of each forward of log-probs within the context.
+
+        The forwards return what they return without it, and no gradient goes through what is kept.
+
+        Raises:
+            OptionsError, PreflightError: as of `router`.
+        """
+        _ = self.router  # before a forward: reading it for the first time makes one
+        self._watched = kept = list[RoutedRows]()
+        try:
+            yield kept
+        finally:
+            self._watched = None
+
     @torch.no_grad()
     def expert_counts(self, tokens: PackedTokens) -> Tensor:
         """[E] float64: rows that go to each expert, see `count_experts`. A forward of the backbone."""
@@ -234,6 +258,20 @@ class CausalPolicy(PackedModel):
         router, logits = self.router, list[Tensor]()
         states = self.backbone.states(tokens, routed=logits)
         return count_experts(logits, _predictions(tokens, states)[1], router, self.router_biases)
+
+    @torch.no_grad()
+    def routes(self, tokens: PackedTokens) -> Tensor:
+        """[L, T, k] int64: the experts that each token goes to in each layer, in ascending order; without dropout.
+
+        A forward of the backbone on all tokens, none of which needs to be a target.
+        """
+        return self._wrapper(self._routes, replace(tokens, target_mask_T=None))
+
+    def _routes(self, tokens: PackedTokens) -> Tensor:
+        router, logits = self.router, list[Tensor]()
+        with eval_mode(self.model):
+            self.backbone.states(tokens, routed=logits)
+        return chosen_routes(logits, router, self.router_biases)
 
     @cached_property
     def router(self) -> Router:
@@ -272,9 +310,20 @@ class CausalPolicy(PackedModel):
         except (OptionsError, PreflightError):
             return False
 
-    def _predicting(self, tokens: PackedTokens, states: States) -> tuple[Tensor, Tensor]:
+    @property
+    def is_compiled(self) -> bool:
+        """Return true where its layers are compiled one by one (`CompiledBlocks`)."""
+        return any(getattr(layer, "_compiled_call_impl", None) is not None for layer in self.layers)
+
+    def _predicting(self, tokens: PackedTokens) -> tuple[Tensor, Tensor]:
         """Return ([R] targets, [R, D] states that predict them): all, or this rank's even share of them."""
+        logits = None if self._watched is None else list[Tensor]()
+        states = self.backbone.states(tokens, routed=logits)
         targets_R, rows_R = _all_predictions(tokens, states)
+        if logits is not None and self._watched is not None:
+            here_R = rows_R if states.here is None else local_rows(targets_R, rows_R, states.here)[1]
+            self._watched.append(routed_rows(logits, here_R, self.router, self.router_biases))
+            del logits  # their memory is free for the head and the backward pass
         if self.backbone.split is None or states.here is None:
             return targets_R, states.hidden_KD.index_select(0, rows_R)
         return balance_rows(self.backbone.split, states.hidden_KD, states.num_rows, targets_R, rows_R)

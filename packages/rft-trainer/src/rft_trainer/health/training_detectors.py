@@ -225,6 +225,21 @@ ENGINE = (
         do="rft-train conformance shows where; --off_policy_correction tis if it is arithmetic alone",
     ),
     Detector(
+        name="router_gap",
+        metrics="engine/router_agreement",
+        window=1,
+        threshold=0.9,
+        level="warning",
+        rule=rules.below("engine/router_agreement"),
+        when="tokens and layers, as a share, for which engine and trainer choose the same experts with the same "
+        "weights; measured in every tenth step",
+        says="engine and trainer choose the same experts for {value:.0%} of tokens and layers: elsewhere the samples "
+        "are of other experts than those that are trained",
+        setting="off_policy_correction",
+        do="--off_policy_correction tis weighs each token by how far this has moved it; in float32, without --bf16 and "
+        "--amp, both choose alike unless the engine's weights differ",
+    ),
+    Detector(
         name="staleness",
         metrics="async/staleness_mean",
         window=5,

@@ -120,6 +120,9 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
     check_engine: Callable[[int], dict[str, tuple[float, float]]] | None = None
     """After every load of weights of a version, awake: whether the engine serves them; metrics as (total, count), or
     an error."""
+    routes: Callable[[int, Sequence[RolloutGroup]], dict[str, float]] | None = None
+    """Of some steps, by number and groups, before the engine sleeps: whether its routers agree with the policy's, as
+    metrics."""
     gaps: MismatchMonitor | None = None
     """Whether the samples are the policy's own, seen at the first update of a step."""
     tokens: TokenRecorder | None = None
@@ -136,6 +139,8 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
     """The evaluations so far, by name."""
     advantages: dict[str, float] = field(default_factory=dict[str, float], init=False)
     """Mean advantage of each sample that the present step trains on, by its name."""
+    routed: dict[str, float] = field(default_factory=dict[str, float], init=False)
+    """What `routes` measured of the present step."""
     trainer: Trainer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -185,6 +190,9 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
                 break
             groups += self._roll_out(more)
             entries += more
+        if self.routes is not None:
+            with self.timer.phase(Phase.LOGPROB):
+                self.routed = self.routes(self.progress.step + 1, groups)
         # scored already, so nothing more is sampled before the update, which may need the memory
         if self.sleep_engine:
             self.rollouts.sleep(1)
@@ -259,6 +267,7 @@ class RlLoop(TrainingLoop[Sequence[RolloutGroup]]):
             **({} if self.teacher else credit_signs(kept.groups, samples)),
             **merged,
             **(self.gaps.metrics if self.gaps and outcomes else {}),
+            **self.routed,
             **self.assign_credit.control(merged, len(samples)),
             **update_metrics("policy", outcomes),
             **(update_metrics("critic", critic_outcomes) if self.critic is not None else {}),

@@ -14,7 +14,7 @@ from rft_core.exact_records import exact_bytes, exact_value
 from rft_trainer.metrics.memory_growth import memory_metrics
 from rft_trainer.protocols import Collectives
 
-Mark = tuple[dict[str, Tensor], dict[str, Tensor]]
+Mark = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
 
 
 class MetricTotals:
@@ -23,16 +23,17 @@ class MetricTotals:
     def __init__(self) -> None:
         self._pairs: dict[str, Tensor] = {}
         self._peaks: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
         self._changes: dict[str, list[Tensor]] = {}
 
     def mark(self) -> Mark:
         """Return what is counted so far, for `restore`."""
-        return dict(self._pairs), dict(self._peaks)
+        return dict(self._pairs), dict(self._peaks), dict(self._sums)
 
     def restore(self, mark: Mark) -> None:
         """Forget what was counted since `mark`, where a step is taken again."""
         # copies, since the same mark may be restored again; the tensors in them are never changed in place
-        self._pairs, self._peaks = dict(mark[0]), dict(mark[1])
+        self._pairs, self._peaks, self._sums = dict(mark[0]), dict(mark[1]), dict(mark[2])
 
     def add(self, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Add the (total, count) of one micro-batch."""
@@ -45,6 +46,15 @@ class MetricTotals:
         """Keep the largest value of a name."""
         value = value.detach().double()
         self._peaks[name] = torch.maximum(self._peaks[name], value) if name in self._peaks else value
+
+    def add_sum(self, name: str, value: Tensor) -> None:
+        """Add to a sum that is no metric: its reader takes it at the end of the step."""
+        value = value.detach()
+        self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def take_sum(self, name: str) -> Tensor | None:
+        """Return a sum of `add_sum`, which begins anew; None where nothing was added."""
+        return self._sums.pop(name, None)
 
     def add_change(self, name: str, change: Tensor | None) -> None:
         """Add how an update changed something.

@@ -3,12 +3,14 @@
 The frequencies of the load-balancing loss are those of the whole step, so they are counted over all micro-batches and
 ranks before the first backward pass: one forward more without gradient, except where the step is one micro-batch on one
 rank. Everything else is a sum over rows, which needs no such forward. Loads of the step are summed behind it, and move
-the routers' biases where these balance them.
+the routers' biases where these balance them. Routers without a weight in the loss are watched: the step is the same to
+the bit as without that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +21,11 @@ from rft_algos.losses.routers import balanced_bias, dead_experts, load_entropy, 
 from rft_core.errors import OptionsError
 from rft_core.packed_tokens import PackedTokens
 from rft_trainer.metrics.totals import MetricTotals
-from rft_trainer.protocols import BalanceShare, Collectives, RoutedPolicy
+from rft_trainer.protocols import BalanceShare, Collectives, RoutedNumbers, RoutedPolicy
 from rft_trainer.records.rollouts import Counts, TokenBatch
+
+_LOADS = "router/loads"
+"""Name of the loads among the sums of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +79,26 @@ class MoeAuxLoss:
         self._passed = passed
         self._counts_E: Tensor | None = None
         self._last: BalanceShare | None = None
-        self._loads_LE: Tensor | None = None
         if weights.bias_rate and not policy.router_biases:
             raise no_router_bias(weights.bias_rate)
+
+    @property
+    def counts_first(self) -> bool:
+        """Return whether the step is counted by `begin` before its first backward pass."""
+        return self._weights.balance != 0
+
+    @property
+    def has_loss(self) -> bool:
+        """Return whether `term` is added to the loss; without one the routers' forwards are those of `watching`."""
+        return self._weights.balance != 0 or self._weights.z_loss != 0
 
     def begin(self, batches: Sequence[TokenBatch], idle: Sequence[TokenBatch] = ()) -> None:
         """Count the experts chosen in this rank's micro-batches and sum over ranks; a rank without any calls it too.
 
         `idle` batches are computed and not counted, where every forward is a collective operation.
         """
-        self._counts_E = self._loads_LE = None
-        if not self._weights.balance or (len(batches) == 1 and self._collectives.world_size == 1):
+        self._counts_E = None
+        if not self.counts_first or (len(batches) == 1 and self._collectives.world_size == 1):
             return  # nothing needs the counts; or the one forward counts for itself, as this batch is the step
         counts_E = torch.zeros(self._policy.num_experts, dtype=torch.float64)
         for batch in batches:
@@ -102,6 +116,17 @@ class MoeAuxLoss:
         )
         return logprobs_T, entropy_T
 
+    @contextmanager
+    def watching(self, batch: TokenBatch, totals: MetricTotals) -> Iterator[None]:
+        """Add what the routers say of the forward of `batch` within the context to `totals`, and change nothing.
+
+        Metrics: `router/z_loss` and `router/max_logit`; `after_step` has those of the loads.
+        """
+        with self._policy.watching_routers() as seen:
+            yield
+        for said in seen:
+            self._note(said, batch, totals)
+
     def term(self, batch: TokenBatch, counts: Counts, totals: MetricTotals) -> Tensor:
         """Return the routers' losses of the last forward with their weights, and add their metrics to `totals`.
 
@@ -111,11 +136,7 @@ class MoeAuxLoss:
         assert self._last is not None, "a forward comes first"
         said, weights = self._last, self._weights
         num_tokens = max(counts.num_loss_tokens, 1)
-        self._loads_LE = said.loads_LE if self._loads_LE is None else self._loads_LE + said.loads_LE
-        z_losses_R = router_z_loss(said.log_normaliser_LR).mean(0)
-        totals.add({"router/z_loss": (z_losses_R.sum(), batch.loss_mask_T.sum())})
-        totals.peak("router/max_logit", said.max_logit)
-        loss = weights.z_loss * z_losses_R.sum() / num_tokens
+        loss = weights.z_loss * self._note(said, batch, totals) / num_tokens
         if not weights.balance:
             return loss
         num_here = batch.loss_mask_T.sum(dtype=torch.float64)
@@ -127,14 +148,15 @@ class MoeAuxLoss:
     def after_step(self, totals: MetricTotals) -> None:
         """Sum the loads of the step over the ranks, move the biases by them, and add their metrics to `totals`.
 
-        Metrics: `router/max_violation` over the layers, its worst and that of each layer, `router/entropy` over the
-        layers and that of each, and `router/dead_experts`. Every rank calls it behind a step that was applied.
+        They are those of all batches whose metrics are in `totals`. Metrics: `router/max_violation` over the layers,
+        its worst and that of each layer, `router/entropy` over the layers and that of each, and `router/dead_experts`.
+        Every rank calls it behind a step that was applied.
         """
         own_LE = torch.zeros(self._policy.num_routers, self._policy.num_experts, dtype=torch.float64)
-        if self._loads_LE is not None:
-            own_LE += self._loads_LE.cpu()
+        counted_LE = totals.take_sum(_LOADS)
+        if counted_LE is not None:
+            own_LE += counted_LE.cpu()
         loads_LE = self._collectives.sum(own_LE)
-        self._loads_LE = None
         if not loads_LE.any():
             return
         if self._weights.bias_rate:
@@ -150,6 +172,15 @@ class MoeAuxLoss:
             totals.peak("router/entropy", entropy_L.mean())
             for layer, entropy in enumerate(entropy_L):
                 totals.peak(f"router/entropy_layer_{layer}", entropy)
+
+    def _note(self, said: RoutedNumbers, batch: TokenBatch, totals: MetricTotals) -> Tensor:
+        """Add the numbers of a forward to `totals`; return the sum over its rows of the penalty on their logits."""
+        # with the metrics of the batch: where the step is taken again both are forgotten
+        totals.add_sum(_LOADS, said.loads_LE)
+        z_loss = router_z_loss(said.log_normaliser_LR).mean(0).sum()
+        totals.add({"router/z_loss": (z_loss, batch.loss_mask_T.sum())})
+        totals.peak("router/max_logit", said.max_logit)
+        return z_loss
 
     @torch.no_grad()
     def _move_biases(self, loads_LE: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -59,7 +60,7 @@ class PolicyLoss:
             policy: the model that is trained.
             objective: of the algorithm.
             temperature: that the samples were drawn at; 1 on demonstrations.
-            balanced: what the routers of a mixture of experts add.
+            balanced: what the routers of a mixture of experts add, or that they are watched.
             fused: the policy, where it can evaluate the objective in its output head.
         """
         self._policy = policy
@@ -85,8 +86,8 @@ class PolicyLoss:
 
     @property
     def prepass(self) -> bool:
-        """Loads of experts are those of the whole step: they are counted, or forgotten, before the first backward."""
-        return self._balanced is not None
+        """Loads of experts that are in the loss are those of the whole step: they are counted before its backward."""
+        return self._balanced is not None and self._balanced.counts_first
 
     def begin(self, batches: Sequence[TokenBatch], idle: Sequence[TokenBatch]) -> None:
         """Count the experts that the step chooses."""
@@ -95,10 +96,12 @@ class PolicyLoss:
 
     def __call__(self, batch: TokenBatch, counts: Counts, totals: MetricTotals) -> MicroBatchOutput:
         """Compute the loss of a micro-batch, and its metrics."""
-        if self._fused is not None and self._fuses(self._fused, batch):
-            output = self._fused_output(self._fused, batch, counts, totals)
-        else:
-            output = self._output(batch, counts, totals)
+        routers = self._balanced
+        with nullcontext() if routers is None or routers.has_loss else routers.watching(batch, totals):
+            if self._fused is not None and self._fuses(self._fused, batch):
+                output = self._fused_output(self._fused, batch, counts, totals)
+            else:
+                output = self._output(batch, counts, totals)
         if batch.behaviour_logprobs_T is not None:
             _add_gap(batch, output.outputs_T, totals)
         return output
@@ -125,7 +128,8 @@ class PolicyLoss:
             totals.add({"policy/loss": pair, "policy/surrogate": pair})
 
     def _output(self, batch: TokenBatch, counts: Counts, totals: MetricTotals) -> MicroBatchOutput:
-        forward = self._policy.token_logprobs if self._balanced is None else self._balanced.token_logprobs
+        balanced = self._balanced if self._balanced is not None and self._balanced.has_loss else None
+        forward = self._policy.token_logprobs if balanced is None else balanced.token_logprobs
         logprobs_T, entropy_T = forward(
             batch.tokens,
             temperature=self._temperature,
@@ -134,14 +138,14 @@ class PolicyLoss:
         )
         output = self._objective(batch, logprobs_T, entropy_T, counts)
         loss = output.loss
-        if self._balanced is not None:
-            loss = loss + self._balanced.term(batch, counts, totals)
+        if balanced is not None:
+            loss = loss + balanced.term(batch, counts, totals)
         totals.add(output.metrics)
         return MicroBatchOutput(loss, logprobs_T)
 
     def _fuses(self, policy: FusedPolicy, batch: TokenBatch) -> bool:
         # the fused loss returns no share of the routers' loss, and sees one token at a time
-        if self._balanced is not None or not self._objective.by_token:
+        if (self._balanced is not None and self._balanced.has_loss) or not self._objective.by_token:
             return False
         num_loss_tokens = batch.num_loss_tokens
         return num_loss_tokens > 0 and policy.prefers_fused_loss(num_loss_tokens)

@@ -32,6 +32,7 @@ from rft_models.own_decoder.architecture import CLASS_NAME, MODEL_TYPE
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_trainer.evaluation.logprob_mismatch import scored_tokens
 from rft_trainer.protocols import Engine
+from rft_trainer.scoring.router_agreement import RouterAgreement
 
 EngineCheck = Callable[[int], dict[str, tuple[float, float]]]
 """Given the version of the policy's weights: whether the engine serves them; metrics as (total, count), or an error."""
@@ -282,6 +283,19 @@ def engine_check(
         return {"engine/probe_gap": (gap.maximum, 1.0)} | {name: (value, 1.0) for name, value in counted.items()}
 
     return check
+
+
+def router_agreement(
+    settings: DecodingEngineSettings, machine: Machine, policy: CausalPolicy, engine: Any
+) -> RouterAgreement | None:
+    """Return the measurement of the native engine of this process against a mixture of experts; None of any other two.
+
+    None too where a rank has parts of rows, or where recording routers would break the graphs of compiled layers.
+    """
+    is_native = choose_engine(settings, machine.device).name == REFERENCE_ENGINE
+    if not is_native or policy.backbone.split is not None or policy.is_compiled or not policy.has_known_routers:
+        return None
+    return RouterAgreement(policy, engine, machine.collectives, device=machine.device)
 
 
 Provider = Callable[[], Iterable[tuple[str, Tensor]]]

@@ -116,17 +116,18 @@ def balanced_forward(
     routers: RouterSettings | None = None,
     passed: Callable[[], float] = lambda: 0.0,
 ) -> MoeAuxLoss | None:
-    """Return what routers add to the objective, where it has a weight.
+    """Return what routers add to the objective; without a weight those of a mixture of experts are watched.
 
-    With `routers` (of a stage that has these settings) a mixture of experts is watched without any weight too, where
-    each rank has rows of its own. `passed` is the share of the run's updates that are done.
+    They are watched where each rank has rows of its own, and in a stage without settings of `routers` where layers are
+    not compiled. `passed` is the share of the run's updates that are done.
     """
     chosen = routers or RouterSettings()
     rate, end = chosen.balance_bias_rate, chosen.balance_bias_rate_end if chosen.balance_bias_rate else 0.0
     weights = RouterWeights(settings.aux_loss_coef, chosen.router_z_loss_coef, rate, end)
     if weights == RouterWeights():
-        is_watched = routers is not None and policy.backbone.split is None and policy.has_known_routers
-        if not is_watched:
+        # what records the logits of routers breaks the graphs of compiled layers
+        fits = policy.backbone.split is None and (routers is not None or not policy.is_compiled)
+        if not fits or not policy.has_known_routers:
             return None
     return MoeAuxLoss(policy, weights, collectives=machine.collectives, passed=passed)
 

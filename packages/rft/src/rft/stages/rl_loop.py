@@ -21,7 +21,7 @@ from rft.build.algorithm_parts import (
     old_policy,
 )
 from rft.build.constraint import constraint_of, evaluation_engine, group_advantages, policy_within
-from rft.build.engines import choose_engine, make_engine
+from rft.build.engines import choose_engine, make_engine, router_agreement
 from rft.build.environment import ChosenEnvironment
 from rft.build.lora import adapt, weights_directory
 from rft.build.models import refuse_unknown_parts
@@ -69,6 +69,7 @@ from rft_trainer.runs.checkpointing import Progress, Saver, Stateful
 from rft_trainer.runs.step_report import Reporter, rollouts_due
 from rft_trainer.scoring.advantages import ComputeAdvantages
 from rft_trainer.scoring.logprobs import LogprobScorer
+from rft_trainer.scoring.router_agreement import RouterAgreement
 from rft_trainer.scoring.samples import shuffle_rewards
 from rft_trainer.update.mismatch_monitor import MismatchMonitor
 from rft_trainer.update.numeric_guard import NumericGuard
@@ -214,6 +215,7 @@ def build_rl(
         resume_command=started.resume_command,
         sleep_engine=sleeps,
         check_engine=rollouts.check_engine,
+        routes=_routes(settings, machine, parallel, engine),
         gaps=gap_watch(settings, machine, started.resume_command),
         tokens=_token_recorder(settings, started, parallel, trie),
     )
@@ -312,6 +314,15 @@ def _engine(
         dtype=parallel.compute_dtype,
     )
     return engine, sleeps
+
+
+def _routes(
+    settings: RlSettings, machine: Machine, parallel: ParallelModel[CausalPolicy], engine: Engine
+) -> RouterAgreement | None:
+    # engines ahead of the trainer have other weights than it, and replicas are in processes of their own
+    if settings.async_rollouts.max_staleness or wants_replicas(settings):
+        return None
+    return router_agreement(settings.engine, machine, parallel.model, engine)
 
 
 def _reporter(settings: RlSettings, started: RunStart, data: RlData, progress: Progress) -> Reporter:
