@@ -113,41 +113,12 @@ class FusedPolicy(Policy, Protocol):
         ...
 
 
-class BalanceShare(Protocol):
-    """A micro-batch's share of the load-balancing loss of a step."""
-
-    @property
-    def share(self) -> Tensor:
-        """Scalar with gradient; the shares of all micro-batches and ranks add up to the loss."""
-        ...
-
-    @property
-    def max_load(self) -> Tensor:
-        """Rows of the busiest expert over those of an even distribution, in the whole step."""
-        ...
-
-    @property
-    def log_normaliser_LR(self) -> Tensor:
-        """[L, R] log sum_i exp(router logits_i) of each row in each layer, with gradient."""
-        ...
-
-    @property
-    def loads_LE(self) -> Tensor:
-        """[L, E] float64: rows of the micro-batch that go to each expert of each layer."""
-        ...
-
-    @property
-    def max_logit(self) -> Tensor:
-        """The largest size of a router's logit in these rows."""
-        ...
-
-
 class RoutedNumbers(Protocol):
-    """Loads and sizes of logits of a forward's routers, in the rows that predict targets, without gradient."""
+    """Loads and sizes of logits of a forward's routers, in the rows that predict targets."""
 
     @property
     def log_normaliser_LR(self) -> Tensor:
-        """[L, R] log sum_i exp(router logits_i) of each row in each layer."""
+        """[L, R] log sum_i exp(router logits_i) of each row in each layer; with gradient in a `BalanceShare`."""
         ...
 
     @property
@@ -158,6 +129,20 @@ class RoutedNumbers(Protocol):
     @property
     def max_logit(self) -> Tensor:
         """The largest size of a router's logit in these rows."""
+        ...
+
+
+class BalanceShare(RoutedNumbers, Protocol):
+    """A micro-batch's share of the load-balancing loss of a step, with the numbers of its rows."""
+
+    @property
+    def share(self) -> Tensor:
+        """Scalar with gradient; the shares of all micro-batches and ranks add up to the loss."""
+        ...
+
+    @property
+    def max_load(self) -> Tensor:
+        """Rows of the busiest expert over those of an even distribution, in the whole step."""
         ...
 
 
