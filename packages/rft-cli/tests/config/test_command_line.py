@@ -165,7 +165,14 @@ def test_every_name_elsewhere_stands_for_a_setting_and_is_none_itself() -> None:
     settings = {row for command in with_settings() for row in schema(command)}
     assert {target for targets in OTHER_NAMES.values() for target in targets} <= settings
     assert not (OTHER_NAMES.keys() & REFUSED_FLAGS.keys())
-    assert not OTHER_NAMES.keys() & schema("rl").keys() - {"actor_learning_rate"}
+    assert not OTHER_NAMES.keys() & schema("rl").keys() - {"actor_learning_rate", "prompt_data"}
+
+
+@pytest.mark.parametrize("name", ["prompt_data", "dataset"])
+def test_data_of_a_command_that_does_not_train_are_its_held_out_data(name: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        resolve("eval", ["--pretrain", "m", f"--{name}", "rows.jsonl"])
+    assert caught.value.problem.do == "--eval_data rows.jsonl"
 
 
 def test_an_algorithm_that_nobody_knows_is_refused_with_the_nearest() -> None:

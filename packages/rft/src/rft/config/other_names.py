@@ -12,7 +12,9 @@ accelerator: device
 clip_range clip_ratio clip_ratio_low cliprange epsilon: eps_clip
 clip_ratio_high epsilon_high: eps_clip_high
 dataloader_num_workers: num_workers
-data data_path dataset dataset_name dataset_path train_data_path train_dataset train_file train_files: prompt_data
+data data_path dataset dataset_name dataset_path: prompt_data eval_data
+train_data_path train_dataset train_file train_files: prompt_data
+prompt_data: eval_data
 corpus text text_file: prompt_data
 eval_samples_per_prompt val_n: eval_n
 val_temperature: eval_temperature
