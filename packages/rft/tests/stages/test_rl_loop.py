@@ -155,9 +155,7 @@ def test_a_run_gives_its_settings_to_the_parts_that_they_belong_to(calls: Any) -
         "credit_assigner(settings, record, 20, 'own advantages')",
         "learning_rate_schedule(settings.optimizer, critic_settings.critic_learning_rate, data.num_updates)",
         "Progress()",
-        "make_guards(run, started, progress, ['policy', 'critic'], keeps_out=False, "
-        "rates={'policy': ('actor_learning_rate', settings.optimizer.actor_learning_rate), "
-        "'critic': ('critic_learning_rate', critic_settings.critic_learning_rate)})",
+        "make_guards(run, started, progress, ['policy', 'critic'], keeps_out=False)",
         "micro_batching(settings.batch.micro_train_batch_size, settings.batch.max_tokens_per_micro_batch, "
         "settings.batch.packing_samples)",
         "build_critic(settings, machine, record, tokenizer, None, micro_batching(), learning_rate_schedule(), "

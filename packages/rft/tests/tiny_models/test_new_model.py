@@ -55,7 +55,7 @@ def test_a_missing_file_or_column_is_told_by_the_flags_of_this_command(tmp_path:
     assert caught.value.problem.code == "build.unreadable"
     (tmp_path / "b.jsonl").write_text('{"x": "1"}\n')
     for file, keys, do in (
-        (tmp_path / "b.jsonl", "y", ""),
+        (tmp_path / "b.jsonl", "y", "--text_keys with the field that holds it, or give the rows the field y"),
         (tmp_path / "none.jsonl", "x", f"ls {tmp_path}"),
     ):
         with pytest.raises(DataError) as caught:

@@ -57,8 +57,7 @@ def test_a_fresh_run_loads_adapts_and_distributes_before_it_saves(calls: Any) ->
         "checkpoint_parts(parallel, machine.collectives)",
         "EarlyStop(0, training.min_improvement, training.target_loss)",
         "Progress()",
-        "make_guards(settings.run, started, progress, ['policy'], keeps_out=True, "
-        "rates={'policy': ('learning_rate', training.learning_rate)})",
+        "make_guards(settings.run, started, progress, ['policy'], keeps_out=True)",
         "make_ledger('mixture', 'hash', 3, training.max_epochs, settings.run.seed)",
         "started.metadata('hash')",
         "make_saver(started, settings.checkpoint, started.metadata(), checkpoint_parts(), parallel.optimizer, "
