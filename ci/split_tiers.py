@@ -30,7 +30,7 @@ OUTPUT = ROOT / "tests" / "tier2_cases.txt"
 NIGHT = ROOT / "tests" / "night_cases.txt"
 SECONDS_OF_A_FUNCTION = 1.0
 """The quickest cases of a test function stay in tier 1 while they take less together."""
-SECONDS_OF_A_CASE = 2.0
+SECONDS_OF_A_CASE = 1.2
 """The most that the one case of a long function may take to stay."""
 SECONDS_OF_A_QUICK_CASE = 0.15
 """A case that takes no longer stays in tier 1, however many of them its function has."""
