@@ -180,6 +180,7 @@ def test_a_slow_leak_has_a_rank_and_steps_of_its_own() -> None:
     assert found["memory/growth_mib"] == 20.0
     found = memory_metrics([of(lambda n: 1000.0 + n / 40, steps=1000)])
     assert found["memory/long_growth_mib"] == pytest.approx(20.0)
+    assert found["memory/long_growth_rank"] == 0
     assert found["memory/long_growth_steps_left"] == pytest.approx(40_000.0)
 
 
