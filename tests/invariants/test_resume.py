@@ -17,6 +17,9 @@ from support.setup import VARIANTS, TinyTask
 
 pytestmark = pytest.mark.xdist_group("invariants")
 
+STOPPED_EARLY = 130
+"""Exit code of a command that is stopped before its run begins."""
+
 
 def stopped_at_random_instants(restarts: Restarts, seconds: float, draw: random.Random) -> list[int]:
     """The exit codes of a run that is stopped up to four times, within a time that it takes by itself."""
@@ -28,8 +31,8 @@ def stopped_at_random_instants(restarts: Restarts, seconds: float, draw: random.
             child.send(signal.SIGTERM)
         ended = child.wait()
         codes.append(ended.code)
-        # -SIGTERM: it came before the run listened, and nothing had begun
-        assert ended.code in (0, SAVED_AFTER_SIGNAL, -signal.SIGTERM), ended.output[-3000:]
+        # -SIGTERM or 130: it came before the run listened, and nothing had begun
+        assert ended.code in (0, SAVED_AFTER_SIGNAL, -signal.SIGTERM, STOPPED_EARLY), ended.output[-3000:]
     return codes
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,6 +84,9 @@ def test_the_folder_may_come_later_and_the_end_takes_the_answer_back(run: Path) 
     assert (found.text, found.missing) == ("", "its process has ended")
     # one that was sent a moment before ends nothing
     os.kill(os.getpid(), SIGNAL)
+    until = time.monotonic() + 30  # another thread writes
+    while "Current thread" not in file.read_text() and time.monotonic() < until:
+        time.sleep(0.01)
     assert "Current thread" in file.read_text()
 
 

@@ -1,24 +1,27 @@
 """Stacks of all threads of a run that goes on, on request: SIGUSR2 lets each rank write them into a file of its own.
 
-The handler is that of `faulthandler`: it writes also while the main thread is inside of a call that does not return,
-and restarts the system call that it interrupts, so that the run goes on as if nothing had been. SIGUSR1 is taken: it
-saves and stops. No torch is imported here.
+A thread of its own writes them, with the interpreter's lock: also while the main thread is inside of a call that does
+not return, as an exchange between ranks is, unless that call keeps the lock. (`faulthandler` needs no lock, reads the
+frames of threads that run meanwhile, and has so ended runs by SIGSEGV.) The system call that the signal interrupts is
+restarted, so that the run goes on as if nothing had been. SIGUSR1 is taken: it saves and stops. No torch is imported
+here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import json
 import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TextIO
 
 from rft_dist.health.process_state import GONE, process_state, this_machine
@@ -30,6 +33,10 @@ _PROCESS = "process "
 _ENDED = "process ended"
 _OPEN: list[TextIO] = []
 """The file that the handler of this process writes into."""
+_ANSWERING: list[int] = []
+"""The number of the process whose thread answers; that of a parent after a fork, which takes no thread along."""
+_KEPT: list[socket.socket] = []
+"""What the signals are written to."""
 _POLL, _STILL = 0.05, 0.25
 """Seconds between two looks at a file, and without a new line after which it is complete."""
 
@@ -89,13 +96,11 @@ class StackDumps:
         """Answer from now on, if the folder is there and nobody else handles the signal."""
         if self._file is not None or self._closed or self._logs is None or not self._logs.is_dir():
             return
-        if signal.getsignal(SIGNAL) is not signal.SIG_DFL:
-            self._closed = True  # a program of the user's own
+        if signal.getsignal(SIGNAL) not in (signal.SIG_DFL, _noted) or not _answers_signals():
+            self._closed = True  # a program of the user's own, which handles signals or runs this in a thread
             return
         with contextlib.suppress(OSError):  # a run that cannot write this file goes on without it
             self._file = (self._logs / f"stacks_rank_{self._rank}.txt").open("a", encoding="utf-8", buffering=1)
-            # before the line that tells others to send the signal, which ends a process without a handler
-            faulthandler.register(SIGNAL, self._file, all_threads=True, chain=False)
             while _OPEN:
                 _OPEN.pop().close()  # of a run that this process made before
             _OPEN.append(self._file)
@@ -111,6 +116,55 @@ class StackDumps:
             with contextlib.suppress(OSError):
                 self._file.write(f"{_ENDED}\n")
             self._file = None
+
+
+def _noted(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the thread that reads the numbers of signals answers."""
+
+
+def _answers_signals() -> bool:
+    """Let a thread answer the signal from now on; return False where this process has another use for signals."""
+    if [os.getpid()] == _ANSWERING:
+        return True
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    if before != -1 and not _ANSWERING:
+        signal.set_wakeup_fd(before)
+        return False
+    _ANSWERING[:] = [os.getpid()]
+    _KEPT.append(writer)
+    threading.Thread(target=_answer_signals, args=(reader,), name="stacks", daemon=True).start()
+    # a handler before the line that tells others to send the signal, which ends a process without one
+    signal.signal(SIGNAL, _noted)
+    signal.siginterrupt(SIGNAL, False)
+    return True
+
+
+def _answer_signals(reader: socket.socket) -> None:
+    while numbers := reader.recv(64):
+        for number in numbers:
+            if number == SIGNAL and _OPEN:
+                with contextlib.suppress(OSError, ValueError):  # a file that was closed meanwhile
+                    os.write(_OPEN[-1].fileno(), _stacks().encode())
+
+
+def _stacks() -> str:
+    """Return the stacks of all threads but this one as `faulthandler` writes them, those of the main thread last."""
+    main = threading.main_thread().ident
+    now = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    frames = {ident: frame for ident, frame in now.items() if ident != threading.get_ident()}
+    texts: list[str] = []
+    for ident in sorted(frames, key=lambda one: one == main):
+        lines = [f"{'Current thread' if ident == main else 'Thread'} 0x{ident:016x} (most recent call first):"]
+        frame: FrameType | None = frames[ident]
+        while frame is not None:
+            lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
+            frame = frame.f_back
+        texts.append("\n".join(lines) + "\n")
+    return "\n".join(texts)
 
 
 def request_stacks(run: Path, *, patience: float = 10.0) -> Iterator[RankStacks]:
