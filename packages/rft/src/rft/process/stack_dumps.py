@@ -133,6 +133,8 @@ def _answers_signals() -> bool:
     before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     if before != -1 and not _ANSWERING:
         signal.set_wakeup_fd(before)
+        reader.close()
+        writer.close()
         return False
     _ANSWERING[:] = [os.getpid()]
     _KEPT.append(writer)
